@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_892,
-    "code lines": 47_126,
+    "shipped lines": 72_749,
+    "code lines": 47_074,
     "modules": 384,
-    "test lines": 71_747,
+    "test lines": 71_653,
     "words of pages": 24_988,
     "words of decisions": 7_091,
     "folders at the root": 15,
     "large classes": 3,
     "crowded folders": 0,
-    "dialect words": 24,
+    "dialect words": 23,
     "private names": 0,
 }
 
