@@ -96,12 +96,10 @@ class Queue(WriteConnection):
 
 
 def collect(queue: Queue, old_event: int, keep_requests: int) -> list[str]:
-    """Remove what is old; the ids of the requests."""
     return [id_ for step in retention.collect(queue, old_event, keep_requests) for id_ in step]
 
 
 def collect_environments(queue: Queue, old_event: int) -> list[str]:
-    """Remove the environments that ended long ago; their names."""
     ages = retention.Ages(queue)
     list(ages.read())
     return [name for step in ages.collect_environments(old_event) for name in step]
@@ -121,7 +119,6 @@ class Api(AsyncStore):
     async def launch(
         self, environment: Environment | None = None, now: float = CREATED_AT, **more: Any
     ) -> Request:
-        """A launch of an environment, which is `trial` unless one is given."""
         environment = environment or new_environment(now=now)
         new = NewRequest("launch", Schedule.LONG, environment.spec, environment.name)
         result = await self.offer(new, environment=environment, now=now, **more)

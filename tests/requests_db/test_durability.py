@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from openenvd.requests_db.sql import queries
-from openenvd.schema.states import RequestState
 
 from .conftest import Queue
 
@@ -110,11 +109,3 @@ def test_a_transaction_killed_half_way_leaves_nothing(queue: Queue, path: Path) 
     assert done.returncode == -signal.SIGKILL
     assert queue.read(queries.list_requests()) == []
     assert queue.read(queries.LAST_SEQ) == 0
-
-
-def test_a_claim_survives_the_end_of_its_connection(queue: Queue, path: Path) -> None:
-    request = queue.make(RequestState.RUNNING)
-    queue.close()
-    other = Queue(path)
-    assert [found.id for found in other.read(queries.RUNNING)] == [request.id]
-    other.close()

@@ -97,20 +97,12 @@ def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_the_file_is_for_its_owner_alone(path: Path) -> None:
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
 def modules_after(code: str) -> set[str]:
     script = f"{code}\nimport sys; print(*sys.modules)"
     output = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     return set(output.stdout.split())
-
-
-def test_the_states_import_no_sqlalchemy() -> None:
-    assert "sqlalchemy" not in modules_after("import openenvd.schema.states")
 
 
 def test_an_up_to_date_database_is_opened_without_alembic_or_the_orm(path: Path) -> None:

@@ -144,14 +144,6 @@ async def test_events_without_a_request_go_by_age(queue: Queue, api: Api) -> Non
     assert [event.seq for event in queue.read(queries.events_after(0))] == [bound + 1]
 
 
-def test_many_requests_are_collected_in_several_transactions(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retention, "BATCH", 2)
-    ids = [queue.make(R.SUCCEEDED).id for _ in range(5)]
-    assert collect(queue, old_event(queue), KEEP_ALL) == ids
-
-
 def test_requests_after_the_first_one_to_keep_are_not_looked_at(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

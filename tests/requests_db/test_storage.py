@@ -41,7 +41,6 @@ def fill(folder: Path) -> Path:
 
 
 def use_up_files(folder: Path) -> list[Path]:
-    """Make files until the disk has no more to give."""
     made: list[Path] = []
     with suppress(OSError):
         while True:

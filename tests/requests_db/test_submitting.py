@@ -56,14 +56,6 @@ async def test_a_submitted_request_is_read_back_as_it_was_returned(api: Api) -> 
     assert int(result.request.id, 16) >= 0
 
 
-async def test_a_submission_writes_one_event(api: Api) -> None:
-    result = await api.submit()
-    [event] = result.events
-    assert (event.kind, event.request_id) == ("request.state", result.request.id)
-    assert event.data == {"state": "PENDING"}
-    assert await api.read(queries.events_after(0)) == [event]
-
-
 async def test_the_same_key_finds_the_first_request_even_in_a_full_queue(api: Api) -> None:
     first = Duplicate((await api.submit(ONCE)).request)
     assert await api.offer(ONCE, now=200.5) == first

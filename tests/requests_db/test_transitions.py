@@ -69,14 +69,6 @@ def change(queue: Queue, request_id: str, **values: Any) -> None:
         connection.execute(update(requests).where(requests.c.id == request_id).values(**values))
 
 
-@pytest.mark.parametrize("state", RequestState)
-def test_the_table_of_requests_takes_the_states_of_the_enum(queue: Queue, state: R) -> None:
-    request = queue.make()
-    finished_at = 2.5 if state.is_final else None
-    change(queue, request.id, state=state, attempts=1, started_at=1.5, finished_at=finished_at)
-    assert queue.get(request.id).state == state
-
-
 @pytest.mark.parametrize(
     ("state", "values", "constraint"),
     [
