@@ -43,7 +43,6 @@ def nothing_survives(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
-    """Starts executors; stops them."""
     made: list[Bench] = []
 
     def make(plan: Plan | None = None, *, start: bool = True, **options: Any) -> Bench:

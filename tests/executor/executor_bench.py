@@ -76,8 +76,6 @@ class Recorder:
 
 
 class Bench:
-    """An executor under test, with its recorder."""
-
     def __init__(self, home: Path, plan: Plan, **options: Any) -> None:
         self.home = home
         self.recorder = Recorder()

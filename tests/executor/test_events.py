@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,19 +12,16 @@ import pytest
 from openenvd.executor.messages import (
     LONG,
     Cancelled,
-    Died,
     ExecutorEvent,
     Progressed,
-    Raised,
     Started,
     Task,
 )
-from openenvd.executor.policy.memory import Usage
 from openenvd.executor.spawning.source import Exited
 from openenvd.executor.supervisor.pool import PooledWorker, Run, StopReason
-from openenvd.executor.supervisor.tasks import EventBuffer, exit_event, failure_event
+from openenvd.executor.supervisor.tasks import EventBuffer, exit_event
 from openenvd.system.process.diagnose import Evidence
-from openenvd.system.process.exit_reason import Detector, ExitKind
+from openenvd.system.process.exit_reason import ExitKind
 
 MB = 2**20
 
@@ -74,62 +70,25 @@ def exit_of(worker: PooledWorker, evidence: Evidence) -> Any:
     return exit_event(worker, worker.run, evidence)
 
 
-MOVED: dict[str, Any] = {"oom_kills_before": 0, "oom_kills_after": 1}
-
-
 @pytest.mark.parametrize(
-    ("known", "stop_reason", "kind"),
+    ("asked", "kind"),
     [
-        ({}, None, ExitKind.SIGNALED),
-        (MOVED, None, ExitKind.OOM_KILLED),
-        (MOVED, StopReason.TIMED_OUT, ExitKind.TIMED_OUT),
-        (MOVED, StopReason.SHUT_DOWN, ExitKind.STOPPED),
+        (None, ExitKind.OOM_KILLED),
+        (StopReason.TIMED_OUT, ExitKind.TIMED_OUT),
+        (StopReason.SHUT_DOWN, ExitKind.STOPPED),
     ],
 )
-def test_an_exit_under_a_task_is_what_we_asked_for_or_is_diagnosed(
-    worker: PooledWorker, known: dict[str, Any], stop_reason: StopReason | None, kind: ExitKind
+def test_an_exit_that_we_asked_for_is_that_whatever_the_memory_says(
+    worker: PooledWorker, asked: StopReason | None, kind: ExitKind
 ) -> None:
     assert worker.run is not None
-    worker.run.stop_reason = stop_reason
+    worker.run.stop_reason = asked
     worker.exited = Exited(7, 9, None, was_alone=True)
-    assert exit_of(worker, Evidence(7, 9, **known)).exit.kind is kind
-
-
-def test_an_exit_under_a_cancelled_task_is_its_cancellation(worker: PooledWorker) -> None:
-    assert worker.run is not None
-    worker.run.stop_reason = StopReason.CANCELLED
-    assert isinstance(exit_of(worker, Evidence(7, 9)), Cancelled)
-
-
-def test_a_watchdog_kill_reports_the_peak_and_the_limit(worker: PooledWorker) -> None:
-    worker.exited = Exited(7, 9, peak_bytes=MB)
-    worker.limit_violation = Usage("long-1", 80 * MB, 64 * MB, "over its limit")
-    reason = exit_of(worker, Evidence(7, 9)).exit
-    assert reason.detector is Detector.WATCHDOG
-    assert (reason.peak_bytes, reason.limit_bytes) == (80 * MB, 64 * MB)
+    evidence = Evidence(7, 9, oom_kills_before=0, oom_kills_after=1)
+    assert exit_of(worker, evidence).exit.kind is kind
 
 
 def test_the_larger_peak_counts(worker: PooledWorker) -> None:
     worker.exited = Exited(7, 9, peak_bytes=3 * MB)
     died = exit_of(worker, Evidence(7, 9, peak_bytes=2 * MB))
     assert died.peak_bytes == died.exit.peak_bytes == 3 * MB
-
-
-ERROR = {"type": "ValueError", "message": "no"}
-
-
-@pytest.mark.parametrize(
-    ("frame", "known", "event"),
-    [
-        ({"kind": "raised", "error": ERROR}, {}, Raised),
-        ({"kind": "raised", "error": ERROR}, MOVED, Died),  # a grandchild was killed for memory
-        ({"kind": "raised", "error": ERROR | {"type": "MemoryError"}}, {}, Died),
-        ({"kind": "cancelled"}, {}, Died),  # by somebody else's SIGTERM
-    ],
-)
-def test_a_failure_is_an_error_of_the_operation_unless_memory_or_a_signal_caused_it(
-    worker: PooledWorker, frame: dict[str, Any], known: dict[str, Any], event: type
-) -> None:
-    assert worker.run is not None
-    evidence = replace(Evidence(7, None), **known)
-    assert isinstance(failure_event(worker, worker.run, {"peak_bytes": 1} | frame, evidence), event)

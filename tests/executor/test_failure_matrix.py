@@ -46,7 +46,6 @@ MakeBench = Callable[..., Bench]
 
 @pytest.fixture(params=["zygote", "spawn"])
 def either(request: pytest.FixtureRequest, make_bench: MakeBench) -> Bench:
-    """A running executor, by the zygote and by its fallback."""
     return make_bench(use_zygote=request.param == "zygote")
 
 
@@ -130,7 +129,6 @@ def test_a_log_that_cannot_be_opened_does_not_fail_the_task(bench: Bench) -> Non
 
 
 def test_a_time_out_beyond_the_kernels_timers_is_accepted(bench: Bench) -> None:
-    """They end at 2^31 ms, 24.8 days."""
     assert isinstance(bench.run("context", timeout_seconds=365 * 86_400.0), Succeeded)
     assert isinstance(bench.run("context"), Succeeded)
 
@@ -248,7 +246,6 @@ def test_a_waiting_task_is_cancelled_without_having_started(make_bench: MakeBenc
 
 
 def test_a_task_cancelled_at_any_moment_has_exactly_one_outcome(bench: Bench) -> None:
-    """Receiving, running, returning: wherever it meets a task, there is one outcome."""
     for turn in range(150):
         task_id = bench.submit("huge", {"size": 2**turn if turn < 20 else 1000})
         if turn % 3 == 1:
@@ -370,7 +367,6 @@ def test_short_tasks_keep_their_workers_when_all_long_ones_are_busy(bench: Bench
 
 
 def test_forty_long_tasks_run_in_forty_threads(make_bench: MakeBench) -> None:
-    """SkyPilot #10559: 40 launches made 1,805 threads, and hit the limit."""
     bench = make_bench(plan=make_plan(burst_long=38))
     for task_id in [bench.submit("hang", schedule=LONG) for _ in range(40)]:
         bench.recorder.progress(task_id)
@@ -481,7 +477,6 @@ DAEMON = """
 
 
 def test_a_killed_daemon_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Nor what a busy worker that ignores SIGTERM, or its children, would do about it."""
     daemon = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(DAEMON), str(tmp_path)],
         stdout=subprocess.PIPE,

@@ -37,7 +37,6 @@ def make_capped(make_bench: Callable[..., Bench]) -> Callable[..., Bench]:
 
 @pytest.fixture
 def capped(make_capped: Callable[..., Bench]) -> Bench:
-    """An executor whose workers may use 64 MB each."""
     return make_capped()
 
 
@@ -71,7 +70,6 @@ def test_a_kill_under_an_earlier_task_does_not_explain_a_later_exit(capped: Benc
 
 @pytest.fixture
 def without_kernel_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container: the kernel log cannot be read."""
     monkeypatch.setattr(memory, "kernel_log_kills", lambda _since: [])
 
 

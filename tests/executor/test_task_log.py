@@ -37,10 +37,6 @@ def test_each_task_has_its_own_lines_and_no_others(bench: Bench) -> None:
     assert {bench.log(task_id).count("from a child") for task_id in printed} == {1}
 
 
-def test_a_childs_output_is_in_the_log_when_the_task_has_ended(bench: Bench) -> None:
-    assert bench.log(bench.run("print_by_child").task_id) == "from a child\n"
-
-
 def test_a_childs_output_survives_the_exit_of_the_worker(bench: Bench) -> None:
     outcome = bench.run("print_by_child", {"then": "die"})
     assert isinstance(outcome, Died)
