@@ -68,7 +68,6 @@ class Cli:
         return self.run(*arguments)
 
     def sent(self) -> list[dict[str, Any]]:
-        """What was submitted until now."""
         return [body for method, _, body in self.fake.calls if method == "POST" and body]
 
     def accepts(self, request: dict[str, Any], *log: str) -> None:
@@ -90,7 +89,6 @@ class Cli:
         return status
 
     def shows(self, *environments: Any, **more: Any) -> str:
-        """What `status` prints of these."""
         self.has(*environments, **more)
         return self("status").out
 

@@ -149,7 +149,9 @@ def test_launch_sends_the_given_options_and_no_others(
     cli.accepts(READY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TOKEN", "x")
+    (tmp_path / "some.env").write_text("A=2\nB=3\n")
     arguments = "launch --async ./my_env --replicas 2 -e A=1 -e TOKEN --memory 2G --set timeout=9"
+    arguments += " --env-file some.env"
     arguments += " --shards 3 --no-isolate --set admission-timeout=0 --gpus 1 --session-memory 64M"
     arguments += " --min 2 --max 8 --set scale-down=30"
     cli(*arguments.split())
@@ -158,7 +160,7 @@ def test_launch_sends_the_given_options_and_no_others(
         "source": str(tmp_path / "my_env"),
         "cwd": str(tmp_path),
         "replicas": 2,
-        "env": {"A": "1", "TOKEN": "x"},
+        "env": {"A": "1", "B": "3", "TOKEN": "x"},
         "memory_mb": 2048,
         "shards": 3,
         "isolate": False,
@@ -180,18 +182,6 @@ def test_a_failed_launch_prints_the_reason_on_stderr(cli: Cli) -> None:
     assert "no licence" in answer.err
     assert answer.json["environment"] == {"name": "trial", "state": "FAILED", "address": None}
     assert answer.json["error"]["kind"] == "operation_error"
-
-
-def test_variables_come_from_files_and_options_win(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FROM_HERE", "here")
-    (file := tmp_path / "some.env").write_text("A=1\nB=1\nFROM_HERE\n")
-    cli.accepts(READY)
-    assert cli("launch", "echo", "--env-file", str(file), "-e", "B=2", "-e", "FROM_HERE").code == 0
-    payload = cli.sent()[0]["payload"]
-    assert payload["env"] == {"A": "1", "B": "2", "FROM_HERE": "here"}
-    assert "env_file" not in payload
 
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\x1b[31m"
@@ -313,7 +303,6 @@ def test_a_second_interrupt_cancels(process: Process, cli: Cli) -> None:
     release = threading.Event()
 
     def stream(call: Call) -> None:
-        """The launch runs, and has printed a line, until the event is set."""
         call.begin_stream()
         call.event("1:0", "log", {"text": "preparing\n"})
         release.wait(30)
@@ -457,7 +446,6 @@ def test_status_shows_how_the_gateway_exited_and_that_it_is_full(cli: Cli) -> No
 
 
 def failures(count: int) -> list[dict[str, Any]]:
-    """Requests that failed, each for a reason of its own."""
     return [
         {**FAILED, "id": f"{n:016x}", "error": {**ERROR, "message": f"no licence {n}"}}
         for n in range(count)
@@ -529,18 +517,6 @@ def test_the_help_page_lists_every_exit_code(cli: Cli) -> None:
     page = " ".join(cli("--help").out.split())
     codes = [value for name, value in vars(exit_codes).items() if name.isupper()]
     assert [code for code in codes if f" {code} " not in page] == []
-
-
-@pytest.mark.usefixtures("status")
-@pytest.mark.parametrize("word", ["status", "logs", "down"])
-def test_a_misspelled_name_is_4_with_near_matches(cli: Cli, word: str) -> None:
-    error = {**NOT_FOUND, "hint": "did you mean trial?", "near": ["trial"]}
-    cli.get("/v1/environments/trail", (404, {"error": error}))
-    cli.post("/v1/requests", (404, {"error": error}))
-    answer = cli(word, "trail")
-    assert answer.code == 4
-    assert "trail" in answer.err
-    assert "did you mean trial?" in answer.err
 
 
 def test_status_watch_prints_every_change_as_json_lines(
@@ -747,7 +723,6 @@ def test_a_daemon_that_goes_in_a_trial_is_told_in_its_one_document(cli: Cli) -> 
 
 
 def test_a_trial_leaves_a_signal_ignored_that_is(cli: Cli) -> None:
-    """As `nohup` has it."""
     found: list[object] = []
 
     def submitted(call: Call) -> None:
@@ -868,7 +843,7 @@ def test_nothing_heavy_is_imported_for_status() -> None:
     heavy.append("subprocess")
     program = (
         "import sys\nfrom openenvd.cli.main import run\n"
-        "run(['status', '--json'])\n"
+        "run(['status', '--json']), run(['status'])\n"
         f"sys.exit(str([m for m in {heavy} if m in sys.modules]))"
     )
     words = [*PROGRAM[:-1], program]
@@ -951,3 +926,15 @@ def test_closed_standard_streams_change_no_exit_code_and_one_that_cannot_be_writ
     assert (done.returncode, bool(done.stdout)) == (code, is_printed), done.stderr
     assert "Traceback" not in done.stderr
     assert expected is None or done.stderr == expected
+
+
+@pytest.mark.usefixtures("status")
+@pytest.mark.parametrize("word", ["status", "logs", "down"])
+def test_a_misspelled_name_is_4_with_near_matches(cli: Cli, word: str) -> None:
+    error = {**NOT_FOUND, "hint": "did you mean trial?", "near": ["trial"]}
+    cli.get("/v1/environments/trail", (404, {"error": error}))
+    cli.post("/v1/requests", (404, {"error": error}))
+    answer = cli(word, "trail")
+    assert answer.code == 4
+    assert "trail" in answer.err
+    assert "did you mean trial?" in answer.err

@@ -43,7 +43,6 @@ def offered(*words: str) -> list[str]:
 
 @pytest.fixture
 def known(fake: FakeDaemon) -> FakeDaemon:
-    """A daemon with two environments, a request that runs and one that has ended."""
     names = [new_environment(name) for name in ("trial", "other")]
     queue = [
         new_request("aaaa1111bbbb", state="RUNNING"),

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from typing import Any
 
 import click
@@ -80,21 +78,6 @@ def test_off_a_terminal_nothing_is_coloured_and_nothing_folded(table: Table) -> 
     lines = stream.getvalue().splitlines()
     assert lines[:2] == [line, ""]
     assert "\x1b" not in stream.getvalue()
-
-
-def test_drawing_a_table_imports_no_rich() -> None:
-    script = """
-import sys
-from openenvd.cli.output.output import Table, draw
-table = Table("NAME", "STATE")
-for number in range(1000):
-    table.add_row(f"name-{number}", "READY")
-draw([table], sys.stdout)
-sys.exit("rich" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[-1] == "name-999  READY"
 
 
 def drawn(progress: dict[str, Any]) -> str:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from typing import Any
 
 import click
@@ -155,10 +154,3 @@ def test_shells_complete_the_names() -> None:
     made = ShellComplete(main.cli, {}, "openenv", "_OPENENV_COMPLETE")
     found = made.get_completions(["launch", "echo", "--set"], "re")
     assert [each.value for each in found] == ["reset-first=", "ready-timeout="]
-
-
-def test_the_page_of_commands_has_them() -> None:
-    page = subprocess.run(
-        [sys.executable, "docs/commands_page.py"], capture_output=True, text=True, check=True
-    ).stdout
-    assert "| `serve-as-is=yes\\|no` | Run the project's own app, untouched. |" in page

@@ -215,6 +215,8 @@ def test_the_summary_names_what_was_damaged_and_rewards_that_are_no_numbers() ->
 
 def test_of_a_success_nothing_is_missing_nor_failed_episodes_that_are_kept() -> None:
     assert summary(earlier=8).startswith("✓ 8 of 8 episodes are in /out\n")
+    one = summary(wanted=1, there=1, steps=1, seconds=0.5, steps_per_second=2.0)
+    assert one.startswith("✓ 1 of 1 episode is in /out\n  1 step in 0.5 s (2 steps/s)\n")
     assert "missing" not in summary(earlier=8)
     text = summary(failures={"policy_error": 1}, kept_failed=True)
     assert "✓ 8 of 8 episodes are in /out\n  1 failed: 1 policy error" in text
@@ -236,10 +238,3 @@ def test_a_cancelled_rollout_prints_how_to_continue_it() -> None:
     assert told == {"rollout": None}
     assert lines == ["  finished episodes are kept: the same command plays the missing ones"]
     assert _conclude({"state": "FAILED", "result": None}) == ({"rollout": None}, [])
-
-
-def test_one_episode_of_one_step_is_singular() -> None:
-    told = summary(wanted=1, there=1, steps=1, seconds=0.5, steps_per_second=2.0)
-    first, second, *_ = told.splitlines()
-    assert first == "✓ 1 of 1 episode is in /out"
-    assert second == "  1 step in 0.5 s (2 steps/s)"

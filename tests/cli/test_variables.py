@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of the command line, and of files."""
+"""Variables and names that a command line gives."""
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 
+from openenvd.cli import exit_codes
+from openenvd.cli.commands.launch import check_name
 from openenvd.cli.options import read_env_files, read_variables
+from openenvd.environments.sources.resolve import check_source
+from openenvd.schema.errors import UnknownSource
+from openenvd.schema.spec import suggest_name
 
 
 def test_variables_are_given_or_taken_from_here() -> None:
@@ -52,3 +59,23 @@ def test_a_line_that_is_no_variable_is_refused_with_its_number(tmp_path: Path, l
 def test_a_file_of_variables_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(click.BadParameter, match="missing"):
         read_env_files((str(tmp_path / "missing"),), {})
+
+
+@pytest.mark.parametrize("name", ["../escape", "Ä", "", ".x", "a b", "a" * 64, "a\n"])
+def test_an_invalid_name_is_refused_with_one_that_is_allowed(name: str) -> None:
+    with pytest.raises(click.BadParameter, match=f"{suggest_name(name)!r} could be one"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("source", ["ech", "/nope", "nomodule:Class"])
+@pytest.mark.parametrize("command", ["launch", "image build", "test"])
+def test_a_source_that_names_nothing_is_refused_before_a_daemon_is_started(
+    process: Callable[..., subprocess.Popen[str]], tmp_path: Path, command: str, source: str
+) -> None:
+    refused = process(*command.split(), source, OPENENV_HOME=str(tmp_path))
+    with pytest.raises(UnknownSource) as caught:
+        check_source({"source": source})
+    _, told = refused.communicate()
+    assert told == f"error: {caught.value.message}\n  {caught.value.hint}\n"
+    assert refused.returncode == exit_codes.USAGE
+    assert not (tmp_path / "daemon.log").exists()

@@ -47,8 +47,6 @@ def scripted(fake: FakeDaemon, name: str = "trial", requests: int = 1) -> None:
 
 
 class Terminal:
-    """A pseudo-terminal, and what was written to it."""
-
     def __init__(self) -> None:
         self.master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
