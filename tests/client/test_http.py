@@ -12,7 +12,7 @@ from openenvd.client.api import DaemonClient
 from openenvd.client.errors import ApiRefused, ConnectionLost
 from openenvd.client.http import HttpClient, parse_events
 
-from ..server.tracing.kept_spans import KeptSpans, ids_of
+from ..server.tracing.conftest import KeptSpans, ids_of
 from .fake_daemon import Call, FakeDaemon, new_request
 
 COMMANDS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

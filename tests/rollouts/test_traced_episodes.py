@@ -13,7 +13,7 @@ from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episode_runner import Attempt
 from openenvd.rollouts.episodes import Episode
 
-from ..server.tracing.kept_spans import KeptSpans, attributes_of, ids_of
+from ..server.tracing.conftest import KeptSpans, attributes_of, ids_of
 from .conftest import Serve, address_of
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

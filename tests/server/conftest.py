@@ -52,7 +52,6 @@ async def bus() -> EventBus:
 
 
 async def until(bus: EventBus, check: Callable[[], Awaitable[bool]]) -> None:
-    """Return when `check` holds, looking again at every event."""
     with bus.subscribe() as subscription:
         async with asyncio.timeout(WAIT_SECONDS):
             while not await check():

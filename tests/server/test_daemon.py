@@ -90,17 +90,7 @@ def test_a_daemon_that_no_port_was_asked_of_takes_the_next_free_one(home: Path) 
     assert re.match(f"not {FIRST_PORT}: pid [0-9]+ .* listens there", identity["passed_over"])
 
 
-def test_a_damaged_database_is_reported_with_a_hint(home: Path) -> None:
-    home.mkdir()
-    (home / "requests.db").write_text("no database " * 100)
-    error = refusal_of(home)
-    assert error["kind"] == "database"
-    assert "not a SQLite database" in error["message"]
-    assert error["hint"]
-
-
 def test_too_little_memory_is_reported_once_with_a_hint(home: Path) -> None:
-    """SkyPilot #6604: below 1 GB the server hung at its start."""
     error = refusal_of(home, OPENENV_RESERVE_MB="100000000")
     assert error["kind"] == "too_small"
     assert error["hint"] not in error["message"]
@@ -268,19 +258,25 @@ def test_a_daemon_that_stops_leaves_no_folder_of_sockets(outside: Paths) -> None
     assert not outside.sockets.exists()
 
 
-def test_a_daemon_that_cannot_start_leaves_no_folder_of_sockets(outside: Paths) -> None:
+def test_a_damaged_database_is_reported_and_no_folder_of_sockets_is_left(outside: Paths) -> None:
     outside.home.mkdir(parents=True)
     outside.database.write_text("no database " * 100)
-    assert refusal_of(outside.home)["kind"] == "database"
+    error = refusal_of(outside.home)
+    assert (error["kind"], bool(error["hint"])) == ("database", True)
+    assert "not a SQLite database" in error["message"]
     assert not outside.sockets.exists()
 
 
-def test_a_daemon_whose_home_is_removed_stops_and_leaves_no_folder_of_sockets(
-    outside: Paths,
-) -> None:
-    pid = daemon.connect(outside, settings={"port": 0}).identity["pid"]
+def test_with_its_home_removed_a_daemon_ends_with_its_replicas_and_sockets(outside: Paths) -> None:
+    client = daemon.connect(outside, settings={"port": 0})
+    launch = following.run(client, "launch", {"source": "echo", "shards": 1})
+    [replica] = launch["result"]["environment"]["replicas"]
+    server = psutil.Process(replica["pid"])
+    shim = psutil.Process(server.ppid())
     shutil.rmtree(outside.home)
-    wait_gone(pid)
+    _, alive = psutil.wait_procs([server, shim], timeout=WAIT_SECONDS)
+    assert not alive
+    wait_gone(client.identity["pid"])
     assert not outside.home.exists()
     assert not outside.sockets.exists()
 
@@ -366,17 +362,6 @@ def test_a_daemon_whose_home_is_removed_logs_why_it_stops(home: Path) -> None:
     assert f"the state folder {home} was removed" in told
     assert "Traceback" not in told
     assert process.returncode == 0
-
-
-def test_the_replicas_of_a_removed_home_end_as_well(home: Path) -> None:
-    client = daemon.connect(Paths(home), settings={"port": 0})
-    launch = following.run(client, "launch", {"source": "echo", "shards": 1})
-    [replica] = launch["result"]["environment"]["replicas"]
-    server = psutil.Process(replica["pid"])
-    shim = psutil.Process(server.ppid())
-    shutil.rmtree(home)
-    _, alive = psutil.wait_procs([server, shim], timeout=WAIT_SECONDS)
-    assert not alive
 
 
 def test_a_daemon_whose_home_was_moved_leaves_the_next_one_alone(home: Path) -> None:

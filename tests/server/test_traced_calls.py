@@ -17,7 +17,7 @@ from openenvd.server.dispatch.request_traces import RequestTraces
 from openenvd.server.errors import NotFound
 from openenvd.system.process.loop_lag import EventLoopLagMonitor
 
-from .tracing.kept_spans import KeptSpans, attributes_of, ids_of
+from .tracing.conftest import KeptSpans, attributes_of, ids_of
 
 TOKEN = "a-token"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
@@ -26,8 +26,6 @@ CANCEL = "/v1/requests/7f3a/cancel"
 
 
 class Submitter:
-    """Fails every call, in its span."""
-
     def __init__(self) -> None:
         self.span_ids: list[str] = []
 

@@ -11,7 +11,7 @@ import pytest
 
 from openenvd.server.api.app import create_app
 from openenvd.server.api.dependencies import Dependencies
-from openenvd.server.api.security import MAX_BODY_BYTES, BrowserSessions, Guard
+from openenvd.server.api.security import BrowserSessions, Guard
 from openenvd.server.api.streams import Position
 from openenvd.system.process.loop_lag import EventLoopLagMonitor
 
@@ -78,11 +78,6 @@ async def test_a_wrong_query_is_refused_by_its_name() -> None:
 async def test_an_empty_name_is_not_found(path: str) -> None:
     status, error = await answer("", path)
     assert (status, error["kind"]) == (404, "not_found")
-
-
-async def test_a_body_beyond_what_any_call_needs_is_refused() -> None:
-    status, error = await answer(b" " * (MAX_BODY_BYTES + 1))
-    assert (status, error["kind"]) == (413, "too_large")
 
 
 @pytest.mark.parametrize(

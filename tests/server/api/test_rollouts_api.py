@@ -22,8 +22,6 @@ from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.records import NewRequest, Outcome, Submitted
 from openenvd.requests_db.transactions import dispatching, submitting
-from openenvd.rollouts.episodes import Step
-from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.schema.settings import Paths
 from openenvd.schema.states import RequestState, Schedule
 from openenvd.server.api.dependencies import Dependencies
@@ -31,8 +29,6 @@ from openenvd.server.api.routes_rollouts import MAX_MARKS, history, last_mark
 from openenvd.server.dashboard.live_state import LiveState, Turn
 from openenvd.server.dashboard.requests import RolloutSource
 from openenvd.system.text.json_lines import Json
-
-from ...rollouts.made import episode
 
 
 @pytest.fixture(scope="module")
@@ -47,33 +43,10 @@ def api(client: DaemonClient) -> HttpClient:
     return client._http
 
 
-async def write(folder: Path) -> None:
-    writing = await RolloutWriter.open(folder, buffer_bytes=1 << 26)
-    async with writing as writer:
-        step = Step.of({"at": 0}, {"move": 1}, 2.0, True)
-        await writer.put_step("000000", 0, step)
-        await writer.finish(episode("000000", reward=2.0))
-
-
 def rollout_into(client: DaemonClient, folder: Path) -> Json:
     """A rollout with nobody to play with: its folder is all there is of it."""
     payload = {"name": "http://127.0.0.1:9", "out": str(folder), "episodes": 1, "retries": 0}
     return wait(client, client.submit("rollout", payload)["id"])
-
-
-async def test_the_episodes_of_a_rollout_are_shown(
-    client: DaemonClient, api: HttpClient, tmp_path: Path
-) -> None:
-    await write(tmp_path / "out")
-    request = rollout_into(client, tmp_path / "out")
-    path = f"/v1/rollouts/{request['id']}"
-    assert api.request("GET", path)["rollout"]["id"] == request["id"]
-    assert api.request("GET", f"{path}/summary")["histogram"]["mean"] == 2.0
-    [row] = api.request("GET", f"{path}/episodes")["episodes"]
-    assert (row["episode_id"], row["total_reward"]) == ("000000", 2.0)
-    answer = api.request("GET", f"{path}/episodes/000000/steps")
-    assert [step["is_end"] for step in answer["steps"]] == [False, True]
-    assert request["id"] in [each["id"] for each in api.request("GET", "/v1/rollouts")["rollouts"]]
 
 
 def test_only_folders_of_rollouts_are_read(client: DaemonClient, api: HttpClient) -> None:
@@ -91,18 +64,6 @@ def test_a_folder_without_rollouts_is_told_apart(
     with pytest.raises(ApiRefused, match="has no rollouts") as caught:
         api.request("GET", f"/v1/rollouts/{request['id']}/summary")
     assert caught.value.status == 404
-
-
-def test_the_dashboards_stream_has_rollouts_with_their_reports(
-    client: DaemonClient, api: HttpClient, tmp_path: Path
-) -> None:
-    request = rollout_into(client, tmp_path / "out")
-    events = api.events("/v1/dashboard/stream")
-    snapshot = next(event for event in events if event.name == "snapshot").data
-    rollout = snapshot["put"]["rollouts"][request["id"]]
-    assert (rollout["state"], rollout["out"]) == ("FAILED", str(tmp_path / "out"))
-    assert rollout["environments"] == ["http://127.0.0.1:9"]
-    assert "refused" in rollout["error"]["message"]
 
 
 @pytest.fixture

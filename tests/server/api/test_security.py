@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may call the daemon."""
+"""Who may call the daemon: tokens, links that work once, sessions of cookie and key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.server.api.security import ensure_token, refuse
+from openenvd.server.api.security import (
+    LINK_SECONDS,
+    MAX_LINKS,
+    SESSION_SECONDS,
+    BrowserSessions,
+    ensure_token,
+    refuse,
+)
 from openenvd.server.errors import ApiError, Forbidden, Unauthorized
 
 TOKEN = "a-token"
@@ -66,3 +73,83 @@ def test_the_token_is_made_private_and_survives_a_restart(
     assert token == "kept" if before else token
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert ensure_token(path) == token
+
+
+class Clock:
+    now = 1_790_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def sessions(clock: Clock) -> BrowserSessions:
+    return BrowserSessions(TOKEN, clock)
+
+
+def begun(sessions: BrowserSessions) -> tuple[bytes, bytes]:
+    session = sessions.begin(sessions.new_code())
+    assert session is not None
+    cookie, *attributes = session.cookie.split("; ")
+    # Scripts cannot read it, and other sites do not send it.
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(attributes)
+    return cookie.encode(), session.key.encode()
+
+
+def test_a_session_is_its_cookie_and_its_key_and_neither_alone(sessions: BrowserSessions) -> None:
+    cookie, key = begun(sessions)
+    _, key_of_another = begun(sessions)
+    assert sessions.is_valid(cookie, key)
+    assert sessions.is_valid(b"theme=dark; " + cookie + b"; other={not a cookie}", key)
+    for one, other in ((cookie, b""), (cookie, key_of_another), (b"", key)):
+        assert not sessions.is_valid(one, other)
+
+
+def test_a_link_that_nobody_has_used_ends(sessions: BrowserSessions, clock: Clock) -> None:
+    code = sessions.new_code()
+    clock.now += LINK_SECONDS
+    assert sessions.begin(code) is None
+
+
+def test_the_oldest_of_too_many_links_ends_and_each_works_once(sessions: BrowserSessions) -> None:
+    codes = [sessions.new_code() for _ in range(MAX_LINKS + 1)]
+    assert sessions.begin(codes[0]) is None
+    assert sessions.begin(codes[1]) is not None
+    assert sessions.begin(codes[1]) is None
+
+
+@pytest.mark.parametrize("code", ["", "nonsense", "ö"])
+def test_a_wrong_code_begins_nothing(sessions: BrowserSessions, code: str) -> None:
+    sessions.new_code()
+    assert sessions.begin(code) is None
+
+
+def test_a_session_goes_on_with_the_next_daemon_of_its_home_and_ends_with_its_time(
+    sessions: BrowserSessions, clock: Clock
+) -> None:
+    cookie, key = begun(sessions)
+    assert BrowserSessions(TOKEN, clock).is_valid(cookie, key)
+    assert not BrowserSessions("another-token", clock).is_valid(cookie, key)
+    clock.now += SESSION_SECONDS + 1
+    assert not sessions.is_valid(cookie, key)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_changed_cookie_is_refused(sessions: BrowserSessions, place: int) -> None:
+    cookie, key = begun(sessions)
+    name, _, value = cookie.partition(b"=")
+    parts = value.split(b".")
+    parts[place] = b"9" + parts[place][1:] if parts[place][:1] != b"9" else b"8" + parts[place][1:]
+    assert not sessions.is_valid(name + b"=" + b".".join(parts), key)
+
+
+@pytest.mark.parametrize("cookie", [b"", b"=", b";;", b"\xff\xfe", b"openenvd-=..", b"a=b"])
+def test_whatever_a_cookie_is_it_is_only_refused(sessions: BrowserSessions, cookie: bytes) -> None:
+    assert not sessions.is_valid(cookie, b"\xff")
+    name = sessions.cookie_name.encode()
+    assert not sessions.is_valid(name + b"=" + cookie, b"")

@@ -109,11 +109,6 @@ def browser(client: DaemonClient) -> Browser:
 # Signing in.
 
 
-def test_links_and_the_stream_are_for_who_has_the_token(stranger: Browser) -> None:
-    assert stranger.call("POST", "/v1/dashboard/link")[0] == 401
-    assert stranger.call("GET", "/v1/dashboard/stream")[0] == 401
-
-
 def test_a_link_signs_in_once_with_a_code_that_no_server_is_sent(
     client: DaemonClient, stranger: Browser, paths: Paths
 ) -> None:
@@ -252,7 +247,6 @@ def test_no_other_file_is_given_out(stranger: Browser, path: str) -> None:
 
 
 def until(events: Iterator[tuple[str, Json]], kind: str, check: Any) -> Json:
-    """The first entity of a kind for which `check` holds."""
     for _, data in events:
         for entity in data["put"].get(kind, {}).values():
             if check(entity):
@@ -284,17 +278,6 @@ def test_the_memory_is_on_the_stream_when_it_was_measured(browser: Browser, kind
         assert measured["free"] + measured["other"] + measured["daemon"] <= measured["limit"]
 
 
-def test_a_request_is_seen_to_wait_run_and_fail(browser: Browser, client: DaemonClient) -> None:
-    with browser.stream() as events:
-        assert next(events)[0] == "snapshot"
-        request = client.submit("launch", {"source": "json:Source", "name": "never"})
-        failed = until(
-            events, "requests", lambda r: r["id"] == request["id"] and r["state"] == "FAILED"
-        )
-    assert failed["error"]["message"]
-    assert "payload" not in failed
-
-
 STUCK = "import time\ntime.sleep(3600)\n"
 
 
@@ -322,22 +305,6 @@ def test_the_log_that_a_page_shows_is_on_its_one_stream(
     with browser.stream(f"?log=requests/{launch['id']}") as events:
         texts = [data["text"] for _, data in (next(events) for _ in range(3)) if "text" in data]
     assert seen in "".join(texts)
-
-
-def test_a_look_ends_with_the_snapshot_and_what_there_is_of_the_log(
-    browser: Browser, client: DaemonClient, tmp_path: Path
-) -> None:
-    done = wait(client, launch_of(client, tmp_path, "exit(3)\n")["id"])
-    with browser.stream("?is_look=true") as events:
-        assert [name for name, _ in events] == ["snapshot"]
-    place = ""
-    for is_told in (True, False):
-        with browser.stream(f"?is_look=true&log=requests/{done['id']}&place={place}") as events:
-            told = list(events)
-        assert [name for name, _ in told].count("snapshot") == 1
-        logs = [data for name, data in told if name == "log"]
-        assert bool("".join(data["text"] for data in logs)) == is_told
-        place = logs[-1]["place"] if logs else place
 
 
 def text_of(log: FollowedLog) -> str:
@@ -418,14 +385,6 @@ def test_the_log_of_an_environment_is_shown_from_its_first_line_and_after_a_rest
     wait(client, client.submit("down", {"name": "heard"})["id"])
 
 
-@pytest.mark.parametrize("log", ["requests/0123456789abcdef", "environments/nonesuch"])
-def test_a_log_that_is_not_there_is_empty(browser: Browser, log: str) -> None:
-    with browser.stream(f"?log={log}") as events:
-        found = dict(next(events) for _ in range(2))
-    assert found["log"] == {"text": "", "is_first": True, "place": ""}
-    assert "daemon" in found["snapshot"]["put"]
-
-
 def test_what_a_request_does_is_seen_by_who_comes_later_and_is_not_submitted_again_meanwhile(
     browser: Browser, client: DaemonClient, tmp_path: Path
 ) -> None:
@@ -441,21 +400,6 @@ def test_what_a_request_does_is_seen_by_who_comes_later_and_is_not_submitted_aga
     assert browser.call("POST", f"/v1/requests/{launch['id']}/retry", {})[0] == 422
     client.cancel(launch["id"])
     assert wait(client, launch["id"])["state"] == "CANCELLED"
-
-
-def test_an_environment_is_seen_to_come_and_to_go(browser: Browser, client: DaemonClient) -> None:
-    with browser.stream() as events:
-        next(events)
-        launch = client.submit("launch", {"source": "echo", "name": "seen"})
-        ready = until(events, "environments", lambda e: e["state"] == "READY")
-        assert (ready["name"], ready["ready"], ready["replicas"]) == ("seen", 1, 1)
-        assert ready["request_id"] == launch["id"]
-        client.submit("down", {"name": "seen"})
-        for _, data in events:
-            if "seen" in data.get("drop", {}).get("environments", []):
-                break
-        else:
-            raise AssertionError("the environment was not dropped")
 
 
 def test_a_launch_that_runs_again_with_more_memory_keeps_all_else(client: DaemonClient) -> None:

@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from openenvd.server.dashboard import memory
 from openenvd.server.dashboard.environments import REPORT_SECONDS, SILENT_SECONDS, StepRate
 from openenvd.server.dashboard.live_state import MAX_WAITING_CHARACTERS, LiveState, Viewer
+from openenvd.server.dashboard.memory import MemoryHistory
 
 
 def sent(state: LiveState, viewer: Viewer) -> list[tuple[str, dict[str, Any]]]:
@@ -121,3 +126,28 @@ def test_steps_a_second_are_told_by_totals(
     rate = StepRate()
     told = [rate.note(steps, float(at)) for at, steps in reports]
     assert told[-1] == expected
+
+
+async def test_measuring_goes_on_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory, "POLL_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(memory, "MAX_SHARE", 1.0)
+    asked = 0
+
+    def status() -> object:
+        nonlocal asked
+        asked += 1
+        raise ProcessLookupError
+
+    deps: Any = SimpleNamespace(
+        paths=SimpleNamespace(home=tmp_path),
+        reconciler=SimpleNamespace(replicas=SimpleNamespace(live={})),
+        executor=SimpleNamespace(status=status),
+    )
+    history = MemoryHistory(deps)
+    for _ in range(3):
+        await history.look()
+    assert asked == 3
+    logged = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert len(logged) == 1

@@ -37,7 +37,7 @@ from openenvd.server.dispatch.request_traces import RequestTraces
 from openenvd.server.dispatch.running import DispatchContext, Timing
 from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 
-from ..tracing.kept_spans import KeptSpans, attributes_of, ids_of
+from ..tracing.conftest import KeptSpans, attributes_of, ids_of
 
 MB = 2**20
 PATIENCE_SECONDS = 10.0
@@ -80,8 +80,6 @@ def _schedule_of(operation: str) -> Schedule:
 
 
 class Bench:
-    """A dispatcher over a real database."""
-
     def __init__(
         self,
         home: Path,
@@ -147,7 +145,6 @@ class Bench:
         self.eventually(lambda: self.submitted() == list(request_ids))
 
     def ended(self, request_id: str, state: RequestState = RequestState.SUCCEEDED) -> Request:
-        """The request, once it has ended so."""
         self.eventually(lambda: self.read(request_id).state is state)
         return self.read(request_id)
 
@@ -224,16 +221,6 @@ def test_a_small_request_passes_one_that_does_not_fit(bench: Bench) -> None:
     assert big not in bench.submitted()
 
 
-def test_without_retry_oom_a_replica_killed_for_memory_fails_its_launch_with_the_evidence(
-    bench: Bench,
-) -> None:
-    request_id = bench.running()
-    error = TaskError("ReplicaFailed", "killed", kind="oom_killed", evidence=KILLED.to_json())
-    bench.end(Raised(request_id, error, 20 * MB, time.time()))
-    failed = bench.error_of(request_id)
-    assert (failed.kind, failed.evidence) == ("oom_killed", KILLED.to_json())
-
-
 def test_the_worker_is_written_while_the_request_runs_and_told_with_its_outcome(
     bench: Bench,
 ) -> None:
@@ -282,7 +269,6 @@ def refuse_once(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
 def test_a_request_whose_claim_could_not_be_written_is_claimed_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No further request has to come for it."""
     with closing(Bench(tmp_path, timing=Timing(retry_seconds=0.01))) as bench:
         refused = [refuse_once(monkeypatch, n) for n in ("claim", "claim_chosen")]
         ids = {bench.submit(), bench.submit("check", payload={})}
@@ -302,7 +288,6 @@ def fill(folder: Path) -> Path:
 def test_a_request_that_was_pending_when_the_disk_was_full_starts_when_there_is_room_again(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No further request has to come for it, and no restart."""
     timing = Timing(retry_seconds=0.01)
     with closing(Bench(small_disk / "home", timing=timing)) as bench:
         bench.dispatcher.start()
@@ -436,7 +421,6 @@ def test_logs_are_removed_with_their_requests(tmp_path: Path) -> None:
 
 
 def test_all_logs_together_are_kept_bounded(tmp_path: Path) -> None:
-    """SkyPilot #10023: logs filled the disk."""
     with closing(Bench(tmp_path, Settings(max_logs_mb=1))) as bench:
         bench.paths.runs.mkdir()
         log = bench.paths.request_log("0" * 16)
@@ -461,32 +445,12 @@ def test_a_hundred_launches_start_as_many_as_memory_suffices_for(bench: Bench) -
 
 
 def test_the_log_of_a_long_request_is_kept_bounded(tmp_path: Path) -> None:
-    """SkyPilot #10023: logs filled the disk."""
     settings, timing = Settings(max_log_mb=1), Timing(bound_logs_seconds=0.05)
     with closing(Bench(tmp_path, settings, timing)) as bench:
         log = bench.paths.request_log(bench.running())
         log.write_bytes(b"a line of the log\n" * 200_000)
         bench.eventually(lambda: log.stat().st_size < MB)
         assert log.read_bytes().endswith(b"a line of the log\n")
-
-
-def test_the_start_and_end_of_a_long_request_are_logged_with_their_fields(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "openenvd.server.dispatch")
-    request_id = bench.running(environment="trial")
-    bench.eventually(lambda: bench.read(request_id).worker == "long-7")
-    bench.end(Died(request_id, "long-7", KILLED, (), 255 * MB, time.time()))
-    bench.eventually(lambda: len(caplog.records) == 2)
-    start, end = caplog.records
-    label = f"request {request_id} (launch trial)"
-    assert start.getMessage() == f"{label} runs on worker long-7 (pid 4711)"
-    failed = f"{label} failed (oom_killed): worker long-7 (pid 7) was"
-    assert end.getMessage().startswith(failed)
-    for record in (start, end):
-        assert vars(record)["request_id"] == request_id
-        assert (vars(record)["environment"], vars(record)["worker"]) == ("trial", "long-7")
-    assert (vars(start)["pid"], vars(end)["pid"]) == (4711, KILLED.pid)
 
 
 def test_short_requests_are_logged_at_debug_level_only(

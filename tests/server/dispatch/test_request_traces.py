@@ -13,7 +13,7 @@ from openenvd.schema.states import ErrorKind, RequestState, Schedule
 from openenvd.server.dispatch.request_traces import RequestTraces, WaitReason
 from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 
-from ..tracing.kept_spans import KeptSpans, attributes_of, ids_of
+from ..tracing.conftest import KeptSpans, attributes_of, ids_of
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 REQUEST = Request(

@@ -195,7 +195,6 @@ def test_sockets_of_launches_that_were_killed_are_removed_at_the_second_look(pat
 
 
 def bind_and_die(sockets: list[Path]) -> None:
-    """Bind control sockets in a process that is killed afterwards."""
     program = (
         "import os, signal, sys; from openenvd.environments.shim.files import open_control_socket; "
         "made = [open_control_socket(path) for path in sys.argv[1:]]; "

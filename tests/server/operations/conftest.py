@@ -29,7 +29,6 @@ Run = Callable[..., Any]
 
 
 def started(launch: dict[str, Any], home: Path) -> dict[str, Any]:
-    """What a worker has prepared, started as the daemon does it."""
     spec, address = EnvironmentSpec(**launch["spec"]), launch["address"]
     prepared = prepared_from_json(launch["prepared"])
     provider = provider_named(spec.provider, home)

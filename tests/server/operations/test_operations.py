@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -13,43 +15,22 @@ import pytest
 from pydantic import ValidationError
 
 from openenvd.environments import run_files
+from openenvd.environments.access import ask, base_url_by_name
 from openenvd.environments.engines.base import Check
 from openenvd.environments.shim.client import stop_fork_servers
 from openenvd.schema.errors import EnvironmentsError, NotAnswering
 from openenvd.schema.layout import Layout
+from openenvd.schema.spec import EnvironmentSpec
 from openenvd.server.operations import check
 from openenvd.server.operations.check import problems
+from openenvd.system.net.access import without_token
 
 from .conftest import Run
-
-FAILS_TO_IMPORT = "import a_module_that_nobody_has\n"
-EXITS = 'import os\nprint("no licence", flush=True)\nos._exit(7)\n'
-NEVER_READY = 'import threading\nprint("loading", flush=True)\nthreading.Event().wait()\n'
 
 
 def write_class(folder: Path, code: str) -> str:
     (folder / "sample_env.py").write_text(code)
     return "sample_env:Sample"
-
-
-def test_a_launched_environment_answers_until_it_is_taken_down(run: Run, layout: Layout) -> None:
-    launched = run("launch", source="echo", replicas=2)["environment"]
-    assert launched["name"] == "echo"
-    assert len(launched["replicas"]) == 2
-    probed = run("probe", name="echo")
-    assert probed["address"] == launched["address"]
-    assert probed["health"] == {"status": "healthy"}
-    assert probed["session_seconds"] is None
-    assert run("probe", name="echo", session=True)["session_seconds"] > 0
-    described = run("describe", name="echo")
-    assert described["metadata"]["name"] == "echo"
-    assert "message" in described["schema"]["action"]["properties"]
-    downed = run("down", name="echo")
-    assert downed["stopped"] == [replica["id"] for replica in launched["replicas"]]
-    assert run_files.all_of(layout.runs) == []
-    assert run("down", name="echo")["stopped"] == []
-    with pytest.raises(EnvironmentsError, match="no replica on this machine"):
-        run("probe", name="echo")
 
 
 def test_a_session_that_fails_names_the_log_that_says_why(run: Run, tmp_path: Path) -> None:
@@ -63,15 +44,6 @@ def test_a_session_that_fails_names_the_log_that_says_why(run: Run, tmp_path: Pa
     run("down", name="trial")
 
 
-def test_a_launch_writes_its_log_and_reports_its_phases(
-    run: Run, capfd: pytest.CaptureFixture[str]
-) -> None:
-    told: list[dict[str, Any]] = []
-    run("launch", source="echo", name="trial", progress=told.append)
-    assert [entry["phase"] for entry in told] == ["resolved"]
-    assert capfd.readouterr().out == "echo comes with openenvd\n"
-
-
 def test_a_repeated_launch_replaces_the_replicas_of_its_first_attempt(
     run: Run, layout: Layout
 ) -> None:
@@ -81,27 +53,6 @@ def test_a_repeated_launch_replaces_the_replicas_of_its_first_attempt(
     assert not psutil.pid_exists(first["pid"])
     assert len(run_files.all_of(layout.runs)) == 1
     run("down", name="echo")
-
-
-@pytest.mark.parametrize(
-    ("code", "kind", "words"),
-    [
-        (FAILS_TO_IMPORT, "operation_error", ["a_module_that_nobody_has", "sample_env.py"]),
-        (EXITS, "operation_error", ["exited with code 7", "no licence"]),
-    ],
-    ids=["import fails", "exits"],
-)
-def test_a_failed_launch_gives_the_reason_and_leaves_nothing_behind(
-    run: Run, layout: Layout, tmp_path: Path, code: str, kind: str, words: list[str]
-) -> None:
-    source = write_class(tmp_path, code)
-    with pytest.raises(EnvironmentsError) as caught:
-        run("launch", source=source, cwd=str(tmp_path))
-    assert caught.value.kind == kind, str(caught.value)
-    assert caught.value.hint
-    for word in words:
-        assert word in str(caught.value)
-    assert run_files.all_of(layout.runs) == []
 
 
 @pytest.mark.parametrize(
@@ -241,3 +192,66 @@ def test_what_is_missing_has_the_command_that_mends_it(
 def test_what_is_there_has_a_note_alone(check: Check) -> None:
     assert (check.problem, check.remedy) == (None, None)
     assert len(check.notes) == 1
+
+
+def test_operations_send_the_token_and_do_not_tell_it(
+    run: Run, layout: Layout, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[dict[str, Any]] = []
+    launched = run("launch", source="echo", token="auto", progress=told.append)["environment"]
+    assert launched["has_token"]
+    [replica] = run_files.all_of(layout.runs)
+    token = replica.token
+    assert token is not None
+    base_url = base_url_by_name(layout.runs, "echo")
+    assert without_token(base_url) == (launched["address"], token)
+    with pytest.raises(NotAnswering, match="401"):
+        ask(launched["address"], "/health", 10.0)
+    measured = {"action": {"message": "x"}, "requests_grid": [4], "repetitions": 1}
+    results = [
+        run("probe", name="echo"),
+        run("describe", name="echo"),
+        run("benchmark", name="echo", **measured),
+        run("rollout", name="echo", out=str(tmp_path / "a"), episodes=2, max_steps=2),
+        run("rollout", name=base_url, out=str(tmp_path / "b"), episodes=2, max_steps=2),
+    ]
+    assert [result["steps"] for result in results[3:]] == [4, 4]
+    assert token not in json.dumps([launched, results, told])
+    assert token not in "".join(capfd.readouterr())
+    for path in (*layout.home.rglob("*"), *tmp_path.rglob("*")):
+        if path.is_file() and token.encode() in path.read_bytes():
+            assert path.name == "replica.json", path
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_check_tells_of_environments_that_others_can_reach(run: Run, layout: Layout) -> None:
+    run("launch", source="echo")
+    assert run("check")["exposed"] == {}
+    [replica] = run_files.all_of(layout.runs)
+    path = replica.run_dir / "replica.json"
+    before = path.read_text()
+    path.write_text(json.dumps({**json.loads(before), "host": "0.0.0.0"}))  # as if it did
+    assert run("check")["exposed"] == {"echo": "0.0.0.0"}
+    path.write_text(before)
+
+
+@pytest.mark.parametrize(
+    ("options", "has_token"),
+    [
+        ({}, False),
+        ({"token": "auto"}, True),
+        ({"host": "127.0.0.2"}, False),
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "::"}, True),
+        ({"host": "my-box"}, True),
+    ],
+)
+def test_beyond_loopback_there_is_always_a_token(options: dict[str, Any], has_token: bool) -> None:
+    spec = EnvironmentSpec("x", "echo", **options).with_access()
+    assert (spec.token is not None) is has_token
+    assert spec.token != "auto"
+
+
+def test_a_given_token_is_kept() -> None:
+    spec = EnvironmentSpec("x", "echo", host="0.0.0.0", token="mine" * 4)
+    assert spec.with_access().token == "mine" * 4

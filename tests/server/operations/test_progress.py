@@ -22,8 +22,6 @@ from openenvd.server.operations.progress import (
 
 
 class Clock:
-    """A clock that tests move on."""
-
     now = 100.0
 
     def __call__(self) -> float:
@@ -31,7 +29,6 @@ class Clock:
 
 
 def launch(home: Path, seconds: dict[str, float], source: str = "local 1 ./my_env") -> list[Any]:
-    """Go through phases that take so long; what was reported."""
     told: list[dict[str, Any]] = []
     clock = Clock()
     phases = Phases(OperationContext("id", home, told.append), source, clock)

@@ -7,8 +7,6 @@ import asyncio
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +17,6 @@ import pytest
 from pydantic import ValidationError
 
 from openenvd.environments import run_files
-from openenvd.environments.access import ask
 from openenvd.environments.engines.local.provider import LocalProvider
 from openenvd.environments.run_files import RunFile
 from openenvd.environments.shim.client import read_status_file
@@ -29,7 +26,6 @@ from openenvd.executor.errors import TaskCancelled
 from openenvd.executor.worker import print_traceback
 from openenvd.rollouts.errors import OutputUnwritable, PolicyNotFound, RolloutError
 from openenvd.rollouts.session.loop_thread import run_on_thread
-from openenvd.schema.errors import NotAnswering
 from openenvd.schema.spec import EnvironmentSpec
 from openenvd.server.operations.base import OperationContext
 from openenvd.server.operations.rollout import Rollout, RolloutPayload
@@ -37,7 +33,7 @@ from openenvd.server.operations.rollout import Rollout, RolloutPayload
 from ...environments.conftest import Started
 from ...rollouts.conftest import Serve, address_of
 from ...rollouts.conftest import serve as serve
-from ..tracing.kept_spans import KeptSpans
+from ..tracing.conftest import KeptSpans
 
 VARIABLE = "POLICY_SAYS_FOR_TEST"
 POLICY = f"""
@@ -149,24 +145,6 @@ def test_a_rollout_follows_its_environment_through_a_restart(home: Path, tmp_pat
     assert result["there"] == 5_000
 
 
-def test_a_rollout_ends_when_its_environment_is_taken_down(home: Path, tmp_path: Path) -> None:
-    """Not one episode is played in the next environment that is given the address."""
-    run_file = launch(home)
-    impostors: list[RunFile] = []
-
-    def on_progress(_: dict[str, Any]) -> None:
-        if not impostors:
-            run_files.stop_environment(home / "run", "sample")
-            impostors.append(launch(home, name="impostor", port=run_file.port))
-
-    following = OperationContext("1" * 32, home, on_progress)
-    with pytest.raises(NotAnswering, match="sample was taken down"):
-        Rollout.run(payload_of(tmp_path, episodes=50_000), following)
-    shards = ask(impostors[0].address, "/capacity", 10.0)["shards"]
-    assert [shard["totals"]["steps"] for shard in shards] == [0]
-    run_files.stop_environment(home / "run", "impostor")
-
-
 @pytest.fixture
 def cancellable() -> Iterator[None]:
     """SIGTERM raises `TaskCancelled` in the main thread, as in a worker."""
@@ -257,13 +235,6 @@ def test_episodes_of_a_group_share_a_seed_by_default() -> None:
     assert (order.seed, order.stages.size) == (0, 8)
     record = order.stages.record()
     assert (record["advantages"], record["filters"]) == ("group-normalised", ["min-reward=-1.5"])
-
-
-def test_the_daemon_reads_the_payload_without_the_rollouts_room() -> None:
-    show = "print('openenvd.rollouts.run' in sys.modules)"
-    code = f"import openenvd.server.operations.registry, sys; {show}"
-    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert told.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,6 @@ SPEC: dict[str, Any] = {"max_replicas": 4, "scale_down_seconds": 60.0}
 
 
 class World(Submissions):
-    """An autoscaler, and the replicas of one environment."""
-
     def __init__(self) -> None:
         super().__init__()
         self.index = Watches()
@@ -31,7 +29,6 @@ class World(Submissions):
         self.index.add(self.watches[-1])
 
     def serve(self, replicas: int, **spec: Any) -> None:
-        """The environment serves with so many replicas of ten slots."""
         while len(self.watches) < replicas:
             self.add()
         state = EnvironmentState.READY

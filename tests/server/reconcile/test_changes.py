@@ -64,7 +64,6 @@ class Changed:
         self.after: Callable[[dict[str, Any]], object] = lambda _: None  # called with progress
 
     async def launch(self, source: str = "echo", **options: Any) -> str:
-        """Launch it; returns its address."""
         await self.world.reconcile()
         payload = Launch.Payload.model_validate({"source": source, "name": "trial", **options})
         launch = await self.world.launch(**payload.model_dump(mode="json", exclude={"name"}))
@@ -83,8 +82,6 @@ class Changed:
         return await self.world.change(operation, **known.model_dump(exclude={"name"}))
 
     async def carry_out(self, request: Request, prepared: Any = None) -> Any:
-        """The result of a request, which has ended then."""
-
         def progress(data: dict[str, Any]) -> None:
             self.told.append(data)
             self.after(data)
@@ -152,7 +149,6 @@ def steps(connection: ClientConnection) -> bool:
 
 
 def plays(address: str) -> bool:
-    """Whether a new session can make a step."""
     with session(address) as client:
         return steps(client)
 
@@ -267,7 +263,6 @@ async def test_a_replica_that_is_added_is_not_the_environments_before_it_is_read
 
 @pytest.mark.parametrize("replicas", [1, 3])
 async def test_the_next_daemon_goes_on_with_a_scale(trial: Changed, replicas: int) -> None:
-    """Killed when it has started replicas, or is draining one."""
     await trial.launch(replicas=2)
     request = await trial.begun("scale", replicas=replicas)
     if replicas == 3:
@@ -480,13 +475,3 @@ async def test_what_sleeps_stays_awake_with_several_replicas_and_has_no_more_tha
     trial.log.clear()
     await trial.run("scale", replicas=1)
     assert words not in trial.log
-
-
-async def test_what_does_not_run_cannot_be_changed(trial: Changed) -> None:
-    await trial.launch()
-    [only] = trial.replicas()
-    await asyncio.to_thread(run_files.stop_replica, only.run_dir)
-    await trial.world.becomes(EnvironmentState.FAILED)
-    for change in ({"operation": "scale", "replicas": 2}, {"operation": "restart"}):
-        with pytest.raises(EnvironmentsError, match="trial has no replicas"):
-            await trial.run(**change)

@@ -40,7 +40,7 @@ from openenvd.requests_db.records import (
 )
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, observing, submitting
-from openenvd.schema.errors import EngineFailed, GatewayFailed, NotReady
+from openenvd.schema.errors import EngineFailed, GatewayFailed
 from openenvd.schema.layout import Layout
 from openenvd.schema.replica import WAITING
 from openenvd.schema.settings import Paths
@@ -57,7 +57,6 @@ from openenvd.server.operations.base import OperationContext
 from openenvd.server.operations.down import Down
 from openenvd.server.reconcile import replica_watch, replicas
 from openenvd.server.reconcile.reconciler import Reconciler
-from openenvd.server.reconcile.replica_watch import ReplicaWatch
 from openenvd.server.reconcile.status_writer import Timing
 from openenvd.system.process.process_identity import ProcessIdentity
 from openenvd.system.text.json_lines import decode_line
@@ -97,7 +96,6 @@ class World:
         return await self._run("launch", Schedule.LONG, name, environment, **payload)
 
     async def down(self, name: str = "trial") -> Request:
-        """A `down` that runs."""
         await self.store.write(observing.set_environment_state, name, S.STOPPING, now=time.time())
         return await self._run("down", Schedule.SHORT, name, None)
 
@@ -143,7 +141,6 @@ class World:
         return claim.requests[0]
 
     async def change(self, operation: str, **payload: Any) -> Request:
-        """A request that runs, and changes an environment that serves."""
         return await self._run(operation, Schedule.LONG, "trial", None, **payload)
 
     # Replicas.
@@ -212,7 +209,6 @@ class World:
     # Looking.
 
     async def until(self, check: Callable[[], object]) -> None:
-        """Return when `check` holds, of what is no event."""
         async with asyncio.timeout(WAIT_SECONDS):
             while not check():
                 await asyncio.sleep(0.01)
@@ -281,7 +277,6 @@ async def world(
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pauses before a restart."""
     monkeypatch.setattr(replica_policy, "FIRST_PAUSE_SECONDS", 0.01)
 
 
@@ -352,18 +347,6 @@ async def test_replicas_that_a_launch_leaves_after_the_down_are_stopped(world: W
 
 
 # Deaths.
-
-
-async def test_a_replica_that_dies_is_started_again(world: World) -> None:
-    [server] = await world.serving()
-    first = pid_of(server)
-    os.kill(first, signal.SIGKILL)
-    await world.becomes(S.DEGRADED)
-    await world.becomes(S.READY)
-    replica = await world.replica()
-    assert (replica.restarts, replica.pid == first) == (1, False)
-    assert replica.exit is not None
-    assert replica.exit["signal"] == "SIGKILL"
 
 
 async def test_a_replica_is_shown_and_not_started_again_while_its_launch_is_responsible(
@@ -603,7 +586,6 @@ def start_at_its_own_socket(world: World, launch: Request) -> ShimmedServer:
 
 
 def run_down(world: World) -> list[str]:
-    """What the worker of a `down` does."""
     payload = Down.Payload(name="trial", grace_seconds=1.0)
     context = OperationContext("1" * 16, world.paths.home, lambda _: None)
     stopped: list[str] = Down.run(payload, context)["stopped"]
@@ -674,26 +656,6 @@ async def test_a_down_that_failed_is_finished_by_the_reconciler_as_soon_as_that_
     await world.fails(await world.down(), "its worker was killed")
     await world.becomes(S.STOPPED)
     assert (refusals, is_running(server), server.run_dir.exists()) == (0, False, False)
-
-
-async def test_a_name_launched_again_is_independent_of_its_predecessor(
-    world: World, impatient: None
-) -> None:
-    reconciler = await world.reconcile()
-    [old] = await world.serving()
-    # Or it would take its successor for the old one.
-    await world.until(lambda: not reconciler.queue._running)
-    reconciler.replicas.let_go("trial")
-    await world.store.write(observing.set_environment_state, "trial", S.FAILED, now=time.time())
-    launch = await world.launch()
-    await world.becomes(S.STARTING)
-    os.kill(pid_of(old), signal.SIGKILL)
-    await asyncio.to_thread(old.wait_state, "exited")
-    await world.started(launch)
-    await world.replica_becomes(ReplicaState.READY)
-    assert (await world.environment()).state is S.STARTING
-    assert set(reconciler.replicas.live) == {f"trial-0-{launch.id}"}
-    assert old.link.status["generation"] == 1
 
 
 async def test_an_environment_that_is_slow_to_stop_does_not_delay_another(world: World) -> None:
@@ -777,24 +739,8 @@ async def test_the_second_attempt_of_a_launch_is_watched_instead_of_the_first(
 
 
 def unknown_launch(name: str = "trial") -> Request:
-    """A launch that is in no table."""
     now = time.time()
     return Request("ab" * 8, "launch", Schedule.LONG, {}, RequestState.SUCCEEDED, now, name)
-
-
-async def test_a_database_that_was_just_made_adopts_what_the_run_files_name(world: World) -> None:
-    launch = unknown_launch()
-    servers = [await asyncio.to_thread(world.start, launch, ordinal, port=0) for ordinal in (0, 1)]
-    await world.reconcile()
-    environment = await world.becomes(S.READY)
-    assert environment.request_id == launch.id
-    assert environment.address == "http://127.0.0.1:0"
-    assert environment.spec["provider"] == "local"
-    rows = await world.store.read(queries.replicas("trial"))
-    assert [row.pid for row in rows] == [pid_of(server) for server in servers]
-    os.kill(pid_of(servers[0]), signal.SIGKILL)  # from now on, it is restarted too
-    await world.becomes(S.DEGRADED)
-    await world.becomes(S.READY)
 
 
 @pytest.mark.parametrize("state", [S.READY, S.STOPPED])
@@ -843,25 +789,6 @@ async def test_replicas_that_belong_to_nothing_are_stopped_at_the_start(world: W
     await world.reconcile()
     assert not server.run_dir.exists()
     assert not is_running(server)
-
-
-async def test_a_probe_of_an_environment_does_not_reconcile_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reconciler = await world.reconcile()
-    looked_at: list[str] = []
-    monkeypatch.setattr(reconciler.queue, "add", lambda name, **_: looked_at.append(name))
-    new = NewRequest("probe", Schedule.SHORT, {"name": "trial"}, environment="trial")
-    result = await world.store.write(submitting.submit, new, now=time.time())
-    assert isinstance(result, Submitted)
-    world.bus.publish(result.events)
-    await world.launch("another")
-
-    async def has_looked() -> bool:
-        return bool(looked_at)
-
-    await until(world.bus, has_looked)
-    assert set(looked_at) == {"another"}
 
 
 async def test_everything_is_reconciled_after_events_were_dropped(
@@ -1008,34 +935,6 @@ async def test_an_update_has_taken_effect_from_what_is_to_be_restarted(
     assert await reconciler.has_taken_effect(update)
     os.kill(shim_pid(new), signal.SIGCONT)
     await world.generations_become(g2="SERVING", g1="RETIRED")
-
-
-async def test_the_gateway_is_told_of_what_takes_over_before_what_it_replaces_is_drained(
-    world: World,
-) -> None:
-    reconciler = await world.reconcile()
-    told: list[str] = []
-    until_reached = reconciler.replicas.until_reached
-
-    async def note(name: str, replicas: list[ReplicaWatch], seconds: float) -> None:
-        with contextlib.suppress(NotReady):
-            await until_reached(name, replicas, seconds)
-        folder = config_folder(world.paths.run_dir(process.NAME))
-        told.append((folder / "routes.json").read_text())
-
-    reconciler.replicas.until_reached = note
-    for held in (False, True):
-        launch = await world.launch(gateway=True)
-        world.paths.run_dir(process.NAME).mkdir(exist_ok=True)  # as its worker starts the gateway
-        for ordinal in range(2):
-            known = {"held": held, "address": ADDRESS, "number": 2 * held + ordinal}
-            await world.started(launch, ordinal, **known)
-        await world.succeeds(launch)
-        await world.becomes(S.READY)
-    await world.generations_become(g2="SERVING", g1="RETIRED")
-    assert len(told) == 1
-    assert '"0002"' in told[0]
-    assert '"0003"' in told[0]
 
 
 @pytest.mark.parametrize("end", [RequestState.FAILED, RequestState.CANCELLED])

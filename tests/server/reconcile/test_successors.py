@@ -16,8 +16,6 @@ from .conftest import Submissions, new_watch
 
 
 class World(Submissions):
-    """The replicas of one environment, some of which say when their time is over."""
-
     def __init__(self) -> None:
         super().__init__()
         self.looks = 0

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenTelemetry's SDK: when it is started, and that a collector which is away holds nothing up."""
+"""OpenTelemetry: when it is started, which trace a process continues, and its page."""
 
 from __future__ import annotations
 
+import re
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from openenvd.server.tracing import STOP_SECONDS, start, stop
 from openenvd.system.files.installation import install_command
+from openenvd.system.net.traceparent import VARIABLE, traceparent
+
+from .conftest import KeptSpans, ids_of
 
 SPANS = 2000
 COLLECTOR_SECONDS = 1
@@ -22,8 +28,6 @@ AT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
 
 @pytest.fixture
 def setenv(monkeypatch: pytest.MonkeyPatch) -> SetEnv:
-    """Sets variables until the test ends."""
-
     def set_all(environ: dict[str, str]) -> None:
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
@@ -49,28 +53,22 @@ def test_traces_are_off(setenv: SetEnv, environ: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        (AT, "sent to http://collector:4318"),
-        ({"OTEL_TRACES_EXPORTER": "otlp"}, "sent to localhost:4318"),
-        ({**AT, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://a/b"}, "sent to http://a/b"),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://me:pw@a/"}, "sent to http://***@a/"),
-        (AT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "sent to http://collector:4318"),
+        (AT, "http://collector:4318"),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, "localhost:4318"),
+        ({**AT, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://a/b"}, "http://a/b"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://me:pw@a/"}, "http://***@a/"),
+        (AT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "http://collector:4318"),
+        (AT | {"OTEL_SERVICE_NAME": "mine"}, "http://collector:4318"),
     ],
 )
 def test_traces_are_on(setenv: SetEnv, environ: dict[str, str], expected: str) -> None:
     setenv(environ)
     provider, said = start()
-    assert said == expected
+    assert said == f"sent to {expected}"
     assert provider is not None
-    assert provider.resource.attributes["service.name"] == "openenvd"
+    name = environ.get("OTEL_SERVICE_NAME", "openenvd")
+    assert provider.resource.attributes["service.name"] == name
     assert "service.version" in provider.resource.attributes
-    provider.shutdown()
-
-
-def test_a_variable_names_the_service(setenv: SetEnv) -> None:
-    setenv({**AT, "OTEL_SERVICE_NAME": "mine"})
-    provider, _ = start()
-    assert provider is not None
-    assert provider.resource.attributes["service.name"] == "mine"
     provider.shutdown()
 
 
@@ -103,6 +101,80 @@ def test_a_missing_extra_is_told_with_the_command(
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     command = install_command("otel")
     assert start() == (None, f"not sent: OpenTelemetry is not installed; {command}")
+
+
+TEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_the_callers_span_counts_before_the_variable(
+    kept: KeptSpans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, TEXT)
+    assert traceparent() == TEXT
+    with kept.tracer.start_as_current_span("training"):
+        within = traceparent()
+    trace_id, span_id, _ = ids_of(kept.one("training"))
+    assert str(within).split("-")[1:3] == [trace_id, span_id]
+    monkeypatch.delenv(VARIABLE)
+    assert traceparent() is None
+
+
+def test_a_variable_that_no_header_can_carry_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, f"{TEXT}\r\nX-Other: 1")
+    assert traceparent() is None
+
+
+@pytest.mark.parametrize(
+    ("rooms", "absent"),
+    [
+        (("client.http", "cli.main", "rollouts.run", "server.operations.rollout"), "opentelemetry"),
+        (("env_host.__main__", "executor.worker"), "opentelemetry"),
+        (("server.daemon",), "opentelemetry.sdk"),  # FastAPI imports the API by itself
+    ],
+)
+def test_opentelemetry_is_imported_when_it_is_wanted_alone(
+    rooms: tuple[str, ...], absent: str
+) -> None:
+    imports = "; ".join(f"import openenvd.{room}" for room in rooms)
+    check = f"print([name for name in sys.modules if name.startswith({absent!r})])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {imports}; {check}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
+
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCES = (
+    "server/dispatch/request_traces.py",
+    "rollouts/traced_episodes.py",
+    "server/tracing.py",
+)
+NAMESPACES = "error|http|messaging|network|openenvd|process|server|service|url|user_agent"
+SET = re.compile(rf'"((?:{NAMESPACES})(?:\.[a-z_]+)+)"')
+QUERIED = re.compile(r"(?:span|resource)\.([a-z_]+(?:\.[a-z_]+)+) [!=]")
+ROWS = re.compile(r"^\| (`[a-z_.`, ]+`) \|", re.MULTILINE)
+LISTED = re.compile(r"`([a-z_]+(?:\.[a-z_]+)+)`")
+OF_CALLS = re.compile(r"^\| (`[a-z_.`, ]+`) \| call \|", re.MULTILINE)  # FastAPI sets them
+
+
+def listed(page: str) -> set[str]:
+    return {name for row in ROWS.findall(page) for name in LISTED.findall(row)}
+
+
+def test_the_page_lists_the_attributes_of_the_code() -> None:
+    code = "".join((ROOT / source).read_text() for source in SOURCES)
+    page = (ROOT / "docs" / "tracing.md").read_text()
+    assert {*SET.findall(code)} == listed(page) - {*LISTED.findall(OF_CALLS.findall(page)[0])}
+
+
+def test_the_queries_of_the_page_ask_for_attributes_that_it_lists() -> None:
+    page = (ROOT / "docs" / "tracing.md").read_text()
+    queried = set(QUERIED.findall(page))
+    assert queried >= {"openenvd.exit.kind"}
+    assert queried <= listed(page)
 
 
 def test_a_collector_that_is_away_holds_nothing_up(
