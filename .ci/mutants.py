@@ -49,7 +49,6 @@ ROOMS = {
     "server/reconcile": ("tests/server/reconcile",),
     "environments/gateway": (
         "tests/environments/test_gateway.py",
-        "tests/environments/test_gateway_weights.py",
         "tests/server/reconcile/test_gateway_backends.py",
     ),
     "environments/shim": ("tests/environments/shim",),

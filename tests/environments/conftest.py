@@ -44,8 +44,6 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 class Started(list[RunFile]):
-    """Replicas that were started."""
-
     @property
     def address(self) -> str:
         return self[0].address

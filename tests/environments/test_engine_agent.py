@@ -11,13 +11,12 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import pytest
@@ -28,8 +27,7 @@ from openenvd.environments import run_files
 from openenvd.environments.access import ask, check_sessions
 from openenvd.environments.agent.agent import Agent
 from openenvd.environments.agent.engine_watch import THREADS, EngineWatch
-from openenvd.environments.agent.replica import CAPACITY_SECONDS, RETRY_SECONDS
-from openenvd.environments.agent.replica_status import EngineReplicaStatus
+from openenvd.environments.agent.replica import RETRY_SECONDS
 from openenvd.environments.agent_client import (
     STRAYS_FILE_NAME,
     EngineAddress,
@@ -50,17 +48,14 @@ from openenvd.schema.errors import (
     InvalidSpec,
     NotAnswering,
     ReplicaFailed,
-    UnknownProvider,
 )
 from openenvd.schema.layout import Layout, make_private
 from openenvd.schema.protocol import (
     HOST_CONFIG_VARIABLE,
     HOST_OPTIONS_VARIABLE,
     NO_SESSIONS,
-    REPLICA_HEADER,
     HostConfig,
 )
-from openenvd.schema.replica import StatusLine
 from openenvd.schema.spec import EnvironmentSpec
 
 from .conftest import Started, install_engines
@@ -160,26 +155,22 @@ class World:
         return added
 
     def start_stray(self) -> Instance:
-        """Start an instance of this home that nobody has written down."""
         plan = plan_of(self.ready())
         labels = replace(plan.labels, replica="gone-0-1", environment="gone")
         return self.engine.start(replace(plan, labels=labels, port=plan.port + 1000))
 
     @property
     def instance(self) -> Instance:
-        """The only one."""
         [found] = self.engine.list()
         return found
 
     def tell(self, **fields: Any) -> None:
-        """Have the engine say something else of the only instance."""
         self.engine.tell(self.instance, **fields)
 
     def agents(self) -> list[psutil.Process]:
         return [each for each in psutil.process_iter() if is_agent(each, self.layout)]
 
     def agent(self) -> psutil.Process:
-        """The agent's process, of which there is one."""
         with ensure_agent(self.layout, AT):
             pass
         [found] = self.agents()
@@ -196,7 +187,6 @@ class World:
 
 @pytest.fixture
 def world(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Nothing of its engine runs afterwards."""
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(home / "engine"))
     installed = home / "installed"
     install_engines(installed, **{NAME: "process_engine:ProcessEngine"})
@@ -287,16 +277,6 @@ def test_why_sessions_fail_and_that_they_do_not_any_more_is_told(world: World) -
         wait_for(run_file, is_told)
 
 
-def test_an_app_without_sessions_is_told_with_a_route_to_try(world: World) -> None:
-    (world.home / "foreign.py").write_text(FOREIGN)
-    run_file = world.ready_host(app_candidates=("foreign:app",))
-    info = wait_for(run_file, lambda status: True)["info"]
-    assert (info["serving"], info["route"]) == ("http", "POST /reset")
-    assert info["notes"] == [f"{NO_SESSIONS}; it is served as it is"]
-    with pytest.raises(NotAnswering, match=NO_SESSIONS):
-        check_sessions(run_file)
-
-
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
@@ -331,12 +311,6 @@ def test_what_no_engine_was_asked_to_start_is_stopped_without_its_answer(
     assert list(world.layout.runs.iterdir()) == []
 
 
-def test_an_unknown_provider_is_refused_with_the_names_that_there_are(world: World) -> None:
-    with pytest.raises(UnknownProvider) as raised:
-        provider_named("nowhere", world.home)
-    assert "local" in str(raised.value.hint)
-
-
 def test_what_never_answers_is_told_with_its_address(world: World) -> None:
     world.image.write_text("import time\ntime.sleep(600)")
     [run_file] = world.launch()
@@ -346,17 +320,6 @@ def test_what_never_answers_is_told_with_its_address(world: World) -> None:
 
 
 # Running.
-
-
-def test_a_message_that_is_none_is_answered_with_an_error(world: World) -> None:
-    run_file = world.ready()
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(SECONDS)
-        client.connect(run_file.socket_path)
-        client.sendall(b'{"op": "dance"}\n[1]\n')
-        lines = client.makefile("rb")
-        answers = [json.loads(lines.readline()) for _ in range(3)]
-    assert [answer["event"] for answer in answers].count("error") == 2
 
 
 @pytest.mark.parametrize("away", ["engine", "agent"])
@@ -375,44 +338,6 @@ def test_an_exit_is_told_when_who_was_away_is_back(world: World, away: str) -> N
     assert status["exit"]["signal"] == "SIGKILL"
 
 
-def test_one_that_is_silent_is_lost_when_its_server_does_not_answer_either(world: World) -> None:
-    run_file = world.ready()
-    instance = world.instance
-    assert instance.pid is not None
-    silent = {"is_silent": True, "state": "running", "waiting": "job 7 has not been heard of"}
-    world.engine.tell(instance, **silent)
-    status = wait_for(run_file, lambda status: status["problem"] is not None)
-    assert (status["state"], status["problem"]) == ("ready", "job 7 has not been heard of")
-    os.kill(instance.pid, signal.SIGKILL)
-    time.sleep(2 * CAPACITY_SECONDS)  # it may only be busy: it is asked several times
-    assert wait_for(run_file, lambda _: True)["state"] == "ready"
-    status = wait_for(run_file, lambda status: status["state"] == "exited")
-    assert (status["exit"]["kind"], status["exit"]["evidence"]) == ("lost", status["problem"])
-    with link_to(run_file) as client:
-        client.send("start")
-        status = status_from(client, lambda status: status["state"] == "ready")
-    assert status["pid"] != instance.pid
-
-
-def test_what_its_engine_begins_anew_is_the_same_instance_one_generation_on(world: World) -> None:
-    run_file = world.ready()
-    instance = world.instance
-    world.engine.tell(instance, state="starting", waiting="job 7 waits, requeued", runs=1)
-    status = wait_for(run_file, lambda status: status["waiting"] is not None)
-    assert (status["state"], status["generation"], status["restarts"]) == ("starting", 2, 1)
-    assert status["last_exit"]["evidence"] == "job 7 waits, requeued"
-    world.engine.tell(instance, runs=0, waiting="as of its last run")
-    wait_for(run_file, lambda status: status["waiting"] == "as of its last run")
-    world.engine.tell(instance, runs=1)
-    status = wait_for(run_file, lambda status: status["state"] == "ready")
-    assert (status["instance"], status["generation"]) == (instance.id, 2)
-    world.engine.tell(
-        instance, runs=2, why_anew="Slurm has requeued job 7"
-    )  # it runs again already
-    status = wait_for(run_file, lambda status: status["generation"] == 3)
-    assert status["last_exit"]["evidence"] == "Slurm has requeued job 7"
-
-
 def test_how_far_an_instance_is_on_its_way_is_no_problem(world: World) -> None:
     """Clients who wait for it are told what keeps it from running, and nothing else."""
     run_file = world.ready()
@@ -428,15 +353,6 @@ def test_how_far_an_instance_is_on_its_way_is_no_problem(world: World) -> None:
         world.tell(waiting="no node has room", is_on_its_way=False)
         status_from(client, is_told)
     assert set(told) == {None, "no node has room"}
-
-
-def test_when_its_engine_ends_it_is_told(world: World) -> None:
-    run_file = world.ready()
-    world.tell(ends_at=2e9, replace_at=1.9e9)
-    status = wait_for(run_file, lambda status: status["ends_at"] is not None)
-    assert (status["ends_at"], status["replace_at"]) == (2e9, 1.9e9)
-    known = EngineReplicaStatus(cast("StatusLine", status))  # of another boot, it may be
-    assert (known.ends_at, known.replace_at) == (None, None)
 
 
 @pytest.mark.parametrize("fault", ["gone", "refuses", "broken"])
@@ -532,21 +448,6 @@ def test_nothing_is_left_of_what_was_refused_after_it_was_made(world: World) -> 
     assert world.engine.list() == []
 
 
-def test_what_an_engine_that_is_gone_has_keeps_its_folder_and_is_stopped_when_it_is_back(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_files, "_MARGIN_SECONDS", 0.5)
-    run_file = world.ready()
-    world.fault("gone").touch()
-    with pytest.raises(EngineFailed, match=run_file.replica_id):
-        world.stop()
-    assert run_files.read(run_file.run_dir) is not None
-    world.fault("gone").unlink()
-    until(lambda: not world.engine.list())
-    world.stop()
-    assert list(world.layout.runs.iterdir()) == []
-
-
 @pytest.mark.parametrize("fault", ["refuses", "broken"])
 def test_nothing_is_left_where_a_stop_was_answered_with_an_error(world: World, fault: str) -> None:
     run_file = world.ready()
@@ -578,17 +479,6 @@ def test_a_silent_server_is_asked_to_drain_again_and_its_engine_not_blamed(world
         status = status_from(client, lambda status: status["state"] == "stopped")
     assert status["exit"]["exit_code"] == 0
     assert "Traceback" not in world.layout.agent_log(NAME).read_text()
-
-
-def test_what_its_engine_begins_anew_while_it_drains_is_stopped(world: World) -> None:
-    world.image.write_text(SERVER.replace("SIGTERM, lambda", "SIGUSR1, lambda *_: None); (lambda"))
-    run_file = world.ready()
-    with link_to(run_file) as client:
-        client.send("drain", timeout_seconds=3600.0)
-        client.wait(lambda status: status["state"] == "draining", SECONDS)
-        world.engine.tell(world.instance, state="starting", waiting="requeued", runs=1)
-        client.wait(lambda status: status["state"] == "stopped", SECONDS)
-    assert world.engine.list() == []
 
 
 DAY = 86_400.0
@@ -703,19 +593,6 @@ async def test_a_surprise_of_its_library_ends_no_log(world: World) -> None:
 # The agent is killed.
 
 
-def test_a_launch_goes_on_when_the_agent_is_killed_while_it_waits(world: World) -> None:
-    world.image.write_text(
-        "import os, time\nwhile not os.path.exists('../go'): time.sleep(0.02)\n" + SERVER
-    )
-    started = world.launch()
-    until(lambda: world.engine.list() and world.instance.pid)
-    world.kill_agent()
-    (world.home / "engine" / "go").touch()
-    run_files.revive(started[0])
-    [replica] = started.wait(SECONDS)
-    assert [instance.pid for instance in world.engine.list()] == [replica["pid"]]
-
-
 def test_a_replica_that_was_not_started_yet_is_started_by_the_next_agent(world: World) -> None:
     run_file = world.ready()
     world.kill_agent()
@@ -757,24 +634,6 @@ def test_what_was_removed_and_not_yet_reported_is_stopped(world: World) -> None:
     write_status(run_file, state="stopping")
     world.stop()
     assert list(world.layout.runs.iterdir()) == []
-
-
-def test_a_log_is_neither_cut_nor_repeated_when_the_agent_is_killed(world: World) -> None:
-    world.image.write_text(
-        "import threading, time\n"
-        "def count():\n"
-        "    for number in range(400):\n"
-        "        print('line', number, flush=True)\n"
-        "        time.sleep(0.005)\n"
-        "threading.Thread(target=count, daemon=True).start()\n" + SERVER
-    )
-    run_file = world.ready()
-    world.kill_agent()
-    run_files.revive(run_file)
-    log = Path(run_file.log_path)
-    until(lambda: "line 399\n" in log.read_text())
-    lines = [line for line in log.read_text().splitlines() if line.startswith("line")]
-    assert lines == [f"line {number}" for number in range(400)]
 
 
 def test_cleaning_up_after_a_shim_leaves_replica_and_agent_of_an_engine(world: World) -> None:
@@ -948,26 +807,6 @@ def test_a_replica_is_reached_where_it_answers_and_the_next_agent_knows(
 
 # Scaling.
 
-AT_GATEWAY: dict[str, Any] = {"address": "http://127.0.0.1:1/envs/sample", "gateway": True}
-
-
-def test_replicas_are_added_behind_the_gateway(world: World) -> None:
-    first = world.ready(max_sessions=6, **AT_GATEWAY)
-    added = world.add(first, [2, 2])
-    everyone = [first, *added]
-    assert {each.address for each in everyone} == {first.address}
-    assert len({each.port for each in everyone}) == 3
-    assert [(each.ordinal, each.number) for each in everyone] == [(0, 0), (1, 1), (2, 2)]
-    assert [each.max_sessions for each in added] == [2, 2]
-    assert {each.data["started_by"] for each in added} == {"change"}
-    assert {each.labels.replica for each in world.engine.list()} == {e.replica_id for e in everyone}
-    for run_file in added:
-        assert ask(f"http://127.0.0.1:{run_file.port}", "/health", 5.0)
-        plan = plan_of(run_file)
-        options = json.loads(plan.env[HOST_OPTIONS_VARIABLE])
-        assert options["headers"][REPLICA_HEADER] == run_file.replica_id
-        assert (options["replica"], options["max_sessions"]) == (run_file.number, 2)
-
 
 def test_a_replica_at_its_own_port_gets_no_others_and_the_remedy_is_told(world: World) -> None:
     first = world.ready()
@@ -976,14 +815,6 @@ def test_a_replica_at_its_own_port_gets_no_others_and_the_remedy_is_told(world: 
     remedy = f"openenv launch {world.image} --name sample --provider {NAME} --gateway --replicas 2"
     assert str(raised.value.hint).startswith(remedy)
     assert len(world.engine.list()) == 1
-
-
-def test_an_update_of_an_engines_environment_has_other_numbers(world: World) -> None:
-    first = world.ready(**AT_GATEWAY)
-    update = world.launch(replicas=2, **AT_GATEWAY)
-    update.wait(SECONDS)
-    numbers = [each.number for each in run_files.of_environment(world.layout.runs, "sample")]
-    assert sorted(numbers) == [first.number, 1, 2]
 
 
 def test_a_drain_outlives_the_agent(world: World) -> None:
@@ -1009,3 +840,31 @@ def test_another_share_of_the_sessions_holds_from_the_next_start_on(world: World
         client.wait(lambda status: status["state"] == "ready", SECONDS)
     plan = json.loads((world.engine.root / world.instance.id / "plan.json").read_text())
     assert json.loads(plan["env"][HOST_OPTIONS_VARIABLE])["max_sessions"] == 4
+
+
+def test_a_log_is_neither_cut_nor_repeated_when_the_agent_is_killed(world: World) -> None:
+    world.image.write_text(
+        "import threading, time\n"
+        "def count():\n"
+        "    for number in range(400):\n"
+        "        print('line', number, flush=True)\n"
+        "        time.sleep(0.005)\n"
+        "threading.Thread(target=count, daemon=True).start()\n" + SERVER
+    )
+    run_file = world.ready()
+    world.kill_agent()
+    run_files.revive(run_file)
+    log = Path(run_file.log_path)
+    until(lambda: "line 399\n" in log.read_text())
+    lines = [line for line in log.read_text().splitlines() if line.startswith("line")]
+    assert lines == [f"line {number}" for number in range(400)]
+
+
+def test_an_app_without_sessions_is_told_with_a_route_to_try(world: World) -> None:
+    (world.home / "foreign.py").write_text(FOREIGN)
+    run_file = world.ready_host(app_candidates=("foreign:app",))
+    info = wait_for(run_file, lambda status: True)["info"]
+    assert (info["serving"], info["route"]) == ("http", "POST /reset")
+    assert info["notes"] == [f"{NO_SESSIONS}; it is served as it is"]
+    with pytest.raises(NotAnswering, match=NO_SESSIONS):
+        check_sessions(run_file)

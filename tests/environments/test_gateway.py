@@ -29,7 +29,6 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.http11 import Request, Response
 
-from openenvd.environments.engines.local import ports
 from openenvd.environments.gateway import configuration, envoy, process
 from openenvd.environments.gateway.configuration import Backend, Endpoint, GatewayOptions
 from openenvd.environments.gateway.envoy import BackendFiles, Connections, endpoint_statuses
@@ -426,7 +425,6 @@ async def test_no_answer_is_of_another_environment_or_generation_whoever_has_its
 
 @pytest.fixture
 async def served(gateway: Gateway, tmp_path: Path) -> AsyncIterator[tuple[int, int]]:
-    """A real environment with a token: its own port, and the gateway's."""
     config = HostConfig(name="sample", env_class=ECHO, shards=1, token=TOKEN)
     host = Host(config, tmp_path)
     await asyncio.to_thread(host.ready)
@@ -819,15 +817,6 @@ def test_another_user_cannot_have_the_port_of_a_gateway_that_was_killed(
         assert process.ensure_running(layout, ANY_PORT).options == gateway.options
         kill_shim(gateway)  # and a launch can start it, too
         assert process.ensure_running(layout, ANY_PORT).options == gateway.options
-
-
-def test_the_port_of_a_gateway_is_reserved_again_when_the_system_has_removed_that(
-    gateway: Gateway, layout: Layout
-) -> None:
-    port = gateway.options.port
-    (ports.RESERVATIONS / str(port)).unlink()
-    ports.renew_reservations(layout.runs)
-    assert ports.reserved_for(port) == ports.PortOwner(process.NAME, layout.runs)
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,10 @@ def found(status: ReplicaStatus, *names: str) -> tuple[Any, ...]:
     return tuple(told[name] for name in names)
 
 
-def test_a_server_is_ready_when_it_reports_so() -> None:
+def test_sessions_and_capacity_come_and_go_with_their_server() -> None:
     status = ready()
     assert found(status, "state", "ready_at", "sessions") == ("ready", NOW, 3)
     assert found(status, "info") == ({"ready": True, "max_sessions": 4},)
-
-
-def test_sessions_and_capacity_go_with_their_server() -> None:
     status = exited()
     assert found(status, "state", "sessions", "capacity") == ("exited", 0, None)
     assert found(status, "exit", "last_exit", "log_tail") == (EXIT, EXIT, ["the last line"])

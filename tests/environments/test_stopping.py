@@ -23,8 +23,6 @@ SECONDS = 30.0
 
 
 class Shim:
-    """The other end of a replica's socket."""
-
     def __init__(self, layout: Layout, folder: Path, ordinal: int, stack: ExitStack) -> None:
         self.id = f"sample-{ordinal}"
         run_dir, path = layout.run_dir(self.id), str(folder / f"{ordinal}.sock")

@@ -33,12 +33,9 @@ def test_a_plan_is_read_as_it_was_written() -> None:
     assert ReplicaPlan.from_json(plan.to_json()) == plan
 
 
-def test_labels_are_read_from_an_engines_labels_among_others() -> None:
-    assert Labels.of({**LABELS.to_labels(), "maintainer": "x"}) == LABELS
-
-
-def test_labels_that_are_incomplete_are_not_ours() -> None:
-    labels = LABELS.to_labels()
+def test_labels_are_read_among_others_and_are_not_ours_where_one_lacks() -> None:
+    labels = {**LABELS.to_labels(), "maintainer": "x"}
+    assert Labels.of(labels) == LABELS
     del labels["openenvd.home"]
     assert Labels.of(labels) is None
 

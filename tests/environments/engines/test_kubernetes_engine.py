@@ -7,18 +7,15 @@ no notice of selectors. It cannot show what Kubernetes really does with these re
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import os
-import time
 from asyncio import to_thread
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp.web
@@ -32,10 +29,8 @@ from openenvd.environments.engines.base import (
     Instance,
     InstanceState,
     Labels,
-    NameTaken,
     ReplicaPlan,
 )
-from openenvd.environments.engines.kubernetes import engine as kubernetes
 from openenvd.environments.engines.kubernetes.engine import KubernetesEngine
 from openenvd.environments.engines.kubernetes.options import kubernetes_address
 
@@ -51,10 +46,6 @@ RUNNING: Any = {
     "podIP": "10.1.2.3",
     "containerStatuses": [{"name": "openenvd", "state": {"running": {}}}],
 }
-LOG = (
-    b"2026-05-04T10:00:00.000000001Z first\n2026-05-04T10:00:00.000000001Z second\n"
-    b"2026-05-04T10:00:01.000000000Z \xff third"
-)
 
 
 class ApiServer(mock.KubernetesEmulator):
@@ -173,23 +164,12 @@ async def running(engine: KubernetesEngine, server: ApiServer) -> Instance:
 
 
 async def state_of(engine: KubernetesEngine) -> InstanceState | None:
-    """Of the pod; None: there is none."""
     found = await to_thread(engine.find, PLAN)
     return None if found is None else found.state
 
 
 def service_of(server: ApiServer) -> Any:
     return server.objects[mock.resource("", "v1", "services"), "rl", SERVICE]
-
-
-async def test_an_environments_service_has_its_pods_as_owners(
-    engine: KubernetesEngine, kmock: ApiServer
-) -> None:
-    await started(engine)
-    await started(engine, SECOND)
-    service = service_of(kmock)
-    owners = service["metadata"]["ownerReferences"]
-    assert [owner["name"] for owner in owners] == ["openenvd-echo-1-7f"]  # the mock does not merge
 
 
 def made_secrets(server: ApiServer) -> list[Any]:
@@ -224,19 +204,6 @@ async def test_a_pod_that_is_found_without_its_secret_is_given_it(
     assert [each["metadata"]["name"] for each in made_secrets(kmock)] == [name, name]
 
 
-async def test_every_request_says_who_asks(engine: KubernetesEngine, kmock: ApiServer) -> None:
-    await started(engine)
-    sent = {request.headers.get("Authorization") for request in list(kmock)}
-    assert sent == {"Bearer secret"}
-
-
-async def test_a_pod_of_others_has_the_name(engine: KubernetesEngine) -> None:
-    await started(engine)
-    with pytest.raises(NameTaken) as refused:
-        await started(engine, replace(PLAN, labels=replace(LABELS, home="ffffffffffff")))
-    assert refused.value.hint == f"kubectl delete pod -n rl {NAME}"
-
-
 async def test_pods_are_put_into_the_namespace_that_is_asked_for_and_listed_there(
     engine: KubernetesEngine,
 ) -> None:
@@ -244,49 +211,6 @@ async def test_pods_are_put_into_the_namespace_that_is_asked_for_and_listed_ther
     instance = await started(engine, plan)
     assert instance.id.startswith("lab/")
     assert [each.id for each in await to_thread(engine.list)] == [instance.id]
-
-
-async def test_what_is_printed_is_delivered_once_from_a_cursor_on(
-    engine: KubernetesEngine, kmock: ApiServer
-) -> None:
-    instance = await started(engine)
-    set_status(kmock, {"phase": "Succeeded"})
-    kmock[f"get {PODS}/{NAME}/log"] << (lambda: LOG)
-    chunks = await to_thread(lambda: list(engine.logs(instance, None)))
-    assert [chunk.data for chunk in chunks] == [b"first\n", b"second\n", b"\xff third"]
-    rest = await to_thread(lambda: list(engine.logs(instance, chunks[0].cursor)))
-    assert [chunk.data for chunk in rest] == [b"second\n", b"\xff third"]
-    asked = [request for request in list(kmock) if request.params.get("sinceTime")]
-    assert asked[0].params["sinceTime"] == "2026-05-04T09:59:59Z"  # times may be out of order
-
-
-async def test_changes_are_told_at_once_and_with_each_event(
-    engine: KubernetesEngine, kmock: ApiServer
-) -> None:
-    changes = engine.changes()
-    await to_thread(next, changes)
-    waiting = asyncio.create_task(to_thread(next, changes))
-    await started(engine)
-    await asyncio.wait_for(waiting, 30)
-
-
-async def test_a_pod_that_waits_for_long_is_looked_at_less_and_less(
-    engine: KubernetesEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    instance = await started(engine)
-    pauses: list[float] = []
-
-    def note(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 6:
-            raise EngineGone("enough")
-
-    monkeypatch.setattr(engine, "_runs", lambda _: True)
-    clock = SimpleNamespace(sleep=note, monotonic=time.monotonic)
-    monkeypatch.setattr(kubernetes, "time", clock)
-    with pytest.raises(EngineGone, match="enough"):
-        await to_thread(engine._await_end, instance, 600.0)
-    assert pauses == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
 
 
 async def test_every_right_that_is_needed_is_asked_for(
@@ -308,17 +232,6 @@ async def test_every_right_that_is_needed_is_asked_for(
         for verb in rule["verbs"]
     }
     assert found == given - {("events", "", "list")}  # done without
-
-
-async def test_a_right_that_is_missing_is_named_with_the_command_that_gives_it(
-    engine: KubernetesEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "_may", lambda verb, resource, namespace: verb != "delete")
-    check = await to_thread(engine.check)
-    assert check.problem == "this account may not delete pods in rl"
-    remedy = str(check.remedy)
-    assert remedy.startswith("kubectl apply -n rl -f docs/openenvd-rbac.yaml")
-    assert "pip download" in remedy  # for who has a wheel, which has no docs
 
 
 async def test_a_pods_end_is_overdue_by_the_clock_of_the_cluster(
@@ -352,14 +265,6 @@ async def test_a_stop_whose_connection_is_lost_is_asked_for_again_while_there_is
         await to_thread(engine.stop, instance, 60.0)
     assert await state_of(engine) is InstanceState.RUNNING
     await to_thread(engine.stop, instance, 0.0)
-    assert await state_of(engine) is None
-
-
-async def test_a_pod_that_does_not_run_yet_is_not_waited_for_when_it_is_stopped(
-    engine: KubernetesEngine,
-) -> None:
-    instance = await started(engine)
-    await to_thread(engine.stop, instance, 600.0)
     assert await state_of(engine) is None
 
 
@@ -485,3 +390,14 @@ async def test_a_start_that_kubernetes_refuses_or_does_not_answer_is_told_in_its
     kmock[question] << answer
     with pytest.raises(error, match=expected):
         await started(engine, SECOND if answer is FORBIDDEN else PLAN)
+
+
+async def test_a_right_that_is_missing_is_named_with_the_command_that_gives_it(
+    engine: KubernetesEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_may", lambda verb, resource, namespace: verb != "delete")
+    check = await to_thread(engine.check)
+    assert check.problem == "this account may not delete pods in rl"
+    remedy = str(check.remedy)
+    assert remedy.startswith("kubectl apply -n rl -f docs/openenvd-rbac.yaml")
+    assert "pip download" in remedy  # for who has a wheel, which has no docs

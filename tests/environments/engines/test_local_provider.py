@@ -9,11 +9,9 @@ import os
 import secrets
 import select
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -28,9 +26,8 @@ from openenvd.environments.engines.started_replicas import readable
 from openenvd.environments.shim.client import ShimClient, read_status_file
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve
-from openenvd.schema.errors import NoProcesses, NotAnswering, PortInUse, ReplicaFailed
+from openenvd.schema.errors import NoProcesses, PortInUse
 from openenvd.schema.layout import Layout
-from openenvd.schema.protocol import door_path
 from openenvd.schema.spec import EnvironmentSpec
 from openenvd.system.memory.limits import ProcessRoom, read_limits
 from openenvd.system.net.listening_sockets import http_address
@@ -57,11 +54,6 @@ def start(
     return Started(provider.start(spec, program, launch_id=launch_id, replaces=replaces))
 
 
-def write_class(folder: Path, code: str) -> str:
-    (folder / "sample_env.py").write_text(code)
-    return "sample_env:Sample"
-
-
 def test_no_session_is_refused_while_another_replica_has_room(home: Path, layout: Layout) -> None:
     """Crowds that fill all replicas in one instant."""
     replicas = start(home, replicas=3, max_sessions=CROWD)
@@ -83,38 +75,6 @@ def test_no_session_is_refused_while_another_replica_has_room(home: Path, layout
                     link.wait(lambda status: status["sessions"] == 0, TIMEOUT_SECONDS)
     finally:
         replicas.stop()
-
-
-def test_an_update_starts_beside_what_it_replaces_and_is_held(home: Path, layout: Layout) -> None:
-    old = start(home, replicas=2)
-    old.wait()
-    newer = secrets.token_hex(8)
-    new = start(home, launch_id=newer, replaces=LAUNCH_ID)
-    new.wait()
-    try:
-        assert new.address == old.address
-        *before, held = sorted(run_files.all_of(layout.runs), key=lambda r: r.created_at)
-        assert [(r.is_held, r.data["number"]) for r in (*before, held)] == [
-            (False, 0),
-            (False, 1),
-            (True, 2),
-        ]
-        assert [held.replica_id] == [each.replica_id for each in new]
-        config = json.loads(held.data["env"]["OPENENVD_HOST_CONFIG"])
-        for each in (*before, held):
-            assert each.data["door_path"] == door_path(config["doors"], each.data["number"])
-        serving = run_files.that_serves(layout.runs, "sample")
-        assert serving is not None
-        assert serving.request_id == LAUNCH_ID
-        with ShimClient.connect(held.socket_path) as link:
-            link.send("serve")
-            link.wait(lambda status: not status["held"], TIMEOUT_SECONDS)
-        serving = run_files.that_serves(layout.runs, "sample")
-        assert serving is not None
-        assert serving.request_id == newer
-    finally:
-        new.stop()
-        old.stop()
 
 
 def test_an_update_may_move_its_environment(home: Path) -> None:
@@ -219,23 +179,6 @@ def test_a_replaced_shim_shares_its_siblings_socket(home: Path, layout: Layout) 
     run_files.stop_environment(layout.runs, "sample")
 
 
-def test_a_replica_says_whose_it_is_in_every_answer(home: Path, layout: Layout) -> None:
-    run_file = ready(home, layout, "benchmark")
-    said = {
-        "OpenEnvd-Environment": "sample",
-        "OpenEnvd-Generation": LAUNCH_ID,
-        "OpenEnvd-Replica": run_file.replica_id,
-    }
-    with connect(f"ws://127.0.0.1:{run_file.port}/ws") as session:
-        assert session.response is not None
-        assert said.items() <= dict(session.response.headers.raw_items()).items()
-    with urlopen(f"{run_file.address}/health", timeout=10.0) as answer:
-        assert {name.lower(): value for name, value in said.items()}.items() <= {
-            name.lower(): value for name, value in answer.headers.items()
-        }.items()
-    run_files.stop_replica(run_file.run_dir)
-
-
 def test_the_port_of_a_killed_shim_is_kept_for_its_environment_across_homes(
     home: Path, layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,25 +200,11 @@ def test_the_port_of_a_killed_shim_is_kept_for_its_environment_across_homes(
     start(tmp_path, port=port).stop()
 
 
-def test_reservations_that_the_system_has_removed_are_renewed(home: Path, layout: Layout) -> None:
-    run_file = ready(home, layout)
-    (ports.RESERVATIONS / str(run_file.port)).unlink()
-    ports.renew_reservations(layout.runs)
-    assert ports.reserved_for(run_file.port) == ports.PortOwner("sample", layout.runs)
-    run_files.stop_replica(run_file.run_dir)
-    assert ports.reserved_for(run_file.port) is None
-
-
 def test_folders_without_a_readable_run_file_are_passed_over(layout: Layout) -> None:
     assert run_files.all_of(layout.runs) == []
     (layout.runs / "half-0-1").mkdir(parents=True)
     (layout.runs / "half-0-1" / "replica.json").write_text("{")
     assert run_files.all_of(layout.runs) == []
-
-
-def test_an_address_without_a_listener_is_not_answering() -> None:
-    with pytest.raises(NotAnswering, match="nothing answers at"):
-        ask("http://127.0.0.1:1", "/health", 5.0)
 
 
 @pytest.mark.parametrize(
@@ -305,19 +234,3 @@ def kill_shim(run_file: run_files.RunFile) -> None:
     for pidfd in pidfds:
         assert select.select([pidfd], [], [], TIMEOUT_SECONDS)[0]
         os.close(pidfd)
-
-
-def test_a_shim_that_is_killed_ends_the_wait_at_once(home: Path) -> None:
-    code = "import time\ntime.sleep(600)\n"
-    replicas = start(home, write_class(home, code), cwd=home)
-    [run_file] = run_files.of_environment(home / "run", "sample")
-    with ShimClient.connect(run_file.socket_path) as link:
-        shim = psutil.Process(link.wait(lambda s: s["pid"] is not None)["shim"]["pid"])
-    killer = threading.Timer(0.5, shim.kill)
-    killer.start()
-    try:
-        with pytest.raises(ReplicaFailed, match="shim of replica 0 of sample ended unexpectedly"):
-            replicas.wait()
-    finally:
-        killer.join()
-        replicas.stop()

@@ -41,7 +41,6 @@ def reservations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_run_file(owner: PortOwner, ordinal: int, port: int) -> None:
-    """Write that a replica of the owner has a port."""
     replica_id = f"{owner.environment}-{ordinal}-1"
     replica = {
         "version": RUN_FILE_VERSION,
@@ -60,7 +59,6 @@ def write_run_file(owner: PortOwner, ordinal: int, port: int) -> None:
 
 @pytest.fixture
 def read_folders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the folders whose run files are read."""
     read: list[str] = []
 
     def note(run_dir: Path) -> object:
@@ -87,7 +85,6 @@ def reserve(tmp_path: Path, reservations: Path) -> Callable[[int], PortOwner]:
 
 @pytest.fixture
 def reservation(reservations: Path, reserve: Callable[[int], PortOwner]) -> Path:
-    """The reservation of port 21000."""
     reserve(21000)
     return reservations / "21000"
 
@@ -106,27 +103,6 @@ def test_without_a_port_a_free_one_of_the_range_is_taken() -> None:
     with port_of() as first, port_of() as second:
         assert first != second
         assert all(FIRST_PORT <= port <= LAST_PORT for port in (first, second))
-
-
-def test_a_port_of_another_environment_is_in_use() -> None:
-    with port_of() as first, pytest.raises(PortInUse), port_of(first):
-        pass
-
-
-def test_a_port_that_is_free_and_reserved_is_its_environments_alone(
-    reserve: Callable[[int], PortOwner], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.create_server((LOOPBACK, 0)) as free:
-        port = free.getsockname()[1]
-    owner = reserve(port)
-    with pytest.raises(PortInUse, match=f"port {port} is reserved for echo of {owner.runs.parent}"):
-        open_listeners(LOOPBACK, port, OWNER)
-    monkeypatch.setattr(ports, "FIRST_PORT", port)
-    monkeypatch.setattr(ports, "LAST_PORT", port)
-    with pytest.raises(PortInUse, match="all ports"):
-        open_listeners(LOOPBACK, None, OWNER)
-    for listener in open_listeners(LOOPBACK, port, owner):
-        listener.close()
 
 
 def test_a_reserved_port_is_not_even_tried(

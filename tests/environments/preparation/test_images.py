@@ -116,11 +116,6 @@ def test_of_a_class_its_module_alone_is_copied(tmp_path: Path) -> None:
     assert made.recipe.config["import_paths"] == ["/app/project"]
 
 
-def test_a_class_whose_module_is_not_there_has_no_image(tmp_path: Path) -> None:
-    with pytest.raises(UnknownSource, match="there is no module nowhere"):
-        context("nowhere:Sample", tmp_path)
-
-
 def test_the_digest_changes_with_files_base_and_packages_alone(project: Path) -> None:
     first = context(str(project), project).digest
     assert context(str(project), project).digest == first

@@ -30,10 +30,6 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_without_pip_settings_uv_gets_no_variables(tmp_path: Path) -> None:
-    assert uv_variables(environ(tmp_path)) == {}
-
-
 def test_pips_variables_become_uvs(tmp_path: Path) -> None:
     answer = uv_variables(
         environ(
@@ -64,12 +60,6 @@ def test_pips_files_are_read_in_its_order_and_variables_win(tmp_path: Path) -> N
     assert uv_variables(environ(tmp_path, PIP_INDEX_URL=MIRROR))["UV_DEFAULT_INDEX"] == MIRROR
 
 
-def test_the_install_section_wins_over_the_global_one(tmp_path: Path) -> None:
-    text = "[install]\nindex_url = https://install/\n[global]\nindex-url = https://global/\n"
-    write(tmp_path / ".pip" / "pip.conf", text)
-    assert uv_variables(environ(tmp_path)) == {"UV_DEFAULT_INDEX": "https://install/"}
-
-
 def test_a_named_file_is_read_and_devnull_reads_none(tmp_path: Path) -> None:
     write(tmp_path / "mine.conf", f"[global]\nindex-url = {MIRROR}\n")
     named = environ(tmp_path, PIP_CONFIG_FILE=str(tmp_path / "mine.conf"))
@@ -86,18 +76,25 @@ def test_uvs_own_index_stands(tmp_path: Path, variable: str) -> None:
     assert answer == {"SSL_CERT_FILE": "/ca"}
 
 
-@pytest.mark.parametrize("text", ["index-url = 'https://own/'", "[[index]]\nurl = 'https://own/'"])
-def test_an_index_in_uvs_file_stands(tmp_path: Path, text: str) -> None:
-    write(tmp_path / ".config" / "uv" / "uv.toml", text)
-    assert uv_variables(environ(tmp_path, PIP_INDEX_URL=MIRROR)) == {}
+PIP, UV = ".pip/pip.conf", ".config/uv/uv.toml"
+SECTIONS = "[install]\nindex_url = https://install/\n[global]\nindex-url = https://global/\n"
 
 
-def test_a_broken_file_is_passed_over(tmp_path: Path) -> None:
-    write(tmp_path / ".pip" / "pip.conf", "index-url without a section\n")
-    write(tmp_path / ".config" / "uv" / "uv.toml", "not = = toml")
-    assert uv_variables(environ(tmp_path)) == {}
-
-
-@pytest.mark.parametrize(("value", "expected"), [("true", {"UV_NO_INDEX": "1"}), ("0", {})])
-def test_no_index_is_a_yes_or_no(tmp_path: Path, value: str, expected: dict[str, str]) -> None:
-    assert uv_variables(environ(tmp_path, PIP_NO_INDEX=value)) == expected
+@pytest.mark.parametrize(
+    ("file", "text", "variables", "expected"),
+    [
+        (PIP, "", {}, {}),
+        (PIP, SECTIONS, {}, {"UV_DEFAULT_INDEX": "https://install/"}),
+        (PIP, "index-url without a section\n", {}, {}),  # a broken file is passed over
+        (UV, "not = = toml", {}, {}),
+        (UV, "index-url = 'https://own/'", {"PIP_INDEX_URL": MIRROR}, {}),  # uv's own stands
+        (UV, "[[index]]\nurl = 'https://own/'", {"PIP_INDEX_URL": MIRROR}, {}),
+        (PIP, "", {"PIP_NO_INDEX": "true"}, {"UV_NO_INDEX": "1"}),
+        (PIP, "", {"PIP_NO_INDEX": "0"}, {}),
+    ],
+)
+def test_files_and_variables_become_variables_of_uv(
+    tmp_path: Path, file: str, text: str, variables: dict[str, str], expected: dict[str, str]
+) -> None:
+    write(tmp_path / file, text)
+    assert uv_variables(environ(tmp_path, **variables)) == expected

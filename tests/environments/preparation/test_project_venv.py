@@ -144,7 +144,6 @@ def listing(folder: Path) -> dict[str, bytes]:
 
 
 def lock(project: Project, *options: str) -> Path:
-    """Make the project's `uv.lock`."""
     command = [uv.find_uv(), "lock", "--quiet", *options]
     subprocess.run(command, cwd=project.folder, check=True)
     return project.folder / "uv.lock"
@@ -403,13 +402,6 @@ def test_what_the_host_needs_comes_beside_the_locked_versions(
     monkeypatch.setattr(project_venv, "HOST_REQUIREMENTS", ("needed", "thing>=2"))
     assert version_seen_by(project_python(locked(tmp_path / "p"), layout, said.append)) == "2.0"
     assert "thing==1.0 of uv.lock was replaced: the env host needs another version" in said
-
-
-@pytest.mark.usefixtures("wheels")
-def test_a_project_with_requirements_alone_is_served_too(tmp_path: Path, layout: Layout) -> None:
-    project = make_project(tmp_path / "p", requirements_txt="thing==2.0\n")
-    (project.folder / "pyproject.toml").unlink()
-    assert version_seen_by(project_python(project, layout, lambda _: None)) == "2.0"
 
 
 def test_a_project_without_requirements_runs_in_our_own_python(

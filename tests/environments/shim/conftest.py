@@ -170,14 +170,12 @@ class Replica:
         return self
 
     def again(self) -> Replica:
-        """With a new shim in place of one that was killed."""
         assert self._link is not None
         self._link.close()
         self._link = None
         return self.ready()
 
     def start_slowly(self, is_slow: bool) -> None:
-        """Have its next server not be ready until this is taken back."""
         mark = self.commands.with_name(f"{self.commands.name}.is_slow")
         mark.touch() if is_slow else mark.unlink()
 
@@ -275,7 +273,6 @@ def cgroups() -> Iterator[CgroupManager]:
 
 @pytest.fixture(autouse=True)
 def no_process_survives() -> Iterator[None]:
-    """Every process that a test started is gone at its end."""
     adopt_orphans()
     before = set(children_of(os.getpid()))
     yield

@@ -1,22 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between a shim and its clients."""
+"""Messages between a shim and its clients, and when a run directory counts as removed."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
 from openenvd.environments.shim.connections import DEFAULT_GRACE_SECONDS, error_line, read_operation
-from openenvd.system.text.json_lines import decode_line, encode_line
-
-
-def test_wire_is_one_json_object_a_line() -> None:
-    line = encode_line({"op": "stop", "grace_seconds": 1.5})
-    assert line.endswith(b"\n")
-    assert decode_line(line) == json.loads(line)
-    with pytest.raises(ValueError, match="object"):
-        decode_line(b"[]")
+from openenvd.environments.shim.files import REMOVED_SECONDS, RunDirectoryWatch
+from openenvd.system.text.json_lines import decode_line
 
 
 @pytest.mark.parametrize(
@@ -55,3 +46,20 @@ def test_an_error_is_an_event() -> None:
         "event": "error",
         "message": "unknown op: 1",
     }
+
+
+NOW = 1000.0
+
+
+def test_a_home_missing_at_one_look_alone_is_not_removed() -> None:
+    home = RunDirectoryWatch()
+    seen = [(0.0, True), (REMOVED_SECONDS, False), (2 * REMOVED_SECONDS, True)]
+    looks = [(home.look(NOW + at, is_missing=missing), home.is_missing) for at, missing in seen]
+    assert looks == [(False, True), (False, False), (False, True)]
+
+
+def test_a_home_that_stays_missing_is_gone() -> None:
+    home = RunDirectoryWatch()
+    assert not home.look(NOW, is_missing=True)
+    assert not home.look(NOW + REMOVED_SECONDS / 2, is_missing=True)
+    assert home.look(NOW + REMOVED_SECONDS, is_missing=True)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -60,7 +59,6 @@ def main():
 
 @pytest.fixture
 def make(tmp_path: Path, folder: Path) -> Iterator[Make]:
-    """Replicas whose servers are forked by a fork server in `folder`."""
     made: list[Replica] = []
 
     def new(**changes: Any) -> Replica:
@@ -191,12 +189,6 @@ def test_an_idle_one_ends_by_itself(
     fork_server = _fork_server_of(one)
     one.link.send("stop", grace_seconds=0.0)
     one.wait_for_end()
-    _await_end(fork_server)
-
-
-def test_sigterm_ends_it(make: Make) -> None:
-    fork_server = _fork_server_of(make().ready())
-    fork_server.send_signal(signal.SIGTERM)
     _await_end(fork_server)
 
 

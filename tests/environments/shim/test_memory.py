@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from openenvd.system.memory.cgroups import CgroupManager
 from openenvd.system.memory.usage import proportional_bytes, replica_bytes
 
-from .conftest import Replica, forked
+from .conftest import Replica
 
 MB = 1 << 20
 FUZZ = 8 * MB  # the kernel counts in batches on each processor, and adds them up now and then
-Make = Callable[..., Replica]
 
 
 def held(status: dict[str, Any]) -> int:
@@ -32,15 +30,6 @@ def test_a_replica_holds_what_its_server_and_its_children_hold(one: Replica) -> 
     assert 40 * MB - FUZZ <= held(status) - before < 40 * MB + FUZZ
     # Without a cgroup it is counted by process.
     assert 40 * MB <= held(status | {"cgroup": None}) < 60 * MB
-
-
-def test_pages_imported_before_the_fork_are_not_the_replicas(replica: Make, folder: Path) -> None:
-    way = forked(folder)
-    (folder / "large.py").write_text("HELD = b'x' * (64 << 20)\n")
-    fork_server = way["fork_server"] | {"preload": ["large", "server_program"]}
-    one, other = (replica(**way | {"fork_server": fork_server}).ready() for _ in range(2))
-    assert other.status["state"] == "ready"
-    assert held(one.status) < 32 * MB
 
 
 def test_a_replica_without_a_server_holds_nothing_that_is_known(one: Replica) -> None:

@@ -10,7 +10,6 @@ import select
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -118,12 +117,6 @@ def test_no_socket_is_left_when_the_run_file_cannot_be_written(tmp_path: Path) -
     with pytest.raises(TypeError):
         start_shim(tmp_path / "run", run_file)
     assert not path.exists()
-
-
-def test_run_file_and_socket_are_for_their_owner_alone(replica: Make) -> None:
-    one = replica().ready()
-    for path in (one.run_dir / "replica.json", Path(one.run_file["socket_path"])):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_held_server_serves_when_it_is_told_and_from_then_on(replica: Make) -> None:

@@ -1,24 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many replicas an environment is to have, for how many sessions."""
+"""Decisions about replicas, as tables of plain values: restarts, numbers, shares and weights."""
 
 from __future__ import annotations
 
 import pytest
 
 from openenvd.environments.replica_policy import (
+    BUDGET_EXITS,
+    BUDGET_WINDOW_SECONDS,
     DOWN_SHARE,
+    FIRST_PAUSE_SECONDS,
+    HEALTHY_SECONDS,
+    MAX_PAUSE_SECONDS,
     UP_SHARE,
     Decision,
     DownWindow,
+    GiveUp,
+    Load,
     Occupancy,
+    RestartAfter,
     Scaling,
     decide,
+    is_calm,
+    pause_seconds,
+    restart_decision,
     share_sessions,
     wanted_replicas,
+    weights,
 )
 from openenvd.schema.errors import InvalidSpec
 
-NOW = 1000.0
+NOW = 10_000.0
+
+
+def exits(count: int, *, apart: float = 1.0) -> list[float]:
+    return [NOW - apart * (count - 1 - n) for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("times", "ready_for", "decision"),
+    [
+        *((exits(count), None, RestartAfter(2.0 ** (count - 2))) for count in range(1, 6)),
+        (exits(BUDGET_EXITS + 1), 1.0, GiveUp("it exited 6 times within 10 minutes")),
+        # Exits before the window do not count, nor any after a healthy minute.
+        ([*[NOW - BUDGET_WINDOW_SECONDS - 1] * 50, NOW], None, RestartAfter(0.5)),
+        (exits(50), HEALTHY_SECONDS, RestartAfter(FIRST_PAUSE_SECONDS, forgiven=True)),
+        (exits(3), HEALTHY_SECONDS - 0.1, RestartAfter(2.0)),
+    ],
+)
+def test_a_replica_that_exits_is_restarted_later_each_time_within_a_budget(
+    times: list[float], ready_for: float | None, decision: RestartAfter | GiveUp
+) -> None:
+    ready_since = None if ready_for is None else NOW - ready_for
+    assert restart_decision(times, ready_since=ready_since, now=NOW) == decision
+    assert pause_seconds(1_000_000) == MAX_PAUSE_SECONDS
+
+
 SCALING = Scaling(least=1, most=8, down_seconds=60.0)
 
 
@@ -67,8 +104,9 @@ def test_what_is_added_is_never_taken_away_for_the_same_sessions() -> None:
     assert decide(Occupancy(more, 10, 17), SCALING, None, NOW) == Decision(more)
 
 
-def test_more_are_added_at_once() -> None:
+def test_more_are_added_at_once_and_a_window_ends_when_all_are_wanted_again() -> None:
     assert decide(Occupancy(1, 10, 10), SCALING, DownWindow(NOW - 5, 1), NOW) == Decision(2)
+    assert decide(Occupancy(4, 10, 25), SCALING, DownWindow(NOW - 59, 1), NOW) == Decision(4)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +123,6 @@ def test_fewer_are_enough_when_they_have_been_for_a_while(
     window: DownWindow | None, now: float, decision: Decision
 ) -> None:
     assert decide(Occupancy(4, 10, 2), SCALING, window, now) == decision
-
-
-def test_a_lull_ends_when_all_replicas_are_wanted_again() -> None:
-    assert decide(Occupancy(4, 10, 25), SCALING, DownWindow(NOW - 59, 1), NOW) == Decision(4)
 
 
 @pytest.mark.parametrize(
@@ -112,3 +146,49 @@ def test_sessions_are_shared_evenly(
 def test_fewer_sessions_than_replicas_are_refused() -> None:
     with pytest.raises(InvalidSpec, match="cannot share 2 sessions"):
         share_sessions(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("loads", "expected"),
+    [
+        ([], []),
+        ([(0, 100)], []),
+        ([(0, 100), (0, 100)], []),
+        ([(30, 100), (0, 100), (10, 100)], []),  # nearly even: as many each
+        ([(50, 100), (0, 100)], []),
+        ([(51, 100), (0, 100)], [4, 16]),  # rounded down to a power of two
+        ([(80, 100), (0, 100)], [2, 16]),
+        ([(100, 100), (0, 100)], [1, 16]),  # full, and one that was added
+        ([(120, 60), (0, 60)], [1, 16]),  # its share is another by now
+        ([(100, 100), (100, 100)], []),  # all are full
+        ([(100, 100), (100, 100), (98, 100)], [1, 1, 16]),
+        ([(0, 10), (0, 100)], [1, 16]),  # of other sizes
+        ([(0, 40), (0, 100), (0, 80)], [4, 16, 8]),
+    ],
+)
+def test_replicas_with_more_room_get_more(
+    loads: list[tuple[int, int]], expected: list[int]
+) -> None:
+    found = weights({number: Load(*load) for number, load in enumerate(loads, 3)})
+    assert found == dict(enumerate(expected, 3))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "calm"),
+    [
+        ([10, 10], [10, 10], True),
+        ([10, 10], [4, 16], True),
+        ([10, 10], [3, 10], False),
+        ([10, 10], [10, 17], False),
+        ([10], [10, 0], False),  # one has come
+        ([10, 10], [10], True),
+    ],
+)
+def test_weights_wait_while_a_crowd_comes_or_leaves(
+    before: list[int], now: list[int], calm: bool
+) -> None:
+    first, second = (
+        {number: Load(sessions, 100) for number, sessions in enumerate(each)}
+        for each in (before, now)
+    )
+    assert is_calm(first, second) is calm

@@ -1,18 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan as arguments of `sbatch`, what a job's end means, and how a failing command is told."""
+"""Slurm's options, ends of jobs and commands; a list of jobs stands for Slurm."""
 
 from __future__ import annotations
 
 import json
+import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from openenvd.environments.agent.engine_watch import exit_reason
-from openenvd.environments.engines.base import EngineGone, EngineRefused, Labels, ReplicaPlan
+from openenvd.environments.engines.base import (
+    EngineGone,
+    EngineRefused,
+    Instance,
+    InstanceState,
+    Labels,
+    ReplicaPlan,
+)
 from openenvd.environments.engines.slurm import commands as slurm_commands
-from openenvd.environments.engines.slurm.commands import exit_facts, over_memory, read_duration
+from openenvd.environments.engines.slurm import engine as slurm
+from openenvd.environments.engines.slurm import job_table
+from openenvd.environments.engines.slurm.commands import Row, exit_facts, over_memory, read_duration
+from openenvd.environments.engines.slurm.engine import SlurmEngine
 from openenvd.environments.engines.slurm.job import (
     NO_JOB,
     JobReport,
@@ -28,6 +40,7 @@ from openenvd.environments.engines.slurm.options import (
     sbatch_arguments,
     warned_seconds,
 )
+from openenvd.system.process.process_identity import boot_seconds
 from openenvd.system.text.units import MB
 
 LABELS = Labels("home", "echo", "echo-0-abc", "abc")
@@ -44,12 +57,9 @@ def test_a_plan_is_limits_labels_and_a_job_that_slurm_does_not_requeue() -> None
     assert {"--mem=301M", "--cpus-per-task=2", "--gres=gpu:2", "--no-requeue"} <= set(arguments)
     assert "--job-name=openenvd-echo-0-abc" in arguments
     assert "--dependency=singleton" in arguments
+    assert "--output=/shared/run/a%%b/slurm-%j.out" in arguments  # its own is no pattern
     [comment] = [each for each in arguments if each.startswith("--comment=")]
     assert Labels.of(json.loads(comment.partition("=")[2])) == LABELS
-
-
-def test_what_looks_like_a_pattern_in_a_path_is_not_replaced() -> None:
-    assert "--output=/shared/run/a%%b/slurm-%j.out" in sbatch_arguments(plan_of())
 
 
 def test_options_are_passed_on_as_they_are() -> None:
@@ -60,16 +70,12 @@ def test_options_are_passed_on_as_they_are() -> None:
     assert not {"--no-requeue", "--gres=gpu:1"} & set(arguments)
 
 
-def test_a_job_with_a_time_limit_is_warned_of_its_end() -> None:
-    assert "--signal=B:USR1@60" in sbatch_arguments(plan_of(options={"time": "1:00:00"}))
-    asked = {"time": "1:00:00", "signal": "B:USR1@300"}
-    assert "--signal=B:USR1@300" in sbatch_arguments(plan_of(options=asked))
-
-
-def test_each_job_is_warned_as_its_partition_may_have_a_limit() -> None:
-    assert "--signal=B:USR1@60" in sbatch_arguments(plan_of())
-    assert warned_seconds({}) == 60
-    assert warned_seconds({"signal": "B:USR1@300"}) == 300
+@pytest.mark.parametrize("more", [{}, {"time": "1:00:00"}])
+def test_each_job_is_warned_of_its_end_as_its_partition_may_have_one(more: dict[str, str]) -> None:
+    for signalled, seconds in (({}, 60), ({"signal": "B:USR1@300"}, 300)):
+        options = {**more, **signalled}
+        assert f"--signal=B:USR1@{seconds}" in sbatch_arguments(plan_of(options=options))
+        assert warned_seconds(options) == seconds
 
 
 def test_a_job_does_not_wait_for_one_that_was_left_and_goes_elsewhere() -> None:
@@ -79,13 +85,9 @@ def test_a_job_does_not_wait_for_one_that_was_left_and_goes_elsewhere() -> None:
     assert "--exclude=n1,n2,n3" in arguments
 
 
-@pytest.mark.parametrize("text", ["1:00:00", "60:00", "3600", "0-01:00:00"])
-def test_a_duration_of_slurm_is_seconds(text: str) -> None:
-    assert read_duration(text) == 3600
-
-
-def test_what_has_no_limit_has_no_duration() -> None:
-    assert [read_duration(text) for text in ("UNLIMITED", "INVALID", "")] == [None] * 3
+def test_a_duration_of_slurm_is_seconds_if_there_is_a_limit() -> None:
+    assert {read_duration(text) for text in ("1:00:00", "60:00", "3600", "0-01:00:00")} == {3600}
+    assert {read_duration(text) for text in ("UNLIMITED", "INVALID", "")} == {None}
 
 
 def test_a_job_that_was_left_is_replaced_for_ever(tmp_path: Path) -> None:
@@ -190,3 +192,136 @@ def test_without_a_configuration_the_hint_names_the_variables_of_the_daemon(
     hint = str(raised.value.hint)
     assert hint.startswith(f"the daemon was started {how}: openenv stop, export SLURM_CONF=")
     assert hint.endswith("openenv up")
+
+
+NODE = "n1 idle (null) 127.0.0.1\n"
+
+
+class Jobs:
+    """What Slurm knows, and which commands it was given that change anything."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.rows: dict[str, Row] = {}
+        self.commands: list[tuple[str, ...]] = []
+
+    def put(self, job: str, state: str, left: float | None = None) -> None:
+        self.rows[job] = Row(job, state, "None", "n1", left, 120.0, LABELS, self.run_dir)
+
+    def run(self, *command: str, stdin: str | None = None, seconds: float = 0.0) -> str:
+        if command[0] == "sinfo":
+            return NODE
+        if "show" in command:
+            return ""
+        self.commands.append(command)
+        if command[0] == "scancel":
+            self.put(command[-1], "CANCELLED")
+        if command[0] != "sbatch":
+            return ""
+        job = str(len(self.rows) + 7)
+        self.put(job, "PENDING")
+        return job
+
+    def submitted(self) -> int:
+        return sum(command[0] == "sbatch" for command in self.commands)
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    made = Jobs(tmp_path)
+    monkeypatch.setattr(slurm_commands, "run", made.run)
+    monkeypatch.setattr(slurm_commands, "jobs", lambda: list(made.rows.values()))
+    return made
+
+
+def found_by(engine: SlurmEngine, plan: ReplicaPlan) -> Instance:
+    found = engine.find(plan)
+    assert found is not None
+    return found
+
+
+def report(folder: Path, **fields: Any) -> None:
+    JobReport(job="7", node="n1", host="n1", port=1, **fields).write(folder)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> ReplicaPlan:
+    return ReplicaPlan(labels=LABELS, image="", host="127.0.0.1", port=1, run_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "is_on_its_way"),
+    [
+        ("PENDING", "None", True),
+        ("PENDING", "Resources", False),
+        ("CONFIGURING", "None", True),
+        ("RUNNING", "None", True),
+        ("SUSPENDED", "None", False),
+    ],
+)
+def test_a_job_is_on_its_way_unless_slurm_has_a_reason(
+    jobs: Jobs, plan: ReplicaPlan, state: str, reason: str, is_on_its_way: bool
+) -> None:
+    jobs.put("7", state)
+    jobs.rows["7"] = replace(jobs.rows["7"], reason=reason)
+    found = found_by(SlurmEngine(), plan)
+    assert (found.state, found.is_on_its_way) == (InstanceState.STARTING, is_on_its_way)
+
+
+def test_a_job_with_a_short_limit_is_not_replaced_as_soon_as_it_begins(
+    jobs: Jobs, plan: ReplicaPlan, tmp_path: Path
+) -> None:
+    jobs.put("7", "RUNNING", left=120.0)
+    report(tmp_path)
+    found = found_by(SlurmEngine(), plan)
+    assert found.ends_at is not None
+    assert found.replace_at == found.ends_at - 80
+
+
+def test_when_a_job_ends_is_told_by_a_clock_that_no_step_moves_and_again_when_it_moves(
+    jobs: Jobs, plan: ReplicaPlan, tmp_path: Path
+) -> None:
+    jobs.put("7", "RUNNING", left=120.0)
+    report(tmp_path)
+    engine = SlurmEngine()
+    changes = engine.changes()
+    next(changes)
+    found = found_by(engine, plan)
+    assert found.ends_at is not None
+    assert 60 < found.ends_at - boot_seconds() <= 120.5
+    jobs.put("7", "RUNNING", left=3600.0)
+    next(changes)
+
+
+def test_a_silent_job_that_is_stopped_has_its_grace(
+    jobs: Jobs, plan: ReplicaPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_table, "SILENT_SECONDS", 0.0)
+    jobs.put("7", "RUNNING")
+    report(tmp_path)
+    engine = SlurmEngine()
+    found = found_by(engine, plan)
+    assert found.is_silent
+    engine.stop(found, 20.0)
+    assert jobs.commands == [("scancel", "--batch", f"--signal={signal.SIGTERM:d}", "7")]
+    assert left_jobs(tmp_path) == []
+
+
+def test_a_job_that_waits_may_go_to_a_lost_node_again_when_what_was_left_there_has_ended(
+    jobs: Jobs, plan: ReplicaPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "FRESH_SECONDS", 0.0)
+    jobs.put("7", "COMPLETING")
+    leave_job(tmp_path, "7")
+    plan = replace(plan, options={"exclude": "n5"})
+    engine = SlurmEngine()
+    engine.start(plan)
+    assert "--exclude=n5,n1" in jobs.commands[0]
+    engine.find(plan)
+    engine.list()
+    assert len(jobs.commands) == 1
+    jobs.put("7", "CANCELLED")
+    for _ in range(2):
+        engine.list()
+        engine.find(plan)
+    assert jobs.commands[1:] == [("scontrol", "update", "jobid=8", "ExcNodeList=n5")]
