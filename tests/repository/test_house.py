@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_749,
-    "code lines": 47_074,
+    "shipped lines": 72_679,
+    "code lines": 47_049,
     "modules": 384,
-    "test lines": 71_653,
+    "test lines": 70_354,
     "words of pages": 24_988,
     "words of decisions": 7_091,
     "folders at the root": 15,
