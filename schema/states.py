@@ -111,17 +111,9 @@ class ReplicaState(StrEnum):
 
 REQUEST_TRANSITIONS: Mapping[RequestState, frozenset[RequestState]] = {
     RequestState.PENDING: frozenset({RequestState.RUNNING, RequestState.CANCELLED}),
-    RequestState.RUNNING: frozenset(
-        {
-            RequestState.PENDING,  # released before it began, requeued or retried
-            RequestState.SUCCEEDED,
-            RequestState.FAILED,
-            RequestState.CANCELLED,
-        }
-    ),
-    RequestState.SUCCEEDED: frozenset(),
-    RequestState.FAILED: frozenset(),
-    RequestState.CANCELLED: frozenset(),
+    # PENDING: released before it began, requeued or retried.
+    RequestState.RUNNING: FINAL_STATES | {RequestState.PENDING},
+    **dict.fromkeys(FINAL_STATES, frozenset()),
 }
 
 # In which of its states an environment takes sessions, of which its first may have to wait.

@@ -40,6 +40,7 @@ import socket
 import tempfile
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...schema.protocol import door_path
@@ -157,12 +158,12 @@ def duplicate(transport: asyncio.BaseTransport) -> int | None:
 RETRY_SECONDS = 0.005  # until a message that did not fit is sent again
 
 
+@dataclass(eq=False, slots=True)
 class PeerReplicas:
     """The control sockets of the replicas at one address; a server without a launch has none."""
 
-    def __init__(self, prefix: str, own: int) -> None:
-        self._prefix = prefix
-        self._own = own
+    _prefix: str
+    _own: int
 
     def open(self) -> socket.socket | None:
         """Open this replica's socket, or return None if it needs none. Raises `OSError`."""

@@ -120,12 +120,12 @@ class Access:
         )
 
 
+@dataclass(eq=False, slots=True)
 class AccessGuard:
     """ASGI middleware: refuses a request before the application has seen any of it."""
 
-    def __init__(self, app: Any, access: Access) -> None:
-        self._app = app
-        self._access = access
+    _app: Any
+    _access: Access
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Refuse the request, answer its preflight, or pass it on without its token."""

@@ -25,6 +25,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -101,15 +102,13 @@ class Reply:
         self.headers += [(k.encode(), v.encode()) for k, v in headers.items()]
 
 
+@dataclass(eq=False, slots=True)
 class HttpRoutes:
     """The routes of one environment."""
 
-    def __init__(
-        self, definition: Definition, table: SessionTable, manifest: dict[str, Any]
-    ) -> None:
-        self._definition = definition
-        self._table = table
-        self._manifest = manifest
+    _definition: Definition
+    _table: SessionTable
+    _manifest: dict[str, Any]
 
     async def reply(self, method: str, path: str, body: bytes) -> Reply:
         """Answer one HTTP request."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -43,12 +44,12 @@ class RpcFailed(Exception):
         self.code = code
 
 
+@dataclass(eq=False, slots=True)
 class Mcp:
     """Answers JSON-RPC requests for one environment."""
 
-    def __init__(self, table: SessionTable, others: Peers | None = None) -> None:
-        self._table = table
-        self._others = others
+    _table: SessionTable
+    _others: Peers | None = None
 
     async def answer_text(self, body: bytes) -> bytes:
         """Answer the body of a POST."""

@@ -24,6 +24,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,7 +38,7 @@ from ...system.text.units import MB
 from ..errors import SessionEnded
 from ..ipc.fd_messages import MessageChannel, PeerReplicas
 from ..ipc.reports import note_awake
-from ..ipc.scoreboard import MICROSECONDS, Field, Scoreboard, now_microseconds
+from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
 from ..sessions.routing import Peers, Route
 from ..sessions.table import SessionTable
 from ..startup import HOME, STOPPING, ChildConfig, sessions_of_process
@@ -99,6 +100,7 @@ class ConnectionServer(Protocol):
 MakeServer = Callable[["Definition", SessionTable, Peers | None, Route], ConnectionServer]
 
 
+@dataclass(eq=False, slots=True)
 class ProcessReport:
     """Reports how a process is: to the supervisor, and to clients whose calls time out.
 
@@ -106,21 +108,12 @@ class ProcessReport:
     whether environments can be created. `owns_cgroup`: the cgroup is the replica's own.
     """
 
-    def __init__(
-        self,
-        table: SessionTable,
-        scoreboard: Scoreboard,
-        index: int,
-        link: MessageChannel,
-        *,
-        owns_cgroup: bool,
-    ) -> None:
-        self._table = table
-        self._scoreboard = scoreboard
-        self._counters = scoreboard[index]
-        self._link = link
-        self._owns_cgroup = owns_cgroup
-        self._failure: str | None = None
+    _table: SessionTable
+    _scoreboard: Scoreboard
+    _counters: Counters
+    _link: MessageChannel
+    _owns_cgroup: bool
+    _failure: str | None = None  # as sent last
 
     def write_counts(self) -> None:
         """Write the counters that change all the time."""
@@ -211,9 +204,8 @@ class ServingProcess:
         )
         owner = Owner(own.index, own.generation, config.replica)
         self.peers = PeerReplicas(config.doors, config.replica)
-        self.owners = SessionOwners(
-            scoreboard, owner, self.peers, is_alone=own.connection_fd is not None
-        )
+        is_alone = own.connection_fd is not None
+        self.owners = SessionOwners(scoreboard, owner, self.peers, is_alone)
         self.registry = ConnectionRegistry(self.link, owner, self._count)
         idle_seconds = config.idle_timeout_seconds or definition.session_timeout_seconds
         self.table = SessionTable(
@@ -228,7 +220,7 @@ class ServingProcess:
             reset_first=config.refuses_unreset,
         )
         self._report = ProcessReport(
-            self.table, scoreboard, own.index, self.link, owns_cgroup=config.owns_cgroup
+            self.table, scoreboard, self._counters, self.link, config.owns_cgroup
         )
         self.table.abandoned.on_change = self._report.write_abandoned
         self.table.memory_note = self._report.memory_note

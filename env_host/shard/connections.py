@@ -266,17 +266,14 @@ def owner_of(session_id: str) -> Owner | None:
     return Owner(int(digits[24:28], 16), int(digits[28:], 16), int(digits[20:24], 16))
 
 
+@dataclass(eq=False, slots=True)
 class SessionOwners:
     """Finds the sessions that this process does not have."""
 
-    def __init__(
-        self, scoreboard: Scoreboard, own: Owner, peers: PeerReplicas, *, is_alone: bool
-    ) -> None:
-        """`is_alone`: this process never hands a connection to another of its replica."""
-        self._scoreboard = scoreboard
-        self._own = own
-        self._peers = peers
-        self._is_alone = is_alone
+    _scoreboard: Scoreboard
+    _own: Owner
+    _peers: PeerReplicas
+    _is_alone: bool  # this process never hands a connection to another of its replica
 
     def process(self, session_id: str) -> int | None:
         """Return the index of the other process of this replica that has the session."""

@@ -14,6 +14,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ...schema.protocol import Serving
@@ -32,20 +33,14 @@ QUICK_START_SECONDS = 0.5  # of a shard; one that takes longer is not given back
 log = logging.getLogger("openenvd.env_host")
 
 
+@dataclass(eq=False, slots=True)
 class ChildLinks:
     """Handles the messages and the exits of all children."""
 
-    def __init__(
-        self,
-        context: SupervisorContext,
-        *,
-        accept: Callable[[], None],
-        keep_one: Callable[[], None],
-    ) -> None:
-        self._context = context
-        self._accept = accept  # connections; called while many clients are notified
-        self._keep_one = keep_one  # shard in memory from now on, since its start takes long
-        self.orphans: Orphans | None = None  # None: other processes may become children of ours
+    _context: SupervisorContext
+    _accept: Callable[[], None]  # accepts connections; called while many clients are notified
+    _keep_one: Callable[[], None]  # shard in memory from now on, since its start takes long
+    orphans: Orphans | None = None  # None: other processes may become children of ours
 
     def add(self, new: Child | None) -> None:
         """Listen to a child that was started."""

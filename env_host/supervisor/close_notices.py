@@ -16,6 +16,7 @@ import json
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ...system.net.connection_limit import full_answer
 from ...system.net.websocket import CLOSE, INTERNAL_ERROR_CLOSE, close_payload, frame_head
@@ -28,6 +29,7 @@ NOTICES_AT_ONCE = 256
 _MAX_UNREAD_BYTES = 64 * 1024
 
 
+@dataclass(eq=False, slots=True)
 class SocketCopies:
     """Copies of the children's session sockets, by the tokens that the children gave them.
 
@@ -35,11 +37,10 @@ class SocketCopies:
     used; of these, some may be reserved for connections that wait.
     """
 
-    def __init__(self, most: int, children: Children) -> None:
-        self._most = most
-        self._children = children
-        self._reserved = 0
-        self._count = 0
+    _most: int
+    _children: Children
+    _reserved: int = 0
+    _count: int = 0
 
     def reserve(self, count: int) -> None:
         """Leave `count` descriptors to others: close the oldest copies if need be."""

@@ -36,6 +36,7 @@ import re
 import signal
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...system.memory.cgroup_tree import read_keyed
@@ -155,12 +156,12 @@ def _was_killed(wait_status: int) -> bool:
     return os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == signal.SIGKILL
 
 
+@dataclass(eq=False, slots=True)
 class MemoryWatchdog:
     """Kills isolated sessions that are over their cap and have no cgroup."""
 
-    def __init__(self, limit_bytes: int | None) -> None:
-        self._limit = limit_bytes
-        self._next_check = 0.0
+    _limit: int | None
+    _next_check: float = 0.0
 
     def due(self, children: Iterable[Child]) -> float | None:
         """Return when to check next, monotonic; None when there is nothing to check."""

@@ -44,7 +44,7 @@ class ShardPool:
         keeps_one = plan.keeps_one or shared_class is not None
         self._demand = ShardDemand(plan.shards, least=int(keeps_one))
         self._memory = MemoryWatchdog(context.config.session_memory_bytes)
-        self.links = ChildLinks(context, accept=accept, keep_one=lambda: self._demand.keep_one())
+        self.links = ChildLinks(context, accept, lambda: self._demand.keep_one())
         self._has_abandoned = False  # a step runs although its session has ended
         self._abandoned_at = 0.0  # when to look at such next; on the monotonic clock
 
