@@ -167,7 +167,7 @@ class EngineAddress:
     """One engine that replicas run on."""
 
     engine: str  # its name in `--provider`
-    # names and values, sorted, of what its library reads to find it
+    # Names and values, sorted, of what its library reads to find it
     variables: tuple[tuple[str, str], ...] = ()
 
     @classmethod

@@ -102,7 +102,6 @@ REACH_SECONDS = 4.0  # for an engine to answer at all, since it was asked first
 THREADS = 32  # most calls of the engine at a time; others wait
 
 T = TypeVar("T")
-Instances = dict[str, Instance]  # by replica
 
 
 class EngineWatch:
@@ -193,8 +192,11 @@ class EngineWatch:
                 instances = list(await self.call(self.engine.list))
                 self._on_look(instances)
                 self._note(None)
-            except Exception as exc:
-                self._note_failure(exc)
+            except Exception as exc:  # no answer, or a defect, which the log has once
+                text = str(exc) if isinstance(exc, EngineError) else f"{type(exc).__name__}: {exc}"
+                if not isinstance(exc, EngineError) and text != self.problem:
+                    log.exception("cannot look at what the engine has")
+                self._note(text)
                 failures += 1
                 self._look_is_due.set()
                 await asyncio.sleep(_pause(failures))
@@ -209,16 +211,6 @@ class EngineWatch:
         """End what follows the engine, with its next answer."""
         self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _note_failure(self, exc: Exception) -> None:
-        """Record why a look has failed: no answer, or a defect, which the log has once."""
-        if isinstance(exc, EngineError):
-            self._note(exc.message)
-            return
-        text = f"{type(exc).__name__}: {exc}"
-        if text != self.problem:
-            log.error("cannot look at what the engine has", exc_info=exc)
-        self._note(text)
 
     def _note(self, problem: str | None) -> None:
         if problem != self.problem:

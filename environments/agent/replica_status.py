@@ -35,7 +35,7 @@ LAST_STATUS_SECONDS = 1.0  # for clients to read the last status
 class EngineReplicaStatus(ReplicaStatus):
     """What is known of one replica. No effects."""
 
-    # whether the engine may have been asked to start it: if not, it has nothing of it
+    # Whether the engine may have been asked to start it: if not, it has nothing of it
     is_asked: bool = False
     instance: str | None = None
     pid: int | None = None
@@ -45,9 +45,9 @@ class EngineReplicaStatus(ReplicaStatus):
     waiting: str | None = None
     runs: int = 0  # how many times the engine itself has restarted this instance
     ends_at: float | None = None  # when the engine ends the instance, as `boot_seconds` counts
-    # when to ask for another, so that its sessions can end before that
+    # When to ask for another, so that its sessions can end before that
     replace_at: float | None = None
-    # the number of the last exit that the server has reported of a process below it
+    # The number of the last exit that the server has reported of a process below it
     reported: int = 0
 
     def __init__(self, earlier: StatusLine | None = None) -> None:
@@ -170,9 +170,6 @@ class StatusServer:
             **self._status.to_json(),
         }
 
-    def _status_line(self) -> bytes:
-        return encode_line(self._to_json())
-
     async def open(self) -> None:
         """Listen; a socket that a killed agent left is replaced.
 
@@ -202,14 +199,14 @@ class StatusServer:
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(LAST_STATUS_SECONDS):
                 for writer in writers:
-                    writer.write(self._status_line())
+                    writer.write(encode_line(self._to_json()))
                     await writer.drain()
         for writer in writers:
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._server is None:  # closed since it was accepted
-            writer.write(self._status_line())
+            writer.write(encode_line(self._to_json()))
             writer.close()
             return
         changed = self._changed[writer] = asyncio.Event()
@@ -235,5 +232,5 @@ class StatusServer:
                 if writer not in self._changed:
                     return
                 changed.clear()
-                writer.write(self._status_line())
+                writer.write(encode_line(self._to_json()))
                 await writer.drain()

@@ -61,17 +61,17 @@ class EngineEntry:
     location: str  # `module:Class`, or what else makes it. Only its agent imports it.
     preparation: Preparation  # what its replicas run
     extra: str | None = None  # the extra of openenvd that installs its library; None: it needs none
-    # returns the variables that say which engine it is, all of them, from a process's own
+    # Returns the variables that say which engine it is, all of them, from a process's own
     # (`address_here`). Raises `EngineFailed` when these lead nowhere. By default there is one for
     # all processes of this machine.
     address: Callable[[Mapping[str, str]], dict[str, str]] = lambda _: {}
-    # called with the engine's own options of a replica, and whether it is in a `sandbox`; raises
+    # Called with the engine's own options of a replica, and whether it is in a `sandbox`; raises
     # `EngineRefused` for what it would refuse, so that a launch need not begin. None: that is seen
     # when the replica is started.
     check_options: Callable[..., object] | None = None
-    # whether its replicas are reached where their instances say, and at no port of this machine
+    # Whether its replicas are reached where their instances say, and at no port of this machine
     has_own_addresses: bool = False
-    # whether a replica that is started again has another address: its environment has one at the
+    # Whether a replica that is started again has another address: its environment has one at the
     # gateway then, also with one replica
     moves: bool = False
 
@@ -129,7 +129,7 @@ class ReplicaPlan:
 
     labels: Labels  # whose it is
     image: str  # what runs: an image's id or reference, or what else the engine calls so
-    # the name that it had at the launch, for messages; None: `image` is one
+    # The name that it had at the launch, for messages; None: `image` is one
     image_name: str | None = None
     command: tuple[str, ...] = ()  # what runs in it; empty: what the image says
     env: dict[str, str] = field(default_factory=dict)  # its variables, beside the image's own
@@ -140,13 +140,13 @@ class ReplicaPlan:
     cpus: float | None = None  # the CPU limit, in CPUs; None: none
     gpus: int = 0  # how many GPUs it gets
     ordinal: int = 0  # the number of this replica among its environment's: which GPUs it takes, say
-    # whether to take from it what a server does not need: a read-only root, no capabilities, no new
+    # Whether to take from it what a server does not need: a read-only root, no capabilities, no new
     # privileges
     sandbox: bool = False
-    # the engine's own options (`--engine-option NAME=VALUE`)
+    # The engine's own options (`--engine-option NAME=VALUE`)
     options: dict[str, str] = field(default_factory=dict)
     folder: str = "/"  # where the command runs, on an engine that runs programs rather than images
-    # of such a program: import names, and the folders that they stand for
+    # Of such a program: import names, and the folders that they stand for
     links: dict[str, str] = field(default_factory=dict)
     run_dir: str = ""  # the replica's folder, as the agent knows it
 
@@ -178,21 +178,21 @@ class InstanceState(StrEnum):
 class ExitFacts:
     """What an engine knows of how an instance ended; an `ExitReason` is made of it."""
 
-    # as the engine gives it: 128 + n for a signal. None: it never ran, or is unknown.
+    # As the engine gives it: 128 + n for a signal. None: it never ran, or is unknown.
     exit_code: int | None = None
-    # whether the engine says that something in it was killed for using too much memory, since it
+    # Whether the engine says that something in it was killed for using too much memory, since it
     # began
     is_oom: bool = False
-    # when that was the last time, in seconds since the epoch, where the engine says so
+    # When that was the last time, in seconds since the epoch, where the engine says so
     oom_at: float | None = None
-    # how its server exited, as what started that in the instance has explained it
+    # How its server exited, as what started that in the instance has explained it
     reason: dict[str, Any] | None = None
     detector: Detector = Detector.ENGINE  # who says that it was, or killed it for that
     error: str | None = None  # why it could not be started, in the engine's words; None if it could
     seconds: float | None = None  # how long it had run
     peak_bytes: int | None = None  # the most memory that it held, where the engine says so
     evidence: str | None = None  # one line for people: `container 3f2a91c0, OOMKilled`
-    # what ended it, where that was the engine's doing: `its node has failed`
+    # What ended it, where that was the engine's doing: `its node has failed`
     ended_by: str | None = None
     is_time_over: bool = False  # whether that was since it may not run any longer
 
@@ -201,31 +201,31 @@ class ExitFacts:
 class Instance:
     """One thing that the engine has and that carries our labels."""
 
-    # what the engine calls it, permanently: no later instance has the same. It is made of letters,
+    # What the engine calls it, permanently: no later instance has the same. It is made of letters,
     # digits, and `_.:-/`.
     id: str
     labels: Labels  # whose it is
     state: InstanceState  # how far it is
-    # its first process, if that runs on this machine and is known; for people
+    # Its first process, if that runs on this machine and is known; for people
     pid: int | None = None
     # `http://host:port`, where it may be reached beside its plan's port: the agent tries it first,
     # and the gateway uses what has answered
     address: str | None = None
-    # why it is still STARTING, or cannot go on, in a sentence, where the engine says so
+    # Why it is still STARTING, or cannot go on, in a sentence, where the engine says so
     waiting: str | None = None
-    # whether it is started as any is, and `waiting` only says how far it is: nothing keeps it from
+    # Whether it is started as any is, and `waiting` only says how far it is: nothing keeps it from
     # that
     is_on_its_way: bool = False
-    # whether its server ends its sessions at SIGUSR1, which ends others at once
+    # Whether its server ends its sessions at SIGUSR1, which ends others at once
     drains: bool = True
-    # when the engine ends it, whatever it does, as `boot_seconds` counts here; None: never, as far
+    # When the engine ends it, whatever it does, as `boot_seconds` counts here; None: never, as far
     # as is known
     ends_at: float | None = None
-    # when to ask for another one, so that its sessions can end before that
+    # When to ask for another one, so that its sessions can end before that
     replace_at: float | None = None
     runs: int = 0  # how many times the engine itself has restarted it
     why_anew: str | None = None  # in a sentence, why the engine restarted it the last time
-    # whether nothing has been heard of it for longer than it may say nothing. It has ended, as far
+    # Whether nothing has been heard of it for longer than it may say nothing. It has ended, as far
     # as anybody here can tell, when its server does not answer either.
     is_silent: bool = False
     exit: ExitFacts | None = None  # how it ended, once it is EXITED
@@ -247,11 +247,6 @@ class Check:
     problem: str | None = None  # what is missing, in a sentence; None: it works
     remedy: str | None = None  # the command that fixes it
     notes: tuple[str, ...] = ()  # what works less well than it could, a sentence each
-
-    @property
-    def works(self) -> bool:
-        """Return whether replicas can be started."""
-        return self.problem is None
 
 
 class Engine(Protocol):

@@ -72,17 +72,17 @@ class Recipe:
     """Everything that decides what an image is made of, but for the files."""
 
     base: str  # the image that it is based on; it has a Python
-    # the part of the env host's configuration that belongs to the program
+    # The part of the env host's configuration that belongs to the program
     config: Mapping[str, Any]
     version: str
     folder: str | None = None  # where the project's files are in the image; None: it has none
     workdir: str = PROJECTS_FOLDER  # where it runs
-    # how what it needs is installed, from files in the folder `needs`; None: it needs none
+    # How what it needs is installed, from files in the folder `needs`; None: it needs none
     way: Way | None = None
-    # of the project itself, as its installation would have them: texts by their paths
+    # Of the project itself, as its installation would have them: texts by their paths
     metadata: Mapping[str, str] = field(default_factory=dict)
     more: tuple[str, ...] = ()  # packages to install beside what it needs
-    # variables of uv that say where packages come from. Not part of the digest.
+    # Variables of uv that say where packages come from. Not part of the digest.
     index: Mapping[str, str] = field(default_factory=dict)
     has_certificates: bool = False  # whether the context has certificates for the package index
 

@@ -136,7 +136,6 @@ class ShimClient:
         self._fds: list[int] = []
         self._status: StatusLine | None = None
         self._listeners_replies = 0
-        self.has_ended = False  # whether the end of the connection has been read
 
     @classmethod
     def connect(cls, socket_path: str, timeout: float = 5.0) -> ShimClient:
@@ -155,7 +154,7 @@ class ShimClient:
 
     @property
     def status(self) -> StatusLine:
-        """The newest status that has arrived, the last one if `has_ended`; or else `ShimGone`."""
+        """The newest status that has arrived; raises `ShimGone` when none does."""
         with contextlib.suppress(TimeoutError, ShimGone):
             while True:
                 self._receive(0.0 if self._status is not None else _REPLY_TIMEOUT_SECONDS)
@@ -232,11 +231,9 @@ class ShimClient:
         except (BlockingIOError, TimeoutError):
             raise TimeoutError("nothing from the shim in time") from None
         except OSError as exc:
-            self.has_ended = True
             raise ShimGone(f"the shim is gone: {exc}") from exc
         self._fds += descriptors_of(ancillary)
         if not data:
-            self.has_ended = True
             raise ShimGone("the shim closed the connection")
         self._unread += self._lines.feed(data)
 

@@ -49,7 +49,7 @@ class App:
     place: str = ""  # where it is named, for messages
     folders: tuple[Path, ...] = ()  # further folders that modules are imported from
     cwd: Path | None = None  # where it runs; None: in the project's folder
-    # the package that the project's folder stands for, where that is known
+    # The package that the project's folder stands for, where that is known
     package: str | None = None
     note: str | None = None  # a sentence for the user, where there was a choice
     is_own_form: bool = False  # whether the author's own server imports it by this reference

@@ -58,7 +58,7 @@ class Started:
     attribute: str = ""  # the app in it; empty: the module is run as a program
     is_factory: bool = False  # whether the attribute is called for the app
     folder: str = ""  # where the module is found, as the command or WORKDIR names it
-    # further folders that modules are imported from: those of PYTHONPATH, and those whose files are
+    # Further folders that modules are imported from: those of PYTHONPATH, and those whose files are
     # copied to where the command runs
     further: tuple[str, ...] = ()
     is_app_dir: bool = False  # whether the folder is not the one that the command runs in
@@ -84,7 +84,7 @@ def read_text(path: Path) -> str:
 class Installed:
     """What the RUN instructions of a Dockerfile install for Python."""
 
-    # those of requirements, as the commands name them
+    # Those of requirements, as the commands name them
     files: list[str] = field(default_factory=list)
     packages: list[str] = field(default_factory=list)  # the packages, as requirements
     # uv's, that ask for extras and groups of the project itself

@@ -41,7 +41,7 @@ class Way:
     file: Path | None  # the file that uv installs from; None: there are packages alone
     packages: tuple[str, ...] = ()  # what is installed beside, or instead of, what the file names
     lock: Path | None = None  # the lock file whose versions are installed
-    # what the file says, where it is the project's `pyproject.toml`
+    # What the file says, where it is the project's `pyproject.toml`
     packaging: Mapping[str, Any] = field(default_factory=dict)
     beside: tuple[Path, ...] = ()  # further files of requirements
     options: tuple[str, ...] = ()  # uv's, for extras and groups of the project

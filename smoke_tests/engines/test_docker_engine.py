@@ -102,7 +102,7 @@ def test_what_is_missing_is_told_by_the_check(
     engine: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = engine.check()
-    assert found.works
+    assert found.problem is None
     assert found.version
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     with pytest.raises(EngineGone) as gone:

@@ -225,7 +225,7 @@ def test_check_tells_the_version_and_what_is_missing(
     monkeypatch.setenv("SLURM_CONF", cluster.environ["SLURM_CONF"])
     monkeypatch.setenv("PATH", cluster.environ["PATH"])
     engine = SlurmEngine()
-    assert engine.check().works
+    assert engine.check().problem is None
     monkeypatch.setenv("PATH", str(slurm_machine.home))
     with pytest.raises(EngineGone) as gone:
         engine.check()

@@ -91,13 +91,13 @@ def test_what_is_missing_is_told_by_the_check(
     engine: SwarmEngine, docker_engine: RealEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = engine.check()
-    assert found.works
+    assert found.problem is None
     assert not any("all addresses" in note for note in found.notes)
     monkeypatch.setenv("DOCKER_HOST", docker_engine.host)
     alone = SwarmEngine().check()
     assert alone.problem == "this machine is in no swarm"
     assert str(alone.remedy).startswith("docker swarm init")
-    assert DockerEngine().check().works
+    assert DockerEngine().check().problem is None
 
 
 def test_the_log_of_each_service_is_whole_though_it_is_asked_for_before_there_is_a_task(

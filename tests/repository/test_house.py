@@ -14,8 +14,8 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_658,
-    "code lines": 47_028,
+    "shipped lines": 72_632,
+    "code lines": 47_011,
     "modules": 384,
     "test lines": 70_354,
     "words of pages": 24_988,

@@ -84,7 +84,13 @@ def find(name: str) -> Json:
     actor, group = None, None
     if record is not None and record.get("actor"):
         actor = _plain_actor(gcs.actors(record["actor"]))
-        group = _group(record["actor_name"])
+        with contextlib.suppress(ValueError):  # it has none any more
+            known = placement_group_table(get_placement_group(record["actor_name"]))
+            group = {
+                "state": known["state"],
+                "scheduling": known["stats"]["scheduling_state"],
+                "bundle": known["bundles"][0],
+            }
     report = None if record is None else _report(record)
     return {"record": record, "report": report, "actor": actor, "group": group}
 
@@ -178,18 +184,6 @@ def _handle(name: str) -> Any:
         return ray.get_actor(name, NAMESPACE)
     except ValueError:
         return None
-
-
-def _group(name: str) -> Json | None:
-    try:
-        found = placement_group_table(get_placement_group(name))
-    except ValueError:
-        return None
-    return {
-        "state": found["state"],
-        "scheduling": found["stats"]["scheduling_state"],
-        "bundle": found["bundles"][0],
-    }
 
 
 def _plain_actor(found: Json) -> Json | None:

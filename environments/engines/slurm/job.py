@@ -78,7 +78,7 @@ class JobReport:
     pid: int | None = None  # its server, on that node
     heartbeats: int = 0  # grows while the job lives: clocks of nodes may differ
     exit_code: int | None = None  # how the server ended, 128 + n for a signal; None: it has not
-    # the same as an `ExitReason`, with what the job's cgroup has counted
+    # The same as an `ExitReason`, with what the job's cgroup has counted
     exit: dict[str, Any] | None = None
     runs: int = 0  # how many times Slurm has requeued it
 

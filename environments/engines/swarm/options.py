@@ -87,22 +87,21 @@ def _binds(value: list[str]) -> Json:
     return {"Mounts": mounts}
 
 
-def _tmpfs(value: Mapping[str, str]) -> Json:
-    return {"Mounts": [_tmpfs_mount(path, options) for path, options in value.items()]}
-
-
-def _tmpfs_mount(path: str, text: str) -> Json:
-    options: Json = {}
-    for option in filter(None, text.split(",")):
-        name, _, value = option.partition("=")
-        if name == "size":
-            options["SizeBytes"] = size(value)
-        elif name == "mode":
-            options["Mode"] = int(value, 8)
-        elif option not in _TMPFS_ALWAYS:
-            raise ValueError(f"a tmpfs has a size and a mode, not {option}")
-    mount: Json = {"Type": "tmpfs", "Target": path}
-    return mount | ({"TmpfsOptions": options} if options else {})
+def _tmpfs(found: Mapping[str, str]) -> Json:
+    mounts = []
+    for path, text in found.items():
+        options: Json = {}
+        for option in filter(None, text.split(",")):
+            name, _, value = option.partition("=")
+            if name == "size":
+                options["SizeBytes"] = size(value)
+            elif name == "mode":
+                options["Mode"] = int(value, 8)
+            elif option not in _TMPFS_ALWAYS:
+                raise ValueError(f"a tmpfs has a size and a mode, not {option}")
+        mount: Json = {"Type": "tmpfs", "Target": path}
+        mounts.append(mount | ({"TmpfsOptions": options} if options else {}))
+    return {"Mounts": mounts}
 
 
 def _security(value: list[str]) -> Json:

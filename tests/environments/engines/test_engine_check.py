@@ -75,7 +75,7 @@ def test_a_library_that_is_missing_is_told_with_what_installs_it(
     entry = EngineEntry("no_such_library.engine:Engine", Preparation.IMAGE, extra="docker")
     monkeypatch.setattr(registry, "entry_of", lambda _: entry)
     found = registry.check_engine("trial")
-    assert not found.works
+    assert found.problem is not None
     assert found.remedy == install_command("docker")
 
 

@@ -217,7 +217,7 @@ async def test_every_right_that_is_needed_is_asked_for(
     engine: KubernetesEngine, kmock: ApiServer
 ) -> None:
     check = await to_thread(engine.check)
-    assert check.works
+    assert check.problem is None
     asked = [request.data["spec"]["resourceAttributes"] for request in list(kmock)[1:]]
     found = {(each["resource"], each["subresource"], each["verb"]) for each in asked}
     [role] = (
