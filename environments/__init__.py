@@ -13,7 +13,7 @@
     access.py      asks an environment over HTTP
     replica_policy.py
                    how many replicas, their shares of sessions, when one is started again
-    replica_state.py, replica_status.py
+    replica_state.py
                    the states of a replica, and what is known of it, for shims and agents
     shim/          the process above a local replica, which outlives the daemon
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The status of one replica of an engine: its file, the line that clients are sent, its socket.
 
-The same fields as a shim's (`../replica_status.py`), and some of its own. A restarted agent
+The same fields as a shim's (`../replica_state.py`), and some of its own. A restarted agent
 continues from the file: the state says what it was about to do. Deadlines are counted since boot,
 so that no step of the clock moves them, and the next agent understands them.
 
@@ -23,8 +23,7 @@ from ...system.process.diagnose import explain_child
 from ...system.process.exit_reason import ExitKind
 from ...system.text.json_lines import Json, encode_line
 from ..engines.base import Instance
-from ..replica_state import Action, Event, State
-from ..replica_status import ReplicaStatus
+from ..replica_state import Action, Event, ReplicaStatus, State
 from ..run_files import RunFile
 from ..shim.connections import MAX_LINE_BYTES, error_line
 from ..shim.files import STATUS_FILE_NAME, open_control_socket, write_json

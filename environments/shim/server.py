@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 from ...system.files.log_files import BUSY_POLL_INTERVAL_SECONDS, BoundedLog, last_lines
 from ...system.memory.cgroups import CgroupManager
 from ...system.text.json_lines import Json
-from ..replica_state import Action, Event, Life, State
-from ..replica_status import ReplicaStatus
+from ..replica_state import Action, Event, Life, ReplicaStatus, State
 from .server_exit import ExitEvidence, exit_without_start, why_no_server
 from .server_process import NotifyPipe, ServerProcess
 

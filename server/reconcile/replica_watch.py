@@ -22,8 +22,7 @@ from typing import Any, cast
 from ...environments import run_files
 from ...environments.engines.local.ports import port_in_use
 from ...environments.replica_policy import GiveUp, RestartAfter, restart_decision
-from ...environments.replica_state import State
-from ...environments.replica_status import exit_with_shim
+from ...environments.replica_state import State, exit_with_shim
 from ...environments.run_files import RunFile
 from ...environments.shim.client import read_status_file
 from ...requests_db.records import Replica, RequestError

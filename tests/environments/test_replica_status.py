@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.environments.replica_state import Event
-from openenvd.environments.replica_status import KEPT_EXITS, ExitHistory, ReplicaStatus
+from openenvd.environments.replica_state import KEPT_EXITS, Event, ExitHistory, ReplicaStatus
 from openenvd.schema.replica import StatusLine
 
 NOW = 1.7e9

@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_632,
-    "code lines": 47_011,
-    "modules": 384,
-    "test lines": 70_354,
+    "shipped lines": 72_619,
+    "code lines": 47_005,
+    "modules": 383,
+    "test lines": 70_259,
     "words of pages": 24_988,
     "words of decisions": 7_091,
     "folders at the root": 15,

@@ -153,7 +153,7 @@ def test_one_that_hangs_is_done_without_and_replaced(
         with monkeypatch.context() as impatient:
             impatient.setattr(client, "FORK_SECONDS", 0.2)
             make().ready()  # as a program
-            assert _fork_server_of(make().ready()).pid != fork_server.pid
+        assert _fork_server_of(make().ready()).pid != fork_server.pid
     finally:
         fork_server.resume()
         fork_server.terminate()
