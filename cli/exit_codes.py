@@ -24,14 +24,12 @@ def of_error(error: ClientError) -> int:
     match error:
         case RequestFailed():
             return of_request(error.request)
-        case DaemonUnreachable():
+        case DaemonUnreachable() | ApiRefused(kind="unauthorized" | "forbidden"):
             return UNREACHABLE
         case ApiRefused(kind="not_found"):
             return NOT_FOUND
         case ApiRefused(kind="invalid" | "ambiguous" | "unsupported"):
             return USAGE
-        case ApiRefused(kind="unauthorized" | "forbidden"):
-            return UNREACHABLE
     return FAILED
 
 

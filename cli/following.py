@@ -109,9 +109,8 @@ def follow(
     """Show the request's log until it is final, then its result; returns the exit code."""
     try:
         final = follow_request(client, request, output, is_shown_later=is_shown_later)
-    except Detached:
-        output.json({"request_id": request["id"]})
-        return exit_codes.INTERRUPTED
+    except KeyboardInterrupt:
+        return detach(client, request, output)
     result, lines = conclude(final)
     answer = {"request_id": final["id"], **result}
     if final.get("error") is not None:
@@ -119,10 +118,6 @@ def follow(
     output.json(answer)
     output.result(*lines)
     return exit_codes.of_request(final)
-
-
-class Detached(Exception):
-    """The user detached; the request continues, unless it was cancelled."""
 
 
 @dataclass
@@ -161,32 +156,24 @@ def follow_request(
     output: Output,
     *,
     is_shown_later: Callable[[str], bool] = lambda _: False,
-    detaches: bool = True,
 ) -> Json:
     """Show the request's log until it is final, and its failure, but no line that is shown later.
 
     Raises:
-        Detached: the user pressed Ctrl-C.
-        KeyboardInterrupt: The same, of a request that does not go on without its command.
+        KeyboardInterrupt: `detach` leaves a request that continues without its command.
     """
-    try:
-        final = request
-        with _screen(output, plain(request["label"]), is_shown_later) as screen:
-            for event in following.follow(client, request["id"], reconnect=reconnect):
-                match event.name:
-                    case "log":
-                        screen.log(event.data["text"])
-                    case "progress" if event.data.get("message"):
-                        screen.phase(final, event.data)
-                    case "state":
-                        final = event.data
-                        screen.phase(final, {})
-            screen.log("", is_end=True)
-    except KeyboardInterrupt:
-        if not detaches:
-            raise
-        _detach(client, request, output)
-        raise Detached from None
+    final = request
+    with _screen(output, plain(request["label"]), is_shown_later) as screen:
+        for event in following.follow(client, request["id"], reconnect=reconnect):
+            match event.name:
+                case "log":
+                    screen.log(event.data["text"])
+                case "progress" if event.data.get("message"):
+                    screen.phase(final, event.data)
+                case "state":
+                    final = event.data
+                    screen.phase(final, {})
+        screen.log("", is_end=True)
     if final["state"] != RequestState.SUCCEEDED:
         output.note(*request_failure(final, shown=screen.seen))
     return final
@@ -233,7 +220,8 @@ def _screen(output: Output, label: str, is_shown_later: Callable[[str], bool]) -
         yield _Screen(output, status, is_shown_later)
 
 
-def _detach(client: DaemonClient, request: Json, output: Output) -> None:
+def detach(client: DaemonClient, request: Json, output: Output) -> int:
+    """Leave a request that continues, unless Ctrl-C cancels it now; returns the exit code."""
     short = phrases.short_id(request["id"])
     try:
         output.note(
@@ -243,3 +231,5 @@ def _detach(client: DaemonClient, request: Json, output: Output) -> None:
         time.sleep(SECOND_CHANCE_SECONDS)
     except KeyboardInterrupt:
         output.note(f"\n{phrases.cancellation(client.cancel(request['id']))}")
+    output.json({"request_id": request["id"]})
+    return exit_codes.INTERRUPTED

@@ -281,12 +281,12 @@ def _start(paths: Paths, settings: Mapping[str, Any]) -> Json:
         os.close(writing)
     from . import api  # noqa: F401  in the time that the daemon takes
 
-    try:
-        line = _read_line(reading, time.monotonic() + START_SECONDS)
-    finally:
-        os.close(reading)
-    if line is None:
+    with open(reading, "rb") as pipe:
+        is_readable = bool(select.select([pipe], [], [], START_SECONDS)[0])
+        text = pipe.readline() if is_readable else b""  # is written at once
+    if not text.endswith(b"\n"):
         raise _died(paths, log_end)
+    line: Json = json.loads(text)
     if not line.get("ready"):
         error = line.get("error") or {}
         message = str(error.get("message", "the daemon cannot start"))
@@ -331,21 +331,6 @@ def _spawn(paths: Paths, settings: Mapping[str, Any], ready: int) -> int:
     if os.waitstatus_to_exitcode(status) > 0:  # all that it does is fork
         raise _no_room()
     return log_end
-
-
-def _read_line(descriptor: int, deadline: float) -> Json | None:
-    """The one line of the ready pipe; None when it ended, or the time did, without one."""
-    data = b""
-    while not data.endswith(b"\n"):
-        remaining = deadline - time.monotonic()
-        if remaining <= 0 or not select.select([descriptor], [], [], remaining)[0]:
-            return None
-        piece = os.read(descriptor, 4096)
-        if not piece:
-            return None
-        data += piece
-    line: Json = json.loads(data)
-    return line
 
 
 def _died(paths: Paths, log_end: int) -> DaemonNotStarted:

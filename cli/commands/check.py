@@ -293,9 +293,7 @@ def _run(client: DaemonClient, operation: str, payload: Json, output: Output) ->
     """Queue a request, and follow it; it is cancelled with the command."""
     request = submit(client, operation, payload, {})
     try:
-        return follow_request(
-            client, request, output, is_shown_later=lambda _: operation == "test", detaches=False
-        )
+        return follow_request(client, request, output, is_shown_later=lambda _: operation == "test")
     except KeyboardInterrupt:
         client.cancel(request["id"])
         raise

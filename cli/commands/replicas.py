@@ -155,7 +155,7 @@ def _submit(
 
 def _follow(client: DaemonClient, request: Json, output: Output) -> Json:
     """Show how far it is, without its log, and why it failed; returns the request, final."""
-    final = follow_request(client, request, output, is_shown_later=lambda _: True, detaches=False)
+    final = follow_request(client, request, output, is_shown_later=lambda _: True)
     if final["state"] != RequestState.SUCCEEDED:
         return final
     if final["operation"] == "down":

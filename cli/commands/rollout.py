@@ -17,7 +17,7 @@ from ...schema.states import EnvironmentState, RequestState
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
 from .. import completion, exit_codes, following
-from ..following import Detached, follow, follow_request, leave, submit, submit_options
+from ..following import follow, follow_request, leave, submit, submit_options
 from ..help_pages import grouped, set_option
 from ..options import connect, declared_options, given_options, json_option
 from ..output import phrases
@@ -126,9 +126,8 @@ def _wait_for(client: DaemonClient, launch: Json, output: Output) -> int:
     """Show a launch's log until it has ended; returns the exit code."""
     try:
         final = follow_request(client, launch, output)
-    except Detached:
-        output.json({"request_id": launch["id"]})
-        return exit_codes.INTERRUPTED
+    except KeyboardInterrupt:
+        return following.detach(client, launch, output)
     code = exit_codes.of_request(final)
     if code != exit_codes.OK:
         output.json({"request_id": final["id"], "error": final.get("error")})

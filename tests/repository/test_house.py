@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_619,
-    "code lines": 47_005,
+    "shipped lines": 72_589,
+    "code lines": 46_981,
     "modules": 383,
-    "test lines": 70_259,
+    "test lines": 70_353,
     "words of pages": 24_988,
     "words of decisions": 7_091,
     "folders at the root": 15,
