@@ -5,7 +5,7 @@
     python .ci/mutants.py --list                     # what would be drawn
 
 Edits worktrees in a folder for temporary files, never the checkout. One run of a room's tests with
-`coverage` shows which of them execute a line; a mutant runs those, the fastest first, until one
+`pytest-cov` shows which of them execute a line; a mutant runs those, the fastest first, until one
 fails. A failure counts when the test fails a second time. Results are one JSON object a line, and a
 later call continues where an earlier one ended. A mutant that survives shows a missing test, or
 changes nothing that a user or another module could notice; the latter are in
@@ -26,17 +26,16 @@ import ctypes
 import dataclasses
 import difflib
 import hashlib
-import importlib
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,26 +56,23 @@ EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")
 # A test may take this long, which is many times what the slowest takes.
 TEST_TIMEOUT_SECONDS = 90
 MAX_MUTANT_SECONDS = 600
-FIRST_TESTS = 20
-USAGE_ERROR = 4  # of pytest: no such test, or a conftest that cannot be imported
-SURVIVED, KILLED = "survived", "killed"
+MAX_ROOM_SECONDS = 3600
+SURVIVED, KILLED, HUNG = "survived", "killed", "hung"
+PR_SET_CHILD_SUBREAPER = 36
 
 # ---------------------------------------------------------------- generating mutants
 
-OPERATORS: dict[Any, Any] = {
-    left: right
-    for pair in (
-        (ast.Lt, ast.LtE),
-        (ast.Gt, ast.GtE),
-        (ast.Eq, ast.NotEq),
-        (ast.Is, ast.IsNot),
-        (ast.In, ast.NotIn),
-        (ast.And, ast.Or),
-        (ast.Add, ast.Sub),
-        (ast.Mult, ast.FloorDiv),
-    )
-    for left, right in (pair, pair[::-1])
-}
+PAIRS = (
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.Is, ast.IsNot),
+    (ast.In, ast.NotIn),
+    (ast.And, ast.Or),
+    (ast.Add, ast.Sub),
+    (ast.Mult, ast.FloorDiv),
+)
+OPERATORS: dict[Any, Any] = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
 LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 # Their results are for people who debug.
 UNSEEN_FUNCTIONS = {"__repr__", "__str__"}
@@ -120,206 +116,164 @@ class Mutant:
         return source[:start] + self.after.encode() + source[end:]
 
 
-class Points(ast.NodeVisitor):
-    """Collects every mutant of a module."""
+def changes_of(  # noqa: C901  # a case for each kind of node
+    node: Any,
+) -> Iterator[tuple[Any, ast.AST | str]]:
+    """Each place in this node that is replaced, and by what."""
+    match node:
+        case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+            if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+                yield test, test.operand
+            elif not isinstance(test, ast.Compare):  # whose operator is changed
+                yield test, ast.UnaryOp(ast.Not(), test)
+        case ast.Compare():
+            for index, op in enumerate(node.ops):
+                ops = [*node.ops[:index], OPERATORS[type(op)](), *node.ops[index + 1 :]]
+                yield node, ast.Compare(node.left, ops, node.comparators)
+        case ast.BoolOp():
+            yield node, ast.BoolOp(OPERATORS[type(node.op)](), node.values)
+        case ast.BinOp(left=left, right=right) if type(node.op) in OPERATORS:
+            if not is_text(left) and not is_text(right):
+                yield node, ast.BinOp(left, OPERATORS[type(node.op)](), right)
+        case ast.Constant(value=bool() as value):
+            yield node, repr(not value)
+        case ast.Constant(value=int() | float() as value):
+            yield node, repr(value + 1)
+        case ast.Constant(value=str() as value) if len(value.split()) == 1:  # a name
+            yield node, repr(f"{value}X")
+        case ast.Expr(value=ast.Call() | ast.Await(value=ast.Call())):
+            yield node, "pass"
+        case ast.Assign(targets=targets):  # without a local name the code would not even run
+            if not any(isinstance(target, ast.Name | ast.Tuple) for target in targets):
+                yield node, "pass"
+        case ast.AugAssign() | ast.Delete() | ast.Raise():
+            yield node, "pass"
+        case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
+            yield node, "return None"
+        case ast.Break():
+            yield node, "continue"
+        case ast.Continue():
+            yield node, "break"
 
-    def __init__(self, path: str, source: bytes) -> None:
-        self.path = path
-        self.mutants: list[Mutant] = []
-        self._starts = [0]
-        for line in source.splitlines(keepends=True):
-            self._starts.append(self._starts[-1] + len(line))
-        self._names: list[str] = []
-        self._lines = (1, 1)
-        self._seen: collections.Counter[tuple[str, ...]] = collections.Counter()
 
-    def _add(self, node: ast.expr | ast.stmt, after: ast.AST | str) -> None:
-        before = ast.unparse(node)
-        text = after if isinstance(after, str) else ast.unparse(after)
-        if isinstance(node, ast.expr) and not isinstance(node, ast.Constant):
-            text = f"({text})"
-        same = (".".join(self._names), before, text)
-        start = self._starts[node.lineno - 1] + node.col_offset
-        end = self._starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
-        self.mutants.append(Mutant(self.path, *same, self._seen[same], self._lines, (start, end)))
-        self._seen[same] += 1
+def is_text(node: ast.expr) -> bool:
+    """Whether strings are joined here."""
+    is_bytes_or_str = isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+    return isinstance(node, ast.JoinedStr) or is_bytes_or_str
 
-    def visit(self, node: ast.AST) -> None:
-        """Visit a node; of a statement, remember its lines, or those of its head."""
-        if isinstance(node, ast.stmt):
-            body = getattr(node, "body", None)
-            last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
-            self._lines = (node.lineno, max(node.lineno, last))
-        super().visit(node)
 
-    def _visit_scope(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-        if node.name in UNSEEN_FUNCTIONS:
-            return
-        self._names.append(node.name)
-        if not isinstance(node, ast.ClassDef):
-            for default in [*node.args.defaults, *node.args.kw_defaults]:
-                if default is not None:
-                    self.visit(default)
-        for statement in node.body:
-            self.visit(statement)
-        self._names.pop()
+def is_left_alone(node: Any) -> bool:
+    """Whether nothing in it is changed: messages, log lines, and what only type checkers see.
 
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _visit_scope  # noqa: N815
+    Python 3.11 gives no positions of an f-string's parts.
+    """
+    match node:
+        case ast.JoinedStr() | ast.Expr(value=ast.Constant()):
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))):
+            return name in LOGGING
+        case ast.If(test=ast.Name(id=name)):
+            return name == "TYPE_CHECKING"
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return name in UNSEEN_FUNCTIONS
+    return False
 
-    def visit_If(self, node: ast.If) -> None:
-        """Negate the condition; what only type checkers see is left out."""
-        if ast.unparse(node.test) != "TYPE_CHECKING":
-            self._negate(node.test)
-            self.generic_visit(node)
 
-    def visit_IfExp(self, node: ast.IfExp) -> None:
-        """Negate the condition."""
-        self._negate(node.test)
-        self.generic_visit(node)
-
-    def visit_While(self, node: ast.While) -> None:
-        """Negate the condition."""
-        self._negate(node.test)
-        self.generic_visit(node)
-
-    def _negate(self, test: ast.expr) -> None:
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            self._add(test, test.operand)
-        elif not isinstance(test, ast.Compare):  # whose operator is changed
-            self._add(test, ast.UnaryOp(ast.Not(), test))
-
-    def visit_Compare(self, node: ast.Compare) -> None:
-        """Replace each operator: `<` by `<=`, `==` by `!=`, and so on (`OPERATORS`)."""
-        for index, op in enumerate(node.ops):
-            ops = [*node.ops]
-            ops[index] = OPERATORS[type(op)]()
-            self._add(node, ast.Compare(node.left, ops, node.comparators))
-        self.generic_visit(node)
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        """Replace `and` by `or`, and `or` by `and`."""
-        self._add(node, ast.BoolOp(OPERATORS[type(node.op)](), node.values))
-        self.generic_visit(node)
-
-    def visit_BinOp(self, node: ast.BinOp) -> None:
-        """Replace an arithmetic operator by its inverse, except where strings are joined."""
-        text = any(
-            isinstance(side, ast.JoinedStr)
-            or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))
-            for side in (node.left, node.right)
-        )
-        if type(node.op) in OPERATORS and not text:
-            self._add(node, ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right))
-        self.generic_visit(node)
-
-    def visit_Constant(self, node: ast.Constant) -> None:
-        """Add one to a number, negate a boolean, change a name (a text without a blank)."""
-        value = node.value
-        if isinstance(value, bool):
-            self._add(node, repr(not value))
-        elif isinstance(value, int | float):
-            self._add(node, repr(value + 1))
-        elif isinstance(value, str) and value and len(value.split()) == 1:
-            self._add(node, repr(f"{value}X"))
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Skip f-strings: they are messages, and Python 3.11 gives no positions of their parts."""
-
-    def visit_Expr(self, node: ast.Expr) -> None:
-        """Remove a call, unless it writes a log line; docstrings are skipped."""
-        value = node.value.value if isinstance(node.value, ast.Await) else node.value
-        if isinstance(value, ast.Constant):
-            return
-        called = value.func if isinstance(value, ast.Call) else None
-        if isinstance(called, ast.Attribute) and called.attr in LOGGING:
-            return
-        if called is not None:
-            self._add(node, "pass")
-        self.generic_visit(node)
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        """Remove what changes an object; without a local name the code would not even run."""
-        if not any(isinstance(target, ast.Name | ast.Tuple) for target in node.targets):
-            self._add(node, "pass")
-        self.visit(node.value)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        """Skip the annotation."""
-        if node.value is not None:
-            self.visit(node.value)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        """Remove it."""
-        self._add(node, "pass")
-        self.visit(node.value)
-
-    def visit_Delete(self, node: ast.Delete) -> None:
-        """Remove it."""
-        self._add(node, "pass")
-
-    def visit_Raise(self, node: ast.Raise) -> None:
-        """Remove it."""
-        self._add(node, "pass")
-
-    def visit_Return(self, node: ast.Return) -> None:
-        """Return nothing."""
-        if node.value is not None and not isinstance(node.value, ast.Constant):
-            self._add(node, "return None")
-        self.generic_visit(node)
-
-    def visit_Break(self, node: ast.Break) -> None:
-        """Go on."""
-        self._add(node, "continue")
-
-    def visit_Continue(self, node: ast.Continue) -> None:
-        """Stop."""
-        self._add(node, "break")
+def parts_of(node: Any) -> Iterable[ast.AST]:
+    """What of a node is looked at in turn: no annotations, decorators and targets."""
+    match node:
+        case ast.FunctionDef(args=args) | ast.AsyncFunctionDef(args=args):
+            defaults = [*args.defaults, *args.kw_defaults]
+            return [*(default for default in defaults if default is not None), *node.body]
+        case ast.ClassDef(body=body):
+            return body
+        case ast.Assign(value=value) | ast.AnnAssign(value=value) | ast.AugAssign(value=value):
+            return [value] if value is not None else []
+        case ast.Raise() | ast.Delete():
+            return []
+    return ast.iter_child_nodes(node)
 
 
 def mutants_of(path: str, source: bytes) -> list[Mutant]:
-    """Return every mutant of a module."""
-    points = Points(path, source)
-    points.visit(ast.parse(source))
-    return points.mutants
+    """Every mutant of a module."""
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    seen: collections.Counter[tuple[str, ...]] = collections.Counter()
+    found = []
 
+    def visit(node: Any, names: tuple[str, ...], lines: tuple[int, int]) -> None:
+        if is_left_alone(node):
+            return
+        if isinstance(node, ast.stmt):  # its lines, or those of its head
+            body = getattr(node, "body", None)
+            last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+            lines = (node.lineno, max(node.lineno, last))
+        for place, change in changes_of(node):
+            after = change if isinstance(change, str) else ast.unparse(change)
+            if isinstance(place, ast.expr) and not isinstance(place, ast.Constant):
+                after = f"({after})"
+            same = (".".join(names), ast.unparse(place), after)
+            start = starts[place.lineno - 1] + place.col_offset
+            end = starts[place.end_lineno - 1] + place.end_col_offset
+            found.append(Mutant(path, *same, seen[same], lines, (start, end)))
+            seen[same] += 1
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names = (*names, node.name)
+        for part in parts_of(node):
+            visit(part, names, lines)
 
-def modules(tree: Path, room: str) -> list[str]:
-    """Return the paths of a room's modules that people change."""
-    found = sorted((tree / room).rglob("*.py"))
-    return [str(path.relative_to(tree)) for path in found if "migrations" not in path.parts]
+    visit(ast.parse(source), (), (1, 1))
+    return found
 
 
 def draw(tree: Path, number: int, seed: int) -> list[Mutant]:
     """Draw mutants by a seed: from each room as its lines are many, from a line at most one."""
-    lines = {
-        room: sum(len((tree / path).read_bytes().splitlines()) for path in modules(tree, room))
+
+    def order(mutant: Mutant) -> str:
+        return hashlib.sha256(f"{seed} {mutant.key}".encode()).hexdigest()
+
+    sources = {
+        room: {
+            str(path.relative_to(tree)): path.read_bytes()
+            for path in sorted((tree / room).rglob("*.py"))
+            if "migrations" not in path.parts
+        }
         for room in ROOMS
     }
+    lines = {r: sum(len(s.splitlines()) for s in found.values()) for r, found in sources.items()}
     drawn: list[Mutant] = []
-    for room in ROOMS:
-        candidates = [
-            m for path in modules(tree, room) for m in mutants_of(path, (tree / path).read_bytes())
-        ]
-        candidates.sort(key=lambda mutant: _order(mutant, seed))
-        share = round(number * lines[room] / sum(lines.values()))
+    for room, found in sources.items():
         by_line: dict[tuple[str, int], Mutant] = {}
-        for mutant in candidates:
+        mutants = [m for path, source in found.items() for m in mutants_of(path, source)]
+        for mutant in sorted(mutants, key=order):
             by_line.setdefault((mutant.path, mutant.lines[0]), mutant)
-        drawn += [*by_line.values()][:share]
-    return sorted(drawn, key=lambda mutant: _order(mutant, seed))
-
-
-def _order(mutant: Mutant, seed: int) -> str:
-    return hashlib.sha256(f"{seed} {mutant.key}".encode()).hexdigest()
+        drawn += [*by_line.values()][: round(number * lines[room] / sum(lines.values()))]
+    return sorted(drawn, key=order)
 
 
 # ---------------------------------------------------------------- running tests in a worktree
 
 
+@dataclasses.dataclass
+class Run:
+    """What a run of pytest did; the cases of a table are one test.
+
+    Attributes:
+        code: Its exit code; `None` if it was killed after the limit of time.
+        failed: The tests that failed, the first one first.
+        seconds: How long each test took.
+    """
+
+    code: int | None
+    failed: list[str]
+    seconds: dict[str, float]
+
+
 class Worktree:
     """A checkout, and a Python that runs its tests, on the libraries of the one that runs this."""
 
-    def __init__(self, folder: Path, commit: str, work: Path) -> None:
+    def __init__(self, folder: Path, commit: str) -> None:
         # The repository's root is the package: its parent is where Python looks for it.
         self.tree = folder / "openenvd"
         git("worktree", "add", "--force", "--detach", str(self.tree), commit)
@@ -328,182 +282,49 @@ class Worktree:
         libraries = next((venv / "lib").glob("python*")) / "site-packages"
         installed = next(path for path in sys.path if path.endswith("site-packages"))
         (libraries / "mutants.pth").write_text(f"{folder}\n{installed}\n")
-        # The names of sockets in it must stay short.
-        self._temporary = tempfile.mkdtemp(prefix="m")
-        path = f"{venv / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        env = {**os.environ, "PATH": path, "TMPDIR": self._temporary, "HOME": self._temporary}
-        with (folder / "output").open("wb") as output:
-            self._server = subprocess.Popen(
-                [venv / "bin" / "python", "-P", __file__, "--serve", folder, "--work", work],
-                cwd=self.tree,
-                env=env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                text=True,
-                start_new_session=True,
-            )
+        self._python = venv / "bin" / "python"
+        self._path = f"{venv / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
 
-    def run_tests(self, *arguments: str, measured: bool = False, limit: float) -> Run:
+    def run_tests(self, *arguments: str, limit: float) -> Run:
         """Run pytest with these arguments; leave no process behind."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        print(json.dumps([arguments, measured, limit]), file=self._server.stdin, flush=True)
-        run = Run(**json.loads(self._server.stdout.readline()))
-        for left in Path(self._temporary).iterdir():
-            shutil.rmtree(left, ignore_errors=True)
-        return run
+        # The names of sockets in it must stay short.
+        with tempfile.TemporaryDirectory(prefix="m", ignore_cleanup_errors=True) as home:
+            env = {**os.environ, "PATH": self._path, "TMPDIR": home, "HOME": home}
+            command = [str(self._python), "-P", __file__, "--alone", str(limit), *arguments]
+            done = subprocess.run(
+                command, check=False, cwd=self.tree, env=env, capture_output=True, text=True
+            )
+        seconds: dict[str, float] = collections.defaultdict(float)
+        for took, name in re.findall(r"^([\d.]+)s \w+ +([^\s[]+)", done.stdout, re.MULTILINE):
+            seconds[name] += float(took)
+        failed = re.findall(r"^(?:FAILED|ERROR) ([^\s[]+::[^\s[]+)", done.stdout, re.MULTILINE)
+        return Run(done.returncode if done.returncode >= 0 else None, failed, dict(seconds))
 
     def remove(self) -> None:
         """Remove the worktree."""
-        self._server.communicate()
-        shutil.rmtree(self._temporary, ignore_errors=True)
         git("worktree", "remove", "--force", str(self.tree))
 
 
-@dataclasses.dataclass
-class Run:
-    """What a run of pytest did.
-
-    Attributes:
-        code: Its exit code; `None` if it was killed after the limit of time.
-        seconds: How long each test took; without those that were skipped.
-        failed: The tests that failed, the first one first.
-        lines: If it was measured: module → line → the tests that execute it.
-    """
-
-    code: int | None
-    seconds: dict[str, float]
-    failed: list[str]
-    lines: dict[str, dict[str, list[str]]]
-
-
-def serve(folder: Path, kept: Path) -> None:
-    """Run pytest for each line of standard input, in a fork that has imported all libraries.
-
-    What outlives its parent becomes this process's child, and is killed after the run.
-    """
-    prctl_set_child_subreaper = 36
-    ctypes.CDLL(None).prctl(prctl_set_child_subreaper, 1)
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
-    out = os.dup(1)
-    os.dup2(2, 1)
-    preload(kept)
-    report = folder / "report"
-    for line in sys.stdin:
-        arguments, measured, limit = json.loads(line)
-        report.unlink(missing_ok=True)
-        child = os.fork()
-        if not child:
-            os.setsid()
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os._exit(run_pytest(arguments, Plugin(report, measured)))
-        signal.setitimer(signal.ITIMER_REAL, limit)
-        code = reap(child)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        kill_children()
-        run = read_report(report, code)
-        os.write(out, (json.dumps(dataclasses.asdict(run)) + "\n").encode())
-
-
-def reap(child: int) -> int | None:
-    """Wait for a child, and for every orphan that ends before it; `None`: it was killed."""
-    while True:
-        pid, status = os.waitpid(-1, 0)
-        if pid == child:
-            return os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-
-
-def kill_children() -> None:
-    """Kill all children until there are none: their orphans become ours."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            for pid in Path("/proc/self/task", str(os.getpid()), "children").read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
-            os.waitpid(-1, 0)
-
-
-def preload(kept: Path) -> None:
-    """Import the libraries that tests import, so that no fork does; `kept` has their names."""
-    if not kept.exists():
-        child = os.fork()
-        if not child:
-            run_pytest(["--collect-only", *{name for tests in ROOMS.values() for name in tests}])
-            found = [name for name in sys.modules if not name.startswith(("openenvd", "tests"))]
-            kept.write_text("\n".join(found))
-            os._exit(0)
-        reap(child)
-    for name in kept.read_text().split():
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
-
-
-def run_pytest(arguments: list[str], *plugins: object) -> int:
-    """Run pytest in this process."""
-    import pytest
-
-    options = ["-n", "0", "-q", "--no-header", "-p", "no:cacheprovider"]
-    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # as libraries are preloaded
-    return int(pytest.main([*options, *arguments], plugins=plugins))
-
-
-class Plugin:
-    """Writes what each test does, and which lines it executes in this process."""
-
-    def __init__(self, report: Path, measured: bool) -> None:
-        self._report = report
-        self._coverage: Any = None
-        if measured:
-            import coverage
-
-            rooms = [str(Path(room).absolute() / "*") for room in ROOMS]
-            self._coverage = coverage.Coverage(data_file=None, include=rooms, config_file=False)
-            self._coverage.start()
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Attribute the lines that are executed from now on to a test."""
-        if self._coverage:
-            self._coverage.switch_context(nodeid)
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """Write what a test did."""
-        self._write(report.nodeid, report.outcome, report.duration)
-
-    def pytest_sessionfinish(self) -> None:
-        """Write which lines were executed."""
-        if self._coverage:
-            self._coverage.stop()
-            data = self._coverage.get_data()
-            for path in data.measured_files():
-                lines = data.contexts_by_lineno(path)
-                self._write(str(Path(path).relative_to(Path.cwd())), "lines", lines)
-
-    def _write(self, name: str, what: str, value: Any) -> None:
-        with self._report.open("a") as file:
-            file.write(json.dumps([name, what, value]) + "\n")
-
-
-def read_report(path: Path, code: int | None) -> Run:
-    """Return what the plug-in has written."""
-    run = Run(code, {}, [], {})
-    skipped = set()
-    for line in path.read_text().splitlines() if path.exists() else ():
-        name, what, value = json.loads(line)
-        if what == "lines":
-            run.lines[name] = value
-            continue
-        run.seconds[name] = run.seconds.get(name, 0.0) + value
-        if what == "failed":
-            run.failed.append(name)
-        elif what == "skipped":
-            skipped.add(name)
-    for name in skipped:
-        del run.seconds[name]
-    return run
+def run_alone(limit: float, arguments: list[str]) -> int:
+    """Run pytest as a child; kill it after its time, and then all that it has left behind."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what it leaves becomes ours
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-rfE", "--durations=0"]
+    command += ["--durations-min=0", "-vv", "--no-header", "-p", "no:cacheprovider", *arguments]
+    try:
+        return subprocess.run(command, check=False, timeout=limit).returncode
+    except subprocess.TimeoutExpired:
+        return -signal.SIGKILL
+    finally:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                children = Path("/proc/self/task", str(os.getpid()), "children").read_text()
+                for pid in children.split():
+                    os.kill(int(pid), signal.SIGKILL)
+                os.waitpid(-1, 0)
 
 
 def git(*arguments: str) -> str:
-    """Return what a git command prints."""
+    """What a git command prints."""
     command = ["git", "-c", "safe.directory=*", "-C", str(ROOT), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
@@ -511,97 +332,90 @@ def git(*arguments: str) -> str:
 # ---------------------------------------------------------------- testing all drawn mutants
 
 
-def measure_room(worktree: Worktree, room: str) -> Run:
+@dataclasses.dataclass
+class Measured:
+    """Of a room's tests: the seconds of each, and module → line → those that execute it."""
+
+    seconds: dict[str, float]
+    lines: dict[str, dict[int, list[str]]]
+
+
+def measure_room(worktree: Worktree, room: str) -> Measured:
     """Run a room's tests without a mutation, and note which lines each of them executes."""
-    run = worktree.run_tests(*ROOMS[room], measured=True, limit=3600)
+    import coverage
+
+    data = worktree.tree / ".coverage"
+    covered = [f"--cov={one}" for one in ROOMS]
+    run = worktree.run_tests(
+        *(*covered, "--cov-context=test", "--cov-report=", *ROOMS[room]), limit=MAX_ROOM_SECONDS
+    )
+    if not run.seconds:
+        raise RuntimeError(f"no test of {room} ran: pytest ended with code {run.code}")
     for test in {*run.failed}:
         say(f"left out, as it fails without a mutation: {test}")
         run.seconds.pop(test, None)
-    return run
+    found = coverage.CoverageData(str(data))
+    found.read()
+    lines = {
+        str(Path(path).relative_to(worktree.tree)): {
+            line: sorted({re.split(r"[|[]", name)[0] for name in names} & run.seconds.keys())
+            for line, names in found.contexts_by_lineno(path).items()
+        }
+        for path in found.measured_files()
+    }
+    data.unlink()
+    say(f"{room}: {len(run.seconds)} tests, {sum(run.seconds.values()):.0f} s")
+    return Measured(run.seconds, lines)
 
 
-def choose_tests(mutant: Mutant, measured: dict[str, Run]) -> list[str]:
-    """Return the tests that may notice a mutant, the fastest of its own room first.
+def choose_tests(mutant: Mutant, measured: dict[str, Measured]) -> list[str]:
+    """The tests that may notice a mutant, the fastest of its own room first.
 
     They are those of any room that execute its lines, or all of its own where these lines run at
     import or in other processes.
     """
     chosen: dict[str, None] = {}
     for room in (mutant.room, *measured):
-        found = measured[room]
-        by_line = found.lines.get(mutant.path, {})
-        names = {
-            name
-            for line in range(mutant.lines[0], mutant.lines[1] + 1)
-            for name in by_line.get(str(line), ())
-        } & found.seconds.keys()
-        chosen |= dict.fromkeys(sorted(names, key=found.seconds.__getitem__))
-    if chosen:
-        return list(chosen)
+        by_line, seconds = measured[room].lines.get(mutant.path, {}), measured[room].seconds
+        lines = range(mutant.lines[0], mutant.lines[1] + 1)
+        names = {name for line in lines for name in by_line.get(line, ())}
+        chosen |= dict.fromkeys(sorted(names, key=seconds.__getitem__))
     seconds = measured[mutant.room].seconds
     # Those first that are named as the module is.
-    return sorted(seconds, key=lambda name: (Path(mutant.path).stem not in name, seconds[name]))
+    every = sorted(seconds, key=lambda name: (Path(mutant.path).stem not in name, seconds[name]))
+    return list(chosen) or every
 
 
 def try_mutant(mutant: Mutant, tests: list[str], worktree: Worktree) -> dict[str, Any]:
     """Run the tests that may notice a mutant, and return what happened."""
-    started = time.monotonic()
     path = worktree.tree / mutant.path
     source = path.read_bytes()
     changed = mutant.apply(source)
-    ast.parse(changed)
     old, new = source.decode().splitlines(), changed.decode().splitlines()
     diff = "\n".join(difflib.unified_diff(old, new, mutant.path, mutant.path, n=2, lineterm=""))
-    status, by = SURVIVED, None
+    status, by, left = SURVIVED, "", tests
     try:
         path.write_bytes(changed)
-        left = tests
         while left and status == SURVIVED:
-            # A few first: most mutants are noticed by these, and few files need be imported.
-            some = left[:FIRST_TESTS] if len(left) == len(tests) else left
-            status, by = _run_until_failure(worktree, some)
-            if status == KILLED and by is not None:
-                # A failure by chance does not count: it fails again, or those behind it decide.
-                status, _ = _run_until_failure(worktree, [by])
-                some = some[: some.index(by) + 1] if by in some else some
-            left = left[len(some) :]
+            status, by = _run_until_failure(worktree, left)
+            if by not in left:
+                break
+            # A failure by chance does not count: it fails again, or those behind it decide.
+            status, _ = _run_until_failure(worktree, [by])
+            left = left[left.index(by) + 1 :]
     finally:
         path.write_bytes(source)
-    seconds = round(time.monotonic() - started, 1)
     about = {"key": mutant.key, "line": mutant.lines[0], "diff": diff, "tests": len(tests)}
-    return {**about, "status": status, "by": by, "seconds": seconds}
+    return {**about, "status": status, "by": by}
 
 
-def _run_until_failure(worktree: Worktree, tests: list[str]) -> tuple[str, str | None]:
+def _run_until_failure(worktree: Worktree, tests: list[str]) -> tuple[str, str]:
     options = ("-x", "--tb=no", f"--timeout={TEST_TIMEOUT_SECONDS}")
     run = worktree.run_tests(*options, *tests, limit=MAX_MUTANT_SECONDS)
-    if run.code == USAGE_ERROR:  # a case of a table may have another name now
-        tests = list(dict.fromkeys(name.partition("[")[0] for name in tests))
-        run = worktree.run_tests(*options, *tests, limit=MAX_MUTANT_SECONDS)
     if run.code is None:
-        return "hung", None
+        return HUNG, ""
     # Without a failed test the module could not be imported.
-    return (SURVIVED if run.code == 0 else KILLED), next(iter(run.failed), None)
-
-
-def measure(
-    kept: Path, rooms: list[str], worktrees: queue.SimpleQueue[Worktree], jobs: int
-) -> dict[str, Run]:
-    """Return what each room's tests execute, measured once for a commit."""
-    found = {}
-    for line in kept.read_text().splitlines() if kept.exists() else ():
-        room, run = json.loads(line)
-        found[room] = Run(**run)
-    missing = [room for room in rooms if room not in found]
-    with kept.open("a") as file:
-        for room, run in in_worktrees(missing, measure_room, worktrees, jobs):
-            if not run.seconds:
-                raise RuntimeError(f"no test of {room} ran: pytest ended with code {run.code}")
-            found[room] = run
-            file.write(json.dumps([room, dataclasses.asdict(run)]) + "\n")
-            file.flush()
-            say(f"{room}: {len(run.seconds)} tests, {sum(run.seconds.values()):.0f} s")
-    return found
+    return (SURVIVED if run.code == 0 else KILLED), next(iter(run.failed), "")
 
 
 def in_worktrees(
@@ -630,11 +444,10 @@ def summarize(results: list[dict[str, Any]], reasons: dict[str, str]) -> float:
     survivors = [result for result in counted if result["status"] == SURVIVED]
     for result in survivors:
         print(f"\nsurvived {result['tests']} tests: {result['key']}\n{result['diff']}")
-    print(f"\n{'room':24}{'mutants':>9}{'equivalent':>12}{'survived':>10}")
+    print(f"\n{'room':24}{'mutants':>9}{'survived':>10}")
     for room in ROOMS:
-        own = [result for result in results if result["key"].startswith(f"{room}/")]
-        same = sum(result["key"] in reasons for result in own)
-        print(f"{room:24}{len(own):9}{same:12}{sum(r in survivors for r in own):10}")
+        own = [result for result in counted if result["key"].startswith(f"{room}/")]
+        print(f"{room:24}{len(own):9}{sum(r in survivors for r in own):10}")
     share = len(survivors) / max(1, len(counted))
     print(f"{len(survivors)} of {len(counted)} survived: {share:.1%}")
     return share
@@ -642,76 +455,48 @@ def summarize(results: list[dict[str, Any]], reasons: dict[str, str]) -> float:
 
 def say(text: str) -> None:
     """Tell what is being done."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> int:
     """Run the campaign."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--number", type=int, default=200, help="how many mutants")
-    parser.add_argument("--seed", type=int, default=28)
-    parser.add_argument("--commit", default="HEAD", help="what is mutated and tested")
-    parser.add_argument("--results", type=Path, default=Path("mutants.jsonl"))
-    parser.add_argument(
-        "--work", type=Path, default=Path(tempfile.gettempdir()) / "openenvd-mutants"
-    )
-    parser.add_argument("--room", choices=ROOMS, action="append", help="of this room alone")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument(
-        "--at-most", type=int, help="end after as many mutants; a later call continues"
-    )
-    parser.add_argument(
-        "--again", choices=(SURVIVED, KILLED), help="try these again that have a result"
-    )
-    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--list", action="store_true", help="print the mutants alone")
-    parser.add_argument(
-        "--allowed", type=float, default=0.08, help="share of survivors that is no failure"
-    )
+    add = parser.add_argument
+    add("--number", type=int, default=200, help="how many mutants")
+    add("--seed", type=int, default=28)
+    add("--results", type=Path, default=Path("mutants.jsonl"))
+    add("--jobs", type=int, default=2)
+    add("--list", action="store_true", help="print the mutants alone")
+    add("--allowed", type=float, default=0.08, help="share of survivors that is no failure")
     options = parser.parse_args()
-    if options.serve:
-        serve(options.serve, options.work / "modules")
+    # It ends after the mutants that are being tried.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    drawn = draw(ROOT, options.number, options.seed)
+    if options.list:
+        print(*(mutant.key for mutant in drawn), sep="\n")
         return 0
-    for number in (signal.SIGINT, signal.SIGTERM):  # ends after the mutants that are being tried
-        signal.signal(number, signal.default_int_handler)
-    commit = git("rev-parse", options.commit)
-    results = {}
-    for line in options.results.read_text().splitlines() if options.results.exists() else ():
-        results[json.loads(line)["key"]] = json.loads(line)
-    reasons = json.loads(EQUIVALENT.read_text()) if EQUIVALENT.exists() else {}
-    options.work.mkdir(parents=True, exist_ok=True)
+    kept = options.results.read_text().splitlines() if options.results.exists() else []
+    results = {result["key"]: result for result in map(json.loads, kept)}
+    reasons = json.loads(EQUIVALENT.read_text())
+    waiting = [m for m in drawn if m.key not in reasons and m.key not in results]
     folder = Path(tempfile.mkdtemp(prefix="m-"))  # short, as sockets lie in it
     worktrees: queue.SimpleQueue[Worktree] = queue.SimpleQueue()
     made = []
     try:
         for number in range(options.jobs):
-            made.append(Worktree(folder / str(number), commit, options.work))
+            made.append(Worktree(folder / str(number), git("rev-parse", "HEAD")))
             worktrees.put(made[-1])
-        drawn = draw(made[0].tree, options.number, options.seed)
-        if options.list:
-            print(*(mutant.key for mutant in drawn), sep="\n")
-            return 0
-        waiting = [
-            mutant
-            for mutant in drawn
-            if mutant.room in (options.room or ROOMS)
-            and mutant.key not in reasons
-            and (mutant.key not in results or results[mutant.key]["status"] == options.again)
-        ]
-        waiting = waiting[: options.at_most]
-        kept = options.work / f"{commit}.jsonl"
         rooms = [room for room in ROOMS if any(mutant.room == room for mutant in waiting)]
-        measured = measure(kept, rooms, worktrees, options.jobs)
+        measured = dict(in_worktrees(rooms, measure_room, worktrees, options.jobs))
 
         def work(worktree: Worktree, mutant: Mutant) -> dict[str, Any]:
             return try_mutant(mutant, choose_tests(mutant, measured), worktree)
 
         with options.results.open("a") as file:
             for mutant, result in in_worktrees(waiting, work, worktrees, options.jobs):
-                results[mutant.key] = {**result, "commit": commit}
-                file.write(json.dumps(results[mutant.key]) + "\n")
-                file.flush()
-                say(f"{result['status']} ({result['seconds']} s, {result['by']}): {mutant.key}")
+                results[mutant.key] = result
+                print(json.dumps(result), file=file, flush=True)
+                say(f"{result['status']} ({result['by']}): {mutant.key}")
     finally:
         for worktree in made:
             worktree.remove()
@@ -721,4 +506,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--alone"]:
+        sys.exit(run_alone(float(sys.argv[2]), sys.argv[3:]))
     sys.exit(main())

@@ -14,7 +14,6 @@
     python -m load_tests.failures.failover  kills under stepping sessions, and what they cost
     python -m load_tests.failures.worlds  kills at random: whose is each answer, what each death
     python -m load_tests.steps           steps a second by sessions and weight; peer, limit
-    python -m load_tests.fuzz            arbitrary bytes and messages: answered, or closed
     python -m load_tests.run_short       the short form of all of them
     python -m load_tests.brigade         singers of one state at once, in one process and in shards
     python -m load_tests.rollouts        episodes and bytes a second, beside three naive ways

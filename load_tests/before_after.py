@@ -67,7 +67,6 @@ PROGRAMS = {
     "cold_cli": Program("--repetitions 20", "--repetitions 7", 5, 3),
     "short_requests": Program("--single 300 --burst 500", "--single 200 --burst 200", 5, 3),
     "rollouts": Program(ROLLOUTS, f"{ROLLOUTS} --steps 10", 3, 1, is_after_alone=True),
-    "fuzz": Program("--minutes 10 --seed 26", "--minutes 0.25 --seed 26", 1, 1),
     "held_sessions": Program("--sessions 16384", "--short", 1, 1),
     "low_resources": Program("--sizes small --parts a", "--sizes small --parts a --most 30", 1, 1),
 }
@@ -173,8 +172,6 @@ FIGURES = [
     Figure("SHORT request, P50, ms", "short_requests", line("one at a time, p50"), **at_most(6)),
     *rollout_figures("1 kB"),
     *rollout_figures("1 MB"),
-    Figure("fuzz: findings", "fuzz", line("findings"), **at_most(0)),
-    Figure("fuzz: cases", "fuzz", lambda lines: lines["cases"]),
     Figure(f"{HELD}: failed", "held_sessions", line("failed to open"), **at_most(0)),
     Figure(f"{HELD}: PSS each, kB", "held_sessions", line("PSS each (aim"), **at_most(4)),
     Figure(f"{TIGHT}: kernel kills", "low_resources", line("(a) kernel kills"), **at_most(0)),

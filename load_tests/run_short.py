@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The short form of every load test: that they run, and figures to look at. No thresholds.
 
-    python -m load_tests.run_short [--half SEED]
-
-That of `fuzz` is in `tests/load`: its rounds take minutes.
+python -m load_tests.run_short [--half SEED]
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds of any bytes sent to an environment: for `fuzz.py`, and for tests.
+"""What holds of any bytes sent to an environment; `tests/load/test_fuzz.py` tries it.
 
     frames    the messages and the close code are those of `websockets`' sans-I/O `ServerProtocol`,
               however the bytes are cut, unmasked by its C extension or by our own code

@@ -7,7 +7,7 @@ import pytest
 
 from openenvd.client import daemon, following
 from openenvd.client.api import DaemonClient
-from openenvd.client.errors import ApiRefused, ConnectionLost, RequestFailed
+from openenvd.client.errors import ConnectionLost, RequestFailed
 
 from .fake_daemon import Call, FakeDaemon, new_request
 
@@ -87,11 +87,6 @@ def test_a_daemon_that_does_not_return_is_reported_with_a_hint(
         following.wait(client, "1", reconnect=lambda: None)
     assert caught.value.hint is not None
     assert "openenv wait 1" in caught.value.hint
-
-
-def test_an_unknown_request_is_refused_and_not_waited_for(client: DaemonClient) -> None:
-    with pytest.raises(ApiRefused):
-        following.wait(client, "nobody")
 
 
 def test_run_raises_the_requests_error(fake: FakeDaemon, client: DaemonClient) -> None:

@@ -20,7 +20,7 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from openenvd.client.errors import SessionError
-from openenvd.client.session import AsyncSession, Session
+from openenvd.client.session import Session
 from openenvd.system.net.websocket import INTERNAL_ERROR_CLOSE, close_payload
 
 
@@ -182,22 +182,6 @@ def test_the_notice_of_a_crash_is_repeated_whole_with_each_call() -> None:
                 session.reset()
             told = caught.value.message, caught.value.code, caught.value.hint
             assert told == (text, "SESSION_ERROR", "look there")
-
-
-async def closed(session: AsyncSession) -> None:
-    """Wait until the server's close has arrived."""
-    assert session._session is not None
-    await session._session.wait_closed()
-
-
-def test_a_session_that_ended_before_the_call_says_why() -> None:
-    with refusing_server() as address, Session(address) as session:
-        assert session._thread is not None
-        session._thread.call(closed(session._session))
-        for _ in range(3):  # each call says it
-            with pytest.raises(SessionError, match="no licence") as caught:
-                session.reset()
-            assert caught.value.code == "CAPACITY_REACHED"
 
 
 def test_a_session_that_is_not_open_says_how_it_is_opened() -> None:

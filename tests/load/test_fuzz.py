@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds of any bytes that an environment gets; `load_tests.fuzz` tries more of them."""
+"""What holds of any bytes that an environment gets.
+
+OPENENVD_FUZZ_EXAMPLES=10000 pytest --timeout 0 tests/load/test_fuzz.py      for hours
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -14,12 +18,15 @@ from openenvd.schema.protocol import HostConfig
 from ..env_host.hosts import Host
 
 BENCHMARK = "openenvd.env_host.bundled.benchmark.environment:BenchmarkEnvironment"
-EXAMPLES = 12
+EXAMPLES = int(os.environ.get("OPENENVD_FUZZ_EXAMPLES", "12"))
 
 
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    host = Host(HostConfig("benchmark", env_class=BENCHMARK), tmp_path_factory.mktemp("fuzz"))
+@pytest.fixture(scope="module", params=[False, True], ids=["shards", "isolated"])
+def host(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Host]:
+    config = HostConfig("benchmark", env_class=BENCHMARK, isolate=request.param)
+    host = Host(config, tmp_path_factory.mktemp("fuzz"))
     host.ready()
     yield host
     assert host.stop() == 0

@@ -9,10 +9,9 @@ import time
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-import pytest
 from uvicorn.config import Config
 
-from openenvd.env_host.serving.event_driven import DatedState, EventDrivenServer
+from openenvd.env_host.serving.event_driven import EventDrivenServer
 
 
 async def answer(scope: Any, receive: Any, send: Any) -> None:
@@ -53,13 +52,3 @@ async def test_it_ends_at_once_when_it_was_asked_to_before_it_began() -> None:
     server.request_exit()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         await server.serve(sockets=[listener])
-
-
-def test_the_date_is_of_the_second_in_which_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config(answer, server_header=False)
-    config.load()
-    state = DatedState(config)
-    monkeypatch.setattr(time, "time", lambda: 1000.9)
-    assert state.default_headers == [(b"date", b"Thu, 01 Jan 1970 00:16:40 GMT")]
-    monkeypatch.setattr(time, "time", lambda: 1001.0)
-    assert state.default_headers == [(b"date", b"Thu, 01 Jan 1970 00:16:41 GMT")]

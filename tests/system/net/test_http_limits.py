@@ -260,13 +260,6 @@ async def test_an_endless_row_of_empty_lines_is_refused(serve: Serve) -> None:
         assert said.startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))  # h11 takes no empty line at all
 
 
-async def test_a_kept_connection_may_send_any_number_of_heads(serve: Serve) -> None:
-    async with connected(serve()) as (_, peer):
-        for _ in range(50):
-            assert await ask(peer, get(2000)) == (200, b"0")
-            assert await ask(peer, post(b"b" * 50_000)) == (200, b"50000")
-
-
 async def test_pipelined_requests_are_answered_in_order(serve: Serve) -> None:
     async with connected(serve()) as (_, peer):
         for _ in range(20):

@@ -9,16 +9,13 @@ import pytest
 from websockets.frames import Frame, Opcode
 from websockets.streams import StreamReader
 
-from openenvd.env_host.websocket.handshake import parse_upgrade
 from openenvd.rollouts.bench.generator import parse_frame
 from openenvd.system.net.websocket import (
     CLOSE,
     TEXT,
     close_payload,
     frame_head,
-    parse_head,
     unmasked_client_frame,
-    upgrade_request,
 )
 
 SIZES = (0, 1, 125, 126, 127, 65_535, 65_536, 300_000)
@@ -42,14 +39,6 @@ def test_the_library_reads_what_a_server_and_a_client_write(size: int) -> None:
     assert parsed(unmasked_client_frame(payload)) == Frame(Opcode.TEXT, payload)
 
 
-def test_a_head_is_parsed_once_it_is_complete() -> None:
-    assert parse_head(b"\x81") is None
-    assert parse_head(b"\x81\x05") == (0x81, False, 2, 7)
-    assert parse_head(b"..\x81\x7e\x01", 2) is None
-    assert parse_head(memoryview(b"..\x82\x7e\x01\x00"), 2) == (0x82, False, 6, 262)
-    assert parse_head(memoryview(b"\x81\x85")) == (0x81, True, 6, 11)
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_a_frame_of_any_size_is_read_once_it_is_whole(size: int) -> None:
     data = Frame(Opcode.TEXT, b"x" * size).serialize(mask=False)
@@ -69,12 +58,6 @@ def test_a_frame_of_any_size_is_read_once_it_is_whole(size: int) -> None:
 def test_frames_of_other_kinds_are_read(frame: Frame, taken: tuple[int, bool, bytes]) -> None:
     data = frame.serialize(mask=False)
     assert parse_frame(data, 0) == (*taken, len(data))
-
-
-def test_a_handshake_is_asked_for_in_a_form_that_our_server_reads() -> None:
-    upgrade = parse_upgrade(upgrade_request("localhost", "/ws?session_id=x"))
-    assert upgrade is not None
-    assert (upgrade.path, upgrade.parameter("session_id")) == ("/ws", "x")
 
 
 @pytest.mark.parametrize(
