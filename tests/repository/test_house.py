@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 72_589,
     "code lines": 46_981,
     "modules": 383,
-    "test lines": 70_353,
+    "test lines": 70_102,
     "words of pages": 24_988,
     "words of decisions": 7_091,
     "folders at the root": 15,
