@@ -58,6 +58,8 @@ class LaunchOptions(DrainOptions, total=False):
     sandbox: bool
     engine_options: list[str]
     ready_timeout_seconds: float
+    max_surge: str | None
+    max_unavailable: str | None
 
 
 class RolloutOptions(RequestOptions, total=False):

@@ -3,7 +3,8 @@
 
 Their number, and how many sessions each may have (`decide`, `share_sessions`).
 
-Their replacement, one after another or several at a time (`replacement_step`).
+Their replacement, one after another or several at a time (`replacement_step`,
+`replacement_room`).
 
 Their weights: which share of the new sessions each gets, by the room that it has. Replicas get
 sessions in turn, each as many, as long as none has less than half the room of another: so a crowd
@@ -76,10 +77,29 @@ def replacement_step(
         surge: How many there may be at once beyond the number that is wanted.
         unavailable: How many may be missing at once of the number that is wanted.
     """
-    replaced = max(wanted - staying, old)  # in all, with those that have ended
-    start = min(replaced - new, wanted + surge - (staying + old + new + ending))
-    drain = min(old, ready + unavailable - (replaced - old))
+    start = min(wanted - staying - new, wanted + surge - (staying + old + new + ending))
+    drain = min(old, staying + old + ready - (wanted - unavailable))
     return max(0, start), max(0, drain)
+
+
+def replacement_room(
+    replicas: int, max_surge: str | None, max_unavailable: str | None, *, default_surge: int
+) -> tuple[int, int]:
+    """Return how many replicas there may be beyond a number, and how many may be missing of it.
+
+    Both are numbers, or percentages of `replicas`: the first is rounded up, the other down. Where
+    that leaves nothing to begin with, one may be missing.
+
+    https://kubernetes.io/docs/concepts/workloads/controllers/deployment/#rolling-update-deployment
+    """
+    surge = default_surge if max_surge is None else math.ceil(_part_of(replicas, max_surge))
+    missing = int(_part_of(replicas, max_unavailable or "0"))
+    return surge, missing or int(not surge)
+
+
+def _part_of(replicas: int, text: str) -> float:
+    number, percent, _ = text.partition("%")
+    return int(number) * replicas / 100 if percent else int(number)
 
 
 UP_SHARE = 0.8  # of the slots are taken: there are to be more replicas

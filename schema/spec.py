@@ -99,6 +99,14 @@ class LaunchOptions(ServeOptions):
         metavar="NAME=VALUE",
     )
     ready_timeout_seconds: float = option(600.0, "Fail when it is not ready by then.", above=0)
+    max_surge: str | None = option(
+        None,
+        "Replicas beyond their number during an update [100%] or restart [1]: 2, 25%.",
+        metavar="N|N%",
+    )
+    max_unavailable: str | None = option(
+        None, "Replicas that may be missing during an update or restart [0].", metavar="N|N%"
+    )
 
     def _check_range(self) -> None:
         most = self.max_replicas
@@ -147,6 +155,7 @@ class LaunchOptions(ServeOptions):
             raise ValueError("session_memory_mb is for isolated sessions, and isolate is false")
         self._check_range()
         self._check_sleep()
+        check_room(self.max_surge, self.max_unavailable)
         if self.gateway and self.port is not None:
             raise ValueError(
                 "port: with a gateway, the port is the gateway's (--gateway-port of up)"
@@ -170,6 +179,20 @@ class LaunchOptions(ServeOptions):
         given = [name for name, value in asked.items() if value]
         if self.provider == LOCAL and given:
             raise ValueError(f"{', '.join(given)}: for engines alone, such as --provider docker")
+
+
+def check_room(max_surge: str | None, max_unavailable: str | None) -> None:
+    """Check how many replicas there may be more, and fewer, while they are replaced.
+
+    Raises:
+        ValueError: One is no number or percentage; or nothing could be replaced.
+    """
+    for name, value in (("max_surge", max_surge), ("max_unavailable", max_unavailable)):
+        if value is not None and not re.fullmatch(r"\d{1,4}%?", value):
+            raise ValueError(f"{name}: {value!r} is not a number of replicas, nor a percentage")
+    surge, unavailable = (int((text or "0").rstrip("%")) for text in (max_surge, max_unavailable))
+    if max_surge is not None and not surge and not unavailable:
+        raise ValueError("max_surge: nothing could be replaced unless max_unavailable is more")
 
 
 def sleep_seconds_of(spec: Mapping[str, Any]) -> float | None:
@@ -212,13 +235,10 @@ class EnvironmentSpec(LaunchOptions):
         pairs = (text.partition("=") for text in self.engine_options)
         return {name: value for name, _, value in pairs}
 
-    def or_else(self, gpus: int | None, step_timeout_seconds: float | None) -> EnvironmentSpec:
+    def or_else(self, **asked: Any) -> EnvironmentSpec:
         """This spec, with what its `openenv.yaml` asks for wherever the user said nothing."""
-        return replace(
-            self,
-            gpus=gpus if self.gpus is None else self.gpus,
-            step_timeout_seconds=self.step_timeout_seconds or step_timeout_seconds,
-        )
+        unsaid = {name: value for name, value in asked.items() if getattr(self, name) is None}
+        return replace(self, **unsaid)
 
 
 MAX_NAME_LENGTH = 63  # one DNS label

@@ -36,6 +36,7 @@ GROUPS = {
 RARE = (
     *("admission_timeout_seconds", "reset_first", "http_session_idle_seconds", "max_message_mb"),
     *("serve_as_is", "scale_down_seconds", "base", "ready_timeout_seconds"),
+    *("max_surge", "max_unavailable"),
     *("drain_timeout_seconds", *following.RARE),
 )
 WITHOUT_SESSIONS = "http"  # what a replica says of itself whose app has none

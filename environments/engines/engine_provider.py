@@ -51,10 +51,15 @@ class EngineProvider(Provider):
     """Starts replicas on one engine, through its agent."""
 
     def _begin_launch(
-        self, spec: EnvironmentSpec, prepared: Prepared, known: RunFiles, replaced: RunFiles | None
+        self,
+        spec: EnvironmentSpec,
+        prepared: Prepared,
+        count: int,
+        known: RunFiles,
+        replaced: RunFiles | None,
     ) -> Beginning:
         """Listen at a port for each: what is replaced has ports of its own."""
-        listeners = self._open(spec, spec.replicas, spec.port, {each.port for each in known})
+        listeners = self._open(spec, count, spec.port, {each.port for each in known})
         return listeners, partial(self._with_plan, spec, prepared)
 
     def _begin_more(

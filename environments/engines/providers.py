@@ -104,27 +104,29 @@ class Provider:
         spec: EnvironmentSpec,
         prepared: Prepared,
         *,
+        count: int | None = None,
         launch_id: str,
         address: str | None = None,
         replaces: str | None = None,
     ) -> list[RunFile]:
-        """Start all replicas of a launch.
+        """Start the replicas of a launch, the first `count` of them if that is given.
 
         Args:
             spec: The environment as it is wanted.
             prepared: The program or image that a replica runs.
+            count: How many of the replicas that are wanted to start.
             launch_id: The id of the launch's request, which is part of the replicas' ids.
             address: The environment's, at the gateway; None: the replicas' own.
             replaces: The launch whose replicas serve the environment, and go on until the daemon
                 has these take over. These have the same address, unless the spec says otherwise.
         """
-        shares = share_sessions(spec.max_sessions, spec.replicas, spec.max_replicas)
+        shares = share_sessions(spec.max_sessions, spec.replicas, spec.max_replicas)[:count]
         make_private(self._layout.runs)
         known = run_files.of_environment(self._layout.runs, spec.name)
-        numbers = run_files.free_numbers((each.number for each in known), spec.replicas)
+        numbers = run_files.free_numbers((each.number for each in known), len(shares))
         others = [each for each in known if each.request_id != launch_id]
         listeners, complete = self._begin_launch(
-            spec, prepared, known, None if replaces is None else others
+            spec, prepared, len(shares), known, None if replaces is None else others
         )
 
         def described(index: int, port: int) -> RunFileData:
@@ -132,7 +134,7 @@ class Provider:
             data = of_launch(self._layout, spec, launch_id, place, address)
             return complete(data, shares[index])
 
-        return self._start_each(listeners, spec.replicas, described)
+        return self._start_each(listeners, len(shares), described)
 
     def add(
         self, like: RunFile, shares: Sequence[int | None], *, replicas: int, started_by: str
@@ -164,7 +166,12 @@ class Provider:
         return self._start_each(listeners, count, described)
 
     def _begin_launch(
-        self, spec: EnvironmentSpec, prepared: Prepared, known: RunFiles, replaced: RunFiles | None
+        self,
+        spec: EnvironmentSpec,
+        prepared: Prepared,
+        count: int,
+        known: RunFiles,
+        replaced: RunFiles | None,
     ) -> Beginning:
         """Open sockets; raises `EnvironmentsError`: the launch cannot be carried out."""
         raise NotImplementedError

@@ -18,6 +18,7 @@ warning, and the field counts as absent; the whole file does where it is no YAML
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,8 @@ class Manifest:
     env_class: str | None = None
     gpus: int | None = None
     episode_timeout_seconds: float | None = None
+    max_surge: str | None = None  # while replicas are replaced
+    max_unavailable: str | None = None
     data: dict[str, Any] = field(default_factory=dict)  # all of it, as it is
     warnings: tuple[str, ...] = ()  # its mistakes, each with its place
     fault: ManifestError | None = None  # why nothing of it can be used
@@ -99,6 +102,8 @@ def parse_manifest(path: Path, text: str) -> Manifest:
         env_class=fields.read("class", _reference),
         gpus=fields.read("validation.resources.gpus", lambda value: int(_number(value))),
         episode_timeout_seconds=fields.read("validation.resources.episode_timeout_s", _number),
+        max_surge=fields.read("update.max_surge", _number_or_percentage),
+        max_unavailable=fields.read("update.max_unavailable", _number_or_percentage),
         data=data,
         warnings=tuple(dict.fromkeys(fields.warnings)),
     )
@@ -181,6 +186,13 @@ def _number(value: Any) -> float:
         shown = repr(value) if is_short else "a larger one"
         raise ValueError(f"must be a number from 0 to {MOST:,}, not {shown}")
     return float(value)
+
+
+def _number_or_percentage(value: Any) -> str:
+    text = str(value)
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,4}%?", text):
+        raise ValueError(f"must be a number or a percentage, not {value!r}")
+    return text
 
 
 def is_reference(text: str) -> bool:

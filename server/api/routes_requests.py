@@ -23,7 +23,7 @@ from ...requests_db.sql import queries
 from ...schema.protocol import MIN_SESSION_MEMORY_MB
 from ...schema.states import RequestState
 from ...system.text.json_lines import Json
-from ..dispatch.submission import CHANGING, request_of
+from ..dispatch.submission import request_of
 from ..errors import Invalid, near_matches
 from ..operations import registry
 from ..operations.base import MAX_SECONDS, Operation
@@ -152,8 +152,6 @@ async def submit(body: Annotated[SubmitBody, Body()], deps: Injected) -> Json:
     options = body.model_dump(include=set(Submit.model_fields))
     payload = fields.payload.model_dump(mode="json")
     new = request_of(registry.by_name(fields.operation), payload, **options)
-    if new.operation in CHANGING:
-        await streams.until_settled(deps, payload["name"])
     request = await deps.submitter.submit(new)
     view = request_view(request, reason_when_new(deps, request))
     return {"request_id": request.id, "request": view}
@@ -202,7 +200,6 @@ async def retry(request_id: str, deps: Injected, body: Retry | None = None) -> J
     first = await deps.submitter.find(request_id)
     if first.environment is not None:  # what became of it is seen a moment later
         await deps.reconciler.queue.wait(first.environment)
-        await streams.until_settled(deps, first.environment)
     request = await deps.submitter.retry(first.id, limits)
     return {"request_id": request.id, "request": request_view(request)}
 

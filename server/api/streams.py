@@ -13,7 +13,6 @@ by itself after the final state and the last byte of the log.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import ExitStack
@@ -28,13 +27,12 @@ from fastapi.sse import ServerSentEvent
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Event, Request
 from ...requests_db.sql import queries
-from ...schema.states import GenerationState, RequestState
+from ...schema.states import RequestState
 from ..events import LogFile, followed, offset_of_last_lines
 from .dependencies import Dependencies
 from .views import event_view, request_view
 
 WAIT_SECONDS = 15.0  # for a request that is followed, before it is looked up again
-EFFECT_SECONDS = 30.0  # for the end of an update, or of a `down`, to show
 PAGE = 1000  # events read at once
 TAIL = Query(ge=0, description="Start with this many lines from the end.")
 TEXT = "text/plain; charset=utf-8"
@@ -73,7 +71,6 @@ async def wait_until_final(deps: Dependencies, request_id: str, seconds: float) 
                     ends = [event for event in await subscription.next() if _is_final(event)]
                     if ends:
                         request = await _request_of(deps, ends[-1])
-                await _until_in_effect(deps, request)
         except TimeoutError:
             request = await deps.submitter.find(request_id)
     return request
@@ -85,32 +82,6 @@ async def _request_of(deps: Dependencies, event: Event) -> Request:
         return event.request
     assert event.request_id is not None
     return await deps.submitter.find(event.request_id)
-
-
-async def _until_in_effect(deps: Dependencies, request: Request) -> None:
-    """Hold an end back until it shows: an update's new sessions, the name that a `down` frees.
-
-    For a while: should that take its time, the request has succeeded all the same.
-    """
-    shows_later = request.operation == "down" or request.payload.get("replaces")
-    if not (request.state is RequestState.SUCCEEDED and shows_later):
-        return
-    with deps.bus.subscribe() as subscription, contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(EFFECT_SECONDS):
-            while not (deps.stopping.is_set() or await deps.reconciler.has_taken_effect(request)):
-                await subscription.next()
-
-
-async def until_settled(deps: Dependencies, environment: str) -> None:
-    """Wait until an update that has succeeded is in effect, before the next change.
-
-    Until then a `scale` would find the replicas that it replaces.
-    """
-    for generation in await deps.store.read(queries.generations(environment)):
-        if generation.state in (GenerationState.STARTING, GenerationState.SERVING):
-            launch = await deps.store.read(queries.get(generation.request_id))
-            if isinstance(launch, Request):
-                await _until_in_effect(deps, launch)
 
 
 class RequestStream:
@@ -154,7 +125,6 @@ class RequestStream:
         # the events are read: those of a final state are among them.
         self._request = await self._deps.submitter.find(self._request.id)
         if is_new:
-            await _until_in_effect(self._deps, self._request)
             yield sse("state", request_view(self._request), self._position)
             return
         async for page in event_pages(self._deps.store, self._position.seq, self._request.id):
@@ -239,8 +209,6 @@ async def request_ends(deps: Dependencies, request: Request) -> None:
 async def _render(deps: Dependencies, position: Position, event: Event) -> ServerSentEvent:
     if event.kind == "request.state" and event.request_id is not None:
         request = await _request_of(deps, event)
-        if _is_final(event):
-            await _until_in_effect(deps, request)
         # The row may be ahead of the event: a client must see the states in their order.
         view = request_view(request)
         if not _is_final(event):

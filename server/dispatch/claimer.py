@@ -156,7 +156,7 @@ class Claimer:
         return self._executor.room(schedule) - under_way
 
     def _in_daemon(self) -> list[Request]:
-        """The requests that the daemon itself carries out now; all of them are LONG."""
+        """The LONG requests that the daemon itself carries out now: others start nothing."""
         running, tasks = self._context.running, self._context.tasks
         return [] if tasks is None else [running[i] for i in running.long if i in tasks]
 

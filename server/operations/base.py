@@ -84,6 +84,11 @@ def _field(item: Option) -> tuple[Any, Any]:
     return annotation, Field(item.default, description=item.help, **given)
 
 
+def spell_number(value: Any) -> Any:
+    """Take a number of replicas for the text that a percentage would be."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def say(text: str) -> None:
     """A line for people, in the request's log at once."""
     sys.stdout.write(f"{text}\n")

@@ -5,8 +5,9 @@
                                                  └─▶ the daemon starts them, until all are ready
                                                      (`server/reconcile/changes.py`)
 
-Replicas left by an earlier attempt are stopped first. If the environment is not running, every
-replica with its name is stopped. An update (`replaces`) leaves the replicas alone that serve.
+If the environment is not running, every replica with its name is stopped first, since an earlier
+attempt has left it. What an earlier attempt at an update (`replaces`) has left may serve already:
+the daemon judges it.
 
 What it prints is the request's log.
 """
@@ -68,6 +69,8 @@ class LaunchPayload(base.payload_of(LaunchOptions, DrainOptions)):  # type: igno
             return {"provider": "docker", **data}
         return data
 
+    _spell = field_validator("max_surge", "max_unavailable", mode="before")(base.spell_number)
+
     @field_validator("provider")
     @classmethod
     def _known_provider(cls, value: str) -> str:
@@ -121,19 +124,20 @@ class Launch(base.Operation):
         spec = payload.spec().with_access(token).with_range()
         phases = Phases.of_launch(context, spec)
         validate_name(spec.name)
-        # Of an update, what an earlier attempt at it has started: the others serve.
-        left = [
-            each
-            for each in run_files.of_environment(layout.runs, spec.name)
-            if not is_update or each.request_id == context.request_id
-        ]
-        if stopped := run_files.stop_all(left, LEFTOVER_GRACE_SECONDS):
+        stop = run_files.stop_environment
+        if not is_update and (stopped := stop(layout.runs, spec.name, LEFTOVER_GRACE_SECONDS)):
             text = f"stopped replicas of an earlier attempt: {', '.join(stopped)}"
             phases.enter_aloud("clearing", text)
         source = resolve(spec.source, cwd)
         if isinstance(source, Bundled | Project):
             asked = source.manifest
-            spec = spec.or_else(asked.gpus, asked.episode_timeout_seconds)
+            spec = spec.or_else(
+                gpus=asked.gpus,
+                step_timeout_seconds=asked.episode_timeout_seconds,
+                max_surge=asked.max_surge,
+                max_unavailable=asked.max_unavailable,
+            )
+            spec.check()
         phases.enter_aloud("resolved", describe(source))
         for note in source.notes if isinstance(source, Project) else ():
             base.say(note)

@@ -97,27 +97,27 @@ class SessionsLeft:
 
     def __init__(self, context: OperationContext, sessions: dict[str, int], seconds: float) -> None:
         self._context = context
-        self._left = dict(sessions)
-        self._total = sum(sessions.values())
+        self._of_each = dict(sessions)
+        self._left = self._total = sum(sessions.values())
         self._deadline = time.monotonic() + seconds
         self._report()
 
     def note(self, replica_id: str, sessions: int) -> None:
         """Take a replica's sessions as of now."""
-        before = self._left.get(replica_id, 0)
-        if sessions < before:  # more are not those that are waited for
-            self._left[replica_id] = sessions
+        fewer = self._of_each.get(replica_id, 0) - sessions
+        if fewer > 0:  # more are not those that are waited for
+            self._of_each[replica_id] = sessions
+            self._left -= fewer
             self._report()
 
     def _report(self) -> None:
-        left = sum(self._left.values())
-        message = f"draining: {left} of {self._total} sessions left"
+        message = f"draining: {self._left} of {self._total} sessions left"
         if not self._total:
-            message = f"ending {plural(len(self._left), 'replica')}"
+            message = f"ending {plural(len(self._of_each), 'replica')}"
         at_most = round(max(0.0, self._deadline - time.monotonic()), 1)
         progress: Json = {"phase": "draining", "message": message, "at_most_seconds": at_most}
         if self._total:
-            progress |= {"done": self._total - left, "total": self._total}
+            progress |= {"done": self._total - self._left, "total": self._total}
         self._context.progress(progress)
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from .base import Operation
 from .benchmark import Benchmark
 from .check import Check
-from .down import Down, DownStrays, Prune
 from .environment_test import EnvironmentTest
 from .launch import BuildImage, Launch
 from .probe import Describe, Probe
+from .replicas import Down, DownStrays, Prune, Restart, Scale
 from .rollout import Rollout
-from .scale import Restart, Scale
 
 OPERATIONS: tuple[type[Operation], ...] = (
     Launch,

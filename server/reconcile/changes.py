@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Changes`: carries out `launch`, `scale` and `restart`, which start replicas, or drain them.
+"""`Changes`: carries out `launch`, `scale`, `restart` and `down`, which start replicas or end them.
 
     launch       start what a worker has prepared ─▶ all ready ─▶ the gateway has them
     scale up     start ─▶ all ready ─▶ they are its own; the sessions are divided again
     scale down   share out ─▶ drain the youngest; the request does not wait for their sessions
     restart      `replacement_step` says how many to start, and how many to drain, until nothing
-                 is left to do: by default one after another, those that end `together` in one go.
-                 Of local replicas one is always left, which has the others' sockets
+                 is left to do: by default one after another, those that end `together` in one go
+    update       the same, of what another launch has started; by default all are started at once.
+                 When all are ready the environment's row names the new launch, and what is left of
+                 the old one is drained
+    down         stop all; its row says so
+
+Of local replicas one is always left, which has the others' sockets.
 
 Nothing is kept of how far a change has come. Its row says that it is under way, the environment's
-row how many replicas there are to be, and each run file which request has started its replica: so
-whoever carries out the request again looks again, and goes on. Until a new replica is ready, it
-is not restarted, gets no session from the gateway if others serve, and does not count for the
-environment's state (`ReplicaWatch.is_kept`). Those of a launch are kept by the reconciler, once
-they serve. A launch stops what an earlier attempt at it has left, and begins again.
+row which launch serves and how many replicas there are to be, and each run file which request has
+started its replica: so whoever carries out the request again looks again, and goes on. Until a new
+replica is ready, it is not restarted, gets no session if others serve, and does not count for the
+environment's state (`ReplicaWatch.is_kept`). In an update this holds until all that were started
+are ready. Those of a first launch are kept by the reconciler, once they serve.
 
-    a new replica fails, or      what was started and is not the environment's own is stopped;
-    the request is cancelled     the replicas that it had serve on
-    the daemon is killed         the next one is given the request again
-    the same, and the request    the next daemon drains what is too much (`Changes.end_surplus`)
-    is cancelled meanwhile
+`docs/decisions/0032` says what follows when a process dies.
 """
 
 from __future__ import annotations
@@ -27,62 +28,58 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...environments import run_files
-from ...environments.engines.providers import Provider, provider_named, share_out
-from ...environments.engines.started_replicas import (
-    ALIVE,
-    READY,
-    StartedReplica,
-    not_ready,
-    raise_if_ended,
-    shim_lost,
-    started_replica,
-)
-from ...environments.replica_policy import replacement_step, share_sessions
-from ...environments.run_files import RunFile
-from ...environments.shim.client import read_status_file
+from ...environments.engines.providers import share_out
+from ...environments.replica_policy import replacement_room
 from ...environments.sources.program import prepared_from_json
 from ...requests_db.async_store import AsyncStore
-from ...requests_db.records import Environment, Request
+from ...requests_db.records import Environment, Generation, Request
 from ...requests_db.sql import queries
 from ...requests_db.transactions import observing
 from ...schema.errors import (
     EngineFailed,
+    EnvironmentsError,
     InvalidSpec,
-    NotReady,
     NotRunning,
     ReplicaFailed,
 )
 from ...schema.operation_options import DrainOptions
 from ...schema.spec import EnvironmentSpec, sleep_seconds_of
-from ...schema.states import RequestState
+from ...schema.states import UPDATABLE, EnvironmentState, GenerationState, RequestState
 from ...system.net.access import is_loopback
+from ...system.text.safe_text import without_secrets
 from ...system.text.units import plural
-from ..dispatch.daemon_tasks import STOPPING
 from ..operations.base import OperationContext
-from ..operations.progress import Phases, ReplicasAwaited, SessionsLeft
-from ..operations.scale import RestartPayload, ScalePayload
-from .replica_watch import ReplicaWatch, is_alive, is_over
-from .replicas import ACCEPT_SECONDS, ReplicaManager
+from ..operations.progress import Phases, SessionsLeft
+from ..operations.replicas import RestartPayload, ScalePayload
+from .gateway import GatewayManager
+from .replacing import (
+    ACCEPT_SECONDS,
+    POLL_INTERVAL_SECONDS,
+    STOP_SECONDS,
+    Change,
+    is_ready,
+    shares_of,
+)
+from .replica_watch import BEGIN_SESSIONS, ReplicaWatch
+from .replicas import ReplicaManager, is_leaving
+from .watches import Part
 
-READY_SECONDS = 600.0
-STOP_SECONDS = 15.0  # for what has not ended by itself, after its time
-_THREADS = ThreadPoolExecutor(32, "provider")  # an engine that hangs keeps its own request alone
-PATIENT_SECONDS = 10.0  # without another replica that is ready, until the reason is logged
-POLL_INTERVAL_SECONDS = 1.0  # while no replica changes: a time may be over
+DRAIN_SECONDS = DrainOptions().drain_timeout_seconds  # after a launch that is no longer known
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Gives running environments other replicas."""
+    """Gives environments other replicas, and takes them down."""
 
     store: AsyncStore
     replicas: ReplicaManager
+    gateway: GatewayManager
+    _retiring: set[str] = field(init=False, default_factory=set)  # launches
 
     async def carry_out(
         self, request: Request, context: OperationContext, prepared: Any = None
@@ -99,21 +96,41 @@ class Changes:
             `scale`, `{"environment", "replicas": N, "started": [ids], "draining": [ids],
             "sessions": N}`, where the replicas of the `environment` are those that were started,
             and the sessions those of the draining ones. Of a `restart`, `{"environment",
-            "restarted": [{"old", "new"}]}`.
+            "restarted": [{"old", "new"}]}`. Of a `down`, `{"environment": {"name", "state"},
+            "stopped": [ids]}`.
 
         Raises:
             EnvironmentsError
         """
         name, payload = str(request.environment), request.payload
-        with self.replicas.moves(name) as moved:
-            given = (name, context, self.replicas, self.store, moved)
+        if request.operation == "down":
+            return await self._take_down(name, payload["grace_seconds"], context)
+        with self.replicas.moves(name) as moves:
+            given = (name, context, self.store, self.replicas, self.gateway, moves)
             match request.operation:
                 case "launch":
-                    return await _Launch(*given).run(prepared, payload.get("replaces"))
+                    return await _Launch(*given).run(prepared, payload)
                 case "scale":
                     return await _Scale(*given).run(ScalePayload.model_validate(payload))
                 case _:
                     return await _Restart(*given).run(RestartPayload.model_validate(payload))
+
+    async def _take_down(
+        self, name: str, grace_seconds: float, context: OperationContext
+    ) -> dict[str, Any]:
+        environment = await self.store.read(queries.environment(name))
+        if environment is None or environment.state is not EnvironmentState.STOPPING:
+            # An earlier daemon has taken it down, and another may have the name by now.
+            return {"environment": {"name": name, "state": "STOPPED"}, "stopped": []}
+        sessions = {w.replica.id: w.sessions for w in self.replicas.watched(name)}
+        left = SessionsLeft(context, sessions, grace_seconds)
+        stopped = await self.replicas.stop_all(name, grace_seconds, left.note)
+        for replica_id in stopped:
+            context.say(f"stopped {replica_id}")
+        if not stopped:
+            context.say(f"no replica of {name} was running")
+        await self.replicas.status.set_environment(name, EnvironmentState.STOPPED)
+        return {"environment": {"name": name, "state": "STOPPED"}, "stopped": stopped}
 
     async def end_surplus(self, environment: Environment) -> None:
         """Drain the youngest replicas beyond the number that is wanted, if nothing changes that."""
@@ -125,7 +142,62 @@ class Changes:
             if await self.store.read(under_way(operation, environment.name)):
                 return
         for watch in staying[wanted:]:
-            await watch.drain(DrainOptions().drain_timeout_seconds, leaves=False)
+            await watch.drain(DRAIN_SECONDS, leaves=False)
+
+    async def end_other_generations(self, environment: Environment) -> None:
+        """Drain what an update has replaced, or has left when it failed."""
+        name = environment.name
+        for each in await self.store.read(queries.generations(name)):
+            if each.request_id == environment.request_id or each.request_id in self._retiring:
+                continue
+            launch = await self.store.read(queries.get(each.request_id))
+            is_under_way = isinstance(launch, Request) and not launch.state.is_final
+            if each.state is GenerationState.STARTING and is_under_way:
+                await self.replicas.adopt(name, each.request_id)
+            elif each.state is GenerationState.STARTING:
+                self._retire(each, GenerationState.FAILED, _why_not_ready(launch), DRAIN_SECONDS)
+            elif each.state is GenerationState.DRAINING and not self.replicas.is_changing(name):
+                serving = await self.store.read(queries.get(environment.request_id or ""))
+                known = serving.payload if isinstance(serving, Request) else {}
+                seconds = known.get("drain_timeout_seconds", DRAIN_SECONDS)
+                self._retire(each, GenerationState.RETIRED, None, seconds)
+
+    def _retire(
+        self, generation: Generation, state: GenerationState, error: str | None, seconds: float
+    ) -> None:
+        self._retiring.add(generation.request_id)
+        work = self._until_retired(generation, state, error, seconds)
+        name = f"retire {generation.environment} {generation.number}"
+        self.replicas.tasks.spawn(work, name)
+
+    async def _until_retired(
+        self, generation: Generation, state: GenerationState, error: str | None, seconds: float
+    ) -> None:
+        """Drain a generation that serves no more, and write its end when all has ended."""
+        name, launch = generation.environment, generation.request_id
+        try:
+            await self.replicas.adopt(name, launch)
+            watches = self.replicas.watched(name, launch)
+            unready = [w for w in watches if not is_leaving(w) and not is_ready(w)]
+            await self.replicas.drop(unready if state is GenerationState.FAILED else [])
+            ending = self.replicas.watched(name, launch)
+            for watch in ending:
+                if not is_leaving(watch):
+                    await watch.drain(seconds, leaves=True)
+            if ending:
+                ends = [watch.task for watch in ending]
+                await asyncio.wait(ends, timeout=seconds + STOP_SECONDS)
+            await self.replicas.insist_on_stopping(name, launch)
+            end = self.replicas.status.end_generation
+            await self.replicas.status.insist(lambda: end(generation, state, error))
+        finally:
+            self._retiring.discard(launch)
+
+
+def _why_not_ready(launch: Request | tuple[str, ...]) -> str:
+    if not isinstance(launch, Request) or launch.error is None:
+        return observing.CANCELLED
+    return str(without_secrets(launch.error.message, launch.payload))
 
 
 def wanted_replicas(environment: Environment) -> int | None:
@@ -140,209 +212,27 @@ def under_way(operation: str, name: str) -> queries.Query[list[Request]]:
     return queries.list_requests(states, operation=operation, environment=name, limit=1)
 
 
-class _Change:
-    """One request, and the environment that it changes."""
-
-    def __init__(
-        self,
-        name: str,
-        context: OperationContext,
-        replicas: ReplicaManager,
-        store: AsyncStore,
-        moved: asyncio.Event,
-    ) -> None:
-        """`moved` is set when a replica of the environment has changed."""
-        self.name = name
-        self._context = context
-        self._replicas = replicas
-        self._store = store
-        self._moved = moved
-        self._launch: str | None = None
-        self._ready: dict[str, StartedReplica] = {}  # those that were started, by id
-        self._note_start(READY_SECONDS, 0)
-
-    async def _begin(self, reason: str | None) -> Environment:
-        environment = await self._store.read(queries.environment(self.name))
-        if environment is not None:
-            self._launch = environment.request_id
-            await self._replicas.adopt(self.name, self._launch)
-            await self._replicas.drop([w for w in self._joining() if not _is_ready(w)])
-            if staying := self._staying():
-                if reason is not None:
-                    self._context.say(f"{self.name}: {reason}")
-                self._note_start(_ready_seconds(staying[0]), 0)
-                return environment
-        raise NotRunning(f"{self.name} has no replicas", "launch it again")
-
-    def _staying(self) -> list[ReplicaWatch]:
-        return self._replicas.staying(self.name, self._launch)
-
-    def _is_new(self, watch: ReplicaWatch) -> bool:
-        data = watch.run_file.data
-        return data.get("started_by", watch.request_id) == self._context.request_id
-
-    async def _start(self, like: ReplicaWatch, shares: Sequence[int | None], wanted: int) -> None:
-        """Start a replica for each share of the sessions."""
-        if not shares:
-            return
-        self._note_start(_ready_seconds(like), len(shares))
-        self._awaited.report(f"{plural(len(shares), 'replica')} starting")
-        started = await self._call(
-            like.run_file.provider,
-            lambda provider: provider.add(
-                like.run_file,
-                shares,
-                replicas=wanted,
-                started_by=self._context.request_id,
-            ),
-        )
-        for each in started:
-            self._context.say(f"replica {each.ordinal} is starting")
-
-    async def _call(
-        self, provider: str, work: Callable[[Provider], list[RunFile]]
-    ) -> list[RunFile]:
-        """Have a provider start replicas; when cancelled, too, it has ended when this returns."""
-        home = self._context.home
-        loop = asyncio.get_running_loop()
-        thread = loop.run_in_executor(_THREADS, lambda: work(provider_named(provider, home)))
-        try:
-            return await asyncio.shield(thread)
-        except asyncio.CancelledError:
-            await asyncio.wait([thread])
-            raise
-        finally:
-            await self._replicas.adopt(self.name, self._launch)
-
-    def _note_start(self, ready_seconds: float, count: int, *, offers_fewer: bool = False) -> None:
-        self._awaited = ReplicasAwaited(self._context, count, offers_fewer=offers_fewer)
-        self._ready_seconds = ready_seconds
-        self._waits_since = time.monotonic()
-        self._deadline = self._waits_since + ready_seconds
-
-    def _joining(self) -> list[ReplicaWatch]:
-        """The new replicas that are not kept yet."""
-        watched = self._replicas.watched(self.name, self._launch)
-        return [each for each in watched if self._is_new(each) and not each.is_kept.is_set()]
-
-    async def _are_ready(self) -> bool:
-        """Whether all new replicas are ready; notes each that is.
-
-        Raises:
-            EnvironmentsError: One has failed, or was not ready in time.
-        """
-        waiting = []
-        for watch in self._joining():
-            status = watch.status
-            if watch.has_failed or is_over(watch.replica.state):
-                if status.get("state", "starting") in ALIVE:
-                    raise shim_lost(watch.run_file)
-                raise_if_ended(watch.run_file, status)
-            if status.get("state") not in READY:
-                waiting.append(watch)
-            elif watch.replica.id not in self._ready:
-                self._ready[watch.replica.id] = started_replica(watch.run_file, status)
-                self._awaited.on_ready(self._ready[watch.replica.id])
-                self._waits_since = time.monotonic()
-        if waiting:
-            self._report_waiting(waiting)
-        return not waiting
-
-    def _report_waiting(self, waiting: list[ReplicaWatch]) -> None:
-        now, status = time.monotonic(), waiting[0].status
-        why = status.get("problem") or status.get("waiting")
-        if now >= self._deadline:
-            raise not_ready(waiting[0].run_file, self._ready_seconds, why, len(self._ready))
-        if why is not None and now - self._waits_since >= PATIENT_SECONDS:
-            verb = "waits" if len(waiting) == 1 else "wait"
-            counts = f"{len(self._ready)} of {len(self._ready) + len(waiting)} are ready"
-            self._awaited.on_lasting(
-                f"{counts}; {len(waiting)} {verb}: {why}", self._deadline - now
-            )
-
-    async def _keep(self) -> bool:
-        """Keep the new replicas that are ready; whether there are no others."""
-        are_all_ready = await self._are_ready()
-        ready = [watch for watch in self._joining() if watch.replica.id in self._ready]
-        for watch in ready:
-            watch.is_kept.set()
-        if any(watch.run_file.is_at_gateway for watch in ready):
-            with contextlib.suppress(NotReady):  # it learns of them, and will
-                await self._replicas.until_reached(self.name, ready, ACCEPT_SECONDS)
-        return are_all_ready
-
-    @contextlib.asynccontextmanager
-    async def _dropping(self) -> AsyncIterator[None]:
-        """Stop what was started and not kept when the body fails, unless the daemon stops."""
-        try:
-            yield
-        except BaseException as exc:
-            if STOPPING not in exc.args:
-                await self._replicas.drop(self._joining())
-            raise
-
-    async def _wait(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(POLL_INTERVAL_SECONDS):
-                await self._moved.wait()
-        self._moved.clear()
-
-    async def _drain(self, batch: list[ReplicaWatch], seconds: float) -> None:
-        """Take replicas away, which end with their last sessions."""
-        for watch in batch:
-            watch.is_draining = True
-            ordinal = watch.replica.ordinal
-            self._context.say(f"draining replica {ordinal}: its sessions have {seconds:g} s")
-        if any(watch.run_file.is_at_gateway for watch in batch):
-            await self._replicas.until_left(self.name)
-        for watch in batch:
-            await watch.drain(seconds, leaves=False)
-
-
-class _Launch(_Change):
+class _Launch(Change):
     """Starts the replicas of a launch, beside those that it replaces."""
 
-    async def run(self, prepared: dict[str, Any], replaces: str | None) -> dict[str, Any]:
-        """Start what a worker has prepared, beside what it `replaces`."""
-        began = time.monotonic()
-        spec, address = EnvironmentSpec(**prepared["spec"]), prepared["address"]
-        phases = Phases.of_launch(self._context, spec)
-        self._launch = self._context.request_id
-        try:
-            self._note_start(spec.ready_timeout_seconds, spec.replicas, offers_fewer=True)
-            started = await self._call(
-                spec.provider,
-                lambda provider: provider.start(
-                    spec,
-                    prepared_from_json(prepared["prepared"]),
-                    launch_id=self._context.request_id,
-                    address=address,
-                    replaces=replaces,
-                ),
-            )
-            first = started[0]
-            is_known = first.is_at_gateway or not first.is_elsewhere  # some engines tell it later
-            where = f" at {first.address}" if is_known else ""
-            phases.enter_aloud("starting", f"{plural(len(started), 'replica')} starting{where}")
-            while not await self._are_ready():
-                await self._wait()
-            ready = sorted(self._ready.values(), key=lambda replica: replica.ordinal)
-            check_ready(spec, ready, is_update=replaces is not None)
-            if address is not None and replaces is None:  # of an update it hears when that serves
-                watched = self._replicas.watched(self.name, self._launch)
-                seconds = min(ACCEPT_SECONDS, spec.ready_timeout_seconds)
-                await self._replicas.until_reached(self.name, watched, seconds)
-        except BaseException:  # also when the daemon stops: the next one begins again
-            with contextlib.suppress(EngineFailed):
-                await self._replicas.stop_launch(self.name, self._launch, 0.0)
-            raise
-        for note in dict.fromkeys(note for replica in ready for note in replica.notes):
+    is_whole = True
+    models = (Part.KEPT, Part.READY, Part.WAITING)
+
+    async def run(self, prepared: dict[str, Any], payload: dict[str, Any]) -> dict[str, Any]:
+        """Start what a worker has prepared; where the environment runs, replace its replicas."""
+        began, self._prepared, self._payload = time.monotonic(), prepared, payload
+        self._spec = spec = EnvironmentSpec(**prepared["spec"])
+        self._phases = Phases.of_launch(self._context, spec)
+        if payload["replaces"] is None:
+            await self._start_first()
+        else:
+            await self._update()
+        for note in dict.fromkeys(note for replica in self._started for note in replica.notes):
             self._context.say(f"note: {note}")
-        address = address or first.address
-        seconds = time.monotonic() - began
+        address, seconds = self._address, time.monotonic() - began
         self._context.say(f"{self.name} is ready at {address} ({seconds:.1f} s)")
-        phases.enter("ready", f"{self.name} is ready at {address}")
-        phases.finish()
+        self._phases.enter("ready", f"{self.name} is ready at {address}")
+        self._phases.finish()
         return {
             "environment": {
                 "name": self.name,
@@ -350,41 +240,185 @@ class _Launch(_Change):
                 "address": address,
                 "has_token": spec.token is not None,
                 "is_exposed": not is_loopback(spec.host),
-                "replicas": [replica.to_json() for replica in ready],
+                "replicas": [replica.to_json() for replica in self._started],
             }
         }
 
+    @property
+    def _address(self) -> str:
+        """The gateway's, or that of a replica."""
+        watched = self._replicas.watched(self.name, self._context.request_id)
+        return str(self._prepared["address"] or watched[0].run_file.address)
 
-class _Scale(_Change):
+    async def _start(self, count: int) -> None:
+        if self._roster.count(*self.models):
+            return await super()._start(count)
+        spec, request_id = self._spec, self._context.request_id
+        self._note_start(spec.ready_timeout_seconds, count, offers_fewer=True)
+        started = await self._call(
+            spec.provider,
+            lambda provider: provider.start(
+                spec,
+                prepared_from_json(self._prepared["prepared"]),
+                count=count,
+                launch_id=request_id,
+                address=self._prepared["address"],
+                replaces=self._payload["replaces"],
+            ),
+        )
+        self._divide(self._prepared["spec"], spec.replicas, self._roster.each(*self.models))
+        first = started[0]
+        is_known = first.is_at_gateway or not first.is_elsewhere  # some engines tell it later
+        where = f" at {first.address}" if is_known else ""
+        self._phases.enter_aloud("starting", f"{plural(count, 'replica')} starting{where}")
+        return None
+
+    async def _start_first(self) -> None:
+        """Start the replicas of an environment that has none."""
+        self._launch = self._context.request_id
+        try:
+            await self._start(self._spec.replicas)
+            while self._roster.count(Part.WAITING):
+                await self._wait()
+            self._check_ready()
+            if self._prepared["address"] is not None:
+                watched = self._replicas.watched(self.name, self._launch)
+                seconds = min(ACCEPT_SECONDS, self._spec.ready_timeout_seconds)
+                await self._gateway.until_reached(self.name, watched, seconds)
+        except BaseException:  # also when the daemon stops: the next one begins again
+            with contextlib.suppress(EngineFailed):
+                await self._replicas.stop_launch(self.name, self._launch, 0.0)
+            raise
+
+    async def _update(self) -> None:
+        """Replace all replicas, and have the environment's row name this launch."""
+        environment = await self._find_updatable()
+        if environment is None:
+            raise NotRunning(f"{self.name} was taken down meanwhile", "launch it again")
+        self._is_switched = environment.request_id == self._context.request_id  # by a killed daemon
+        await self._look(self._context.request_id)
+        olds = list(self._roster.each(Part.OLD))
+        self._keeps_one = any(watch.run_file.is_local for watch in olds)
+        self._last_old = olds[0].run_file if olds else None
+        wanted, seconds = self._spec.replicas, self._payload["drain_timeout_seconds"]
+        self._before = 0 if self._is_switched else wanted_replicas(environment) or len(olds)
+        size = max(wanted, self._before)
+        room = replacement_room(
+            wanted, self._spec.max_surge, self._spec.max_unavailable, default_surge=size
+        )
+        if size == 1 and not room[0] and self._keeps_one:
+            raise _cannot_be_missing(self.name)
+        self._divide(self._prepared["spec"], wanted, self._roster.each(*self.models))
+        async with self._undoing():
+            await self._replace(size, wanted, room, seconds)
+            self._check_ready()
+            if not self._is_switched:
+                await self._switch()
+        await self._keep()
+        rest = list(self._roster.each(Part.OLD))
+        await self._drain(rest, seconds, leaves=True)
+        await self._until_none_begins(rest)
+
+    async def _find_updatable(self) -> Environment | None:
+        found = await self._store.read(queries.environment(self.name))
+        return found if found is not None and found.state in UPDATABLE else None
+
+    def _is_chosen(self, _: ReplicaWatch) -> bool:
+        return True
+
+    def _has_ended(self, missing: int) -> bool:
+        return not missing and not self._roster.count(Part.WAITING)
+
+    async def _keep(self) -> None:
+        self._check_ready()
+        await super()._keep()
+
+    def _check_ready(self) -> None:
+        """Refuse what would never be scaled, or whose sessions would all fail.
+
+        Raises:
+            InvalidSpec, ReplicaFailed
+        """
+        is_sized = all(each.max_sessions is not None for each in self._started)
+        if self._spec.max_replicas is not None and not is_sized:
+            raise InvalidSpec(
+                f"the server in {self._spec.source} is its own, and does not say how many sessions"
+                " it has: it would never be scaled (--max)",
+                "leave that out; or build an image with our server: openenv image build",
+            )
+        cause = next((each.sessions_fail for each in self._started if each.sessions_fail), None)
+        if cause is not None:
+            kind = "launch" if self._payload["replaces"] is None else "update"
+            raise ReplicaFailed(
+                f"the sessions of this {kind} would fail: {cause}",
+                "mend the constructor, or what it needs, and launch again",
+            )
+
+    async def _switch(self) -> None:
+        found = await self._store.read(queries.generations(self.name))
+        own = next((g for g in found if g.request_id == self._context.request_id), None)
+        switch = self._replicas.switch
+        if own is None or not await switch(own, self._payload, self._address):
+            raise NotRunning(f"{self.name} was taken down meanwhile", "launch it again")
+        self._is_switched = True
+
+    async def _until_none_begins(self, batch: Iterable[ReplicaWatch]) -> None:
+        """Wait until what was replaced begins no session any more; for a limited time."""
+        left = {each.replica.id for each in batch if each.replica.state in BEGIN_SESSIONS}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ACCEPT_SECONDS):
+                while left:
+                    for watch in await self._take_moves(POLL_INTERVAL_SECONDS):
+                        if watch.replica.state not in BEGIN_SESSIONS:
+                            left.discard(watch.replica.id)
+
+    async def _undo(self) -> None:
+        """Drain the new replicas that serve, and start those again that were drained for them."""
+        if self._is_switched:
+            return
+        await super()._undo()
+        if await self._find_updatable() is None:
+            return
+        kept, old = list(self._roster.each(Part.KEPT)), list(self._roster.each(Part.OLD))
+        has_drained = bool(kept or self._drained)
+        await self._drain(kept, self._payload["drain_timeout_seconds"])
+        like = old[0].run_file if old else self._last_old
+        missing = self._before - len(old)
+        if has_drained and missing > 0 and like is not None:
+            self._divide(like.data["spec"], self._before, old)
+            with contextlib.suppress(EnvironmentsError):  # `scale` can start them later
+                await self._add(like, list(self._shares)[:missing], self._before)
+
+
+class _Scale(Change):
     """Starts the replicas that an environment lacks, or drains those beyond the wanted number."""
 
     async def run(self, payload: ScalePayload) -> dict[str, Any]:
         """Give it the number of replicas that is asked for."""
         await self._begin(payload.reason)
-        staying = self._staying()
+        staying, wanted = self._staying(), payload.replicas
         spec = staying[0].run_file.data["spec"]
         self._check_range(payload, spec)
-        wanted = payload.replicas
-        shares = _shares(spec, wanted)
-        async with self._dropping():
-            await self._start(staying[0], shares[len(staying) :], wanted)
-            while not await self._are_ready():
+        shares = shares_of(spec, wanted)
+        async with self._undoing():
+            if missing := shares[len(staying) :]:
+                await self._add(staying[0].run_file, missing, wanted)
+            while self._roster.count(Part.WAITING):
                 await self._wait()
             await self._keep()
             await self._store.write(observing.set_replicas, self.name, wanted, now=time.time())
         staying, surplus = self._staying()[:wanted], self._staying()[wanted:]
         await asyncio.to_thread(_share_out, staying, shares, wanted)
-        started = sorted(self._ready.values(), key=lambda replica: replica.ordinal)
         await self._drain(surplus, payload.drain_timeout_seconds)
         return {
             "environment": {
                 "name": self.name,
-                "replicas": [replica.to_json() for replica in started],
+                "replicas": [replica.to_json() for replica in self._started],
             },
             "replicas": wanted,
-            "started": [replica.id for replica in started],
+            "started": [replica.id for replica in self._started],
             "draining": [watch.replica.id for watch in surplus],
-            "sessions": sum(map(_sessions, surplus)),
+            "sessions": sum(watch.sessions for watch in surplus),
         }
 
     def _check_range(self, payload: ScalePayload, spec: dict[str, Any]) -> None:
@@ -399,59 +433,32 @@ class _Scale(_Change):
             self._context.say(f"{self.name} does not sleep while it has several replicas")
 
 
-class _Restart(_Change):
+class _Restart(Change):
     """Replaces replicas of an environment."""
 
     async def run(self, payload: RestartPayload) -> dict[str, Any]:
         """Replace the replicas that are asked for."""
+        self._payload, together = payload, len(payload.together)
         environment = await self._begin(payload.reason)
-        wanted = wanted_replicas(environment) or len(self._staying())
-        seconds = payload.drain_timeout_seconds
-        surge = max(payload.max_surge, len(payload.together))
-        like = self._staying()[0]
-        if wanted == 1 and like.run_file.is_local and not surge:
-            raise InvalidSpec(
-                f"{self.name} has one replica, which cannot be missing", "allow one more"
-            )
-        replaced: list[ReplicaWatch] = []
-        left: SessionsLeft | None = None
-        async with self._dropping():
-            while True:
-                kept_all = await self._keep()
-                staying = self._staying()
-                new = [watch for watch in staying if self._is_new(watch)]
-                others = [watch for watch in staying if not self._is_new(watch)]
-                old = _chosen(others, payload, is_begun=bool(new))
-                ending = [watch for watch in replaced if not is_over(watch.replica.state)]
-                start, drain = replacement_step(
-                    wanted,
-                    staying=len(staying) - len(new) - len(old),
-                    old=len(old),
-                    new=len(new),
-                    ready=sum(watch.is_kept.is_set() for watch in new),
-                    ending=len(ending),
-                    surge=surge,
-                    unavailable=payload.max_unavailable,
-                )
-                if start:
-                    ids = {watch.replica.id for watch in old}
-                    others = [watch for watch in staying if watch.replica.id not in ids]
-                    shares = _free_shares(like, wanted, others)
-                    like = staying[0] if staying else like
-                    await self._start(like, shares[:start], wanted)
-                elif batch := old[: min(drain, len(staying) - like.run_file.is_local)]:
-                    counts = {watch.replica.id: _sessions(watch) for watch in batch}
-                    left, until = SessionsLeft(self._context, counts, seconds), time.monotonic()
-                    until += seconds + STOP_SECONDS
-                    replaced += batch
-                    await self._drain(batch, seconds)
-                elif kept_all and not old and not ending:
-                    break
-                else:
-                    if left is not None and ending:
-                        _note_left(left, replaced, until)
-                    await self._wait()
-        olds = [watch.replica.id for watch in replaced]
+        staying, spec = self._staying(), self._staying()[0].run_file.data["spec"]
+        wanted = wanted_replicas(environment) or len(staying)
+        others = [watch for watch in staying if self._is_new(watch) or not self._is_chosen(watch)]
+        if payload.replica is not None and len(others) == len(staying):
+            self._check_replaced(staying)
+        surge, unavailable = replacement_room(
+            wanted,
+            payload.max_surge or spec.get("max_surge"),
+            payload.max_unavailable or spec.get("max_unavailable"),
+            default_surge=1,
+        )
+        surge = max(surge, together)
+        if wanted == 1 and self._keeps_one and not surge:
+            raise _cannot_be_missing(self.name)
+        self._divide(spec, wanted, others)
+        async with self._undoing():
+            room = (surge, unavailable)
+            await self._replace(wanted, wanted, room, payload.drain_timeout_seconds)
+        olds = list(self._drained)
         before: list[str | None] = [None] * (len(self._ready) - len(olds))  # an earlier attempt's
         pairs = zip([*before, *olds], self._ready, strict=False)
         return {
@@ -459,82 +466,28 @@ class _Restart(_Change):
             "restarted": [{"old": old, "new": new} for old, new in pairs],
         }
 
+    def _is_chosen(self, watch: ReplicaWatch) -> bool:
+        ordinal, payload = watch.replica.ordinal, self._payload
+        if payload.together:  # some may have ended meanwhile
+            return ordinal in payload.together
+        return payload.replica in (None, ordinal)
 
-def _note_left(left: SessionsLeft, replaced: list[ReplicaWatch], until: float) -> None:
-    """Report the sessions that are left of replicas; raise `NotReady` after their time."""
-    for watch in replaced:
-        left.note(watch.replica.id, 0 if is_over(watch.replica.state) else _sessions(watch))
-        if not is_over(watch.replica.state) and time.monotonic() >= until:
-            raise NotReady(
-                f"{watch.replica.id} has not ended yet: its engine does not answer, or is slow",
-                "it ends when it does; restart the others then",
+    def _check_replaced(self, staying: list[ReplicaWatch]) -> None:
+        """Refuse to restart a replica that was never there."""
+        if not any(map(self._is_new, staying)):
+            numbers = ", ".join(
+                str(number) for number in sorted(w.replica.ordinal for w in staying)
+            )
+            raise NotRunning(
+                f"{self.name} has no replica {self._payload.replica}", f"its replicas are {numbers}"
             )
 
 
-def check_ready(spec: EnvironmentSpec, ready: Iterable[StartedReplica], *, is_update: bool) -> None:
-    """Refuse what would never be scaled, or whose sessions would all fail, once it is ready."""
-    if spec.max_replicas is not None and any(each.max_sessions is None for each in ready):
-        raise InvalidSpec(
-            f"the server in {spec.source} is its own, and does not say how many sessions it has:"
-            " it would never be scaled (--max)",
-            "leave that out; or build an image with our server: openenv image build",
-        )
-    cause = next((each.sessions_fail for each in ready if each.sessions_fail), None)
-    if cause is not None:
-        raise ReplicaFailed(
-            f"the sessions of this {'update' if is_update else 'launch'} would fail: {cause}",
-            "mend the constructor, or what it needs, and launch again",
-        )
-
-
-def _chosen(
-    old: list[ReplicaWatch], payload: RestartPayload, *, is_begun: bool
-) -> list[ReplicaWatch]:
-    """Return which of the replicas are to be replaced; `is_begun`: some have been."""
-    if payload.together:  # some may have ended meanwhile
-        return [watch for watch in old if watch.replica.ordinal in payload.together]
-    if payload.replica is None:
-        return old
-    chosen = [watch for watch in old if watch.replica.ordinal == payload.replica]
-    if not chosen and not is_begun:
-        numbers = ", ".join(str(number) for number in sorted(w.replica.ordinal for w in old))
-        raise NotRunning(
-            f"{payload.name} has no replica {payload.replica}", f"its replicas are {numbers}"
-        )
-    return chosen
-
-
-def _ready_seconds(like: ReplicaWatch) -> float:
-    return float(like.run_file.data["spec"].get("ready_timeout_seconds") or READY_SECONDS)
-
-
-def _shares(spec: dict[str, Any], replicas: int) -> list[int | None]:
-    return share_sessions(spec.get("max_sessions"), replicas, spec.get("max_replicas"))
-
-
-def _free_shares(
-    like: ReplicaWatch, replicas: int, others: Iterable[ReplicaWatch]
-) -> list[int | None]:
-    """Return the shares that replicas can have beside others."""
-    shares = _shares(like.run_file.data["spec"], replicas)
-    for watch in others:
-        with contextlib.suppress(ValueError):  # it has another, from before
-            shares.remove(watch.run_file.max_sessions)
-    return shares
+def _cannot_be_missing(name: str) -> InvalidSpec:
+    return InvalidSpec(f"{name} has one replica, which cannot be missing", "allow one more")
 
 
 def _share_out(watches: list[ReplicaWatch], shares: list[int | None], wanted: int) -> None:
     share_out([w.run_file for w in watches], shares[: len(watches)], wanted)
     for watch in watches:
         watch.run_file = run_files.read(watch.run_file.run_dir) or watch.run_file
-
-
-def _is_ready(watch: ReplicaWatch) -> bool:
-    """Whether what an earlier attempt has started is ready, as far as it has been written down."""
-    status = read_status_file(watch.run_file.run_dir) or {}
-    is_there = is_alive(status) or not watch.run_file.is_local
-    return is_there and status.get("state") in READY
-
-
-def _sessions(watch: ReplicaWatch) -> int:
-    return watch.status.get("sessions") or 0

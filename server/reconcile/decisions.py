@@ -2,7 +2,6 @@
 """The reconciler's decisions: what is due for an environment, and its state. Pure.
 
     environment, its launch, its latest `down` ──▶ next_step ──▶ what `reconciler.py` does
-    its other generations, their launches ──▶ update_step ──▶ the same, for each of these
     its replicas ──▶ observed_state ──▶ the environment's state, once its launch has succeeded
 
 When a replica is started again is decided in `environments/replica_policy.py`.
@@ -13,9 +12,8 @@ from __future__ import annotations
 from enum import Enum
 
 from ...schema.states import (
-    UPDATABLE,
+    SERVING,
     EnvironmentState,
-    GenerationState,
     ReplicaState,
     RequestState,
 )
@@ -50,37 +48,6 @@ _STEP_OF_LAUNCH = {
 }
 
 
-class UpdateStep(Enum):
-    """What is due for a generation that is not the one that serves."""
-
-    NOTHING = "nothing"
-    WAIT = "wait"  # its launch waits or runs: watch what it starts
-    SWITCH = "switch"  # its launch succeeded: it takes over
-    ROLL_BACK = "roll back"  # it did not, or there is nothing to take over: stop what it left
-    DRAIN = "drain"  # another has taken over: let its sessions end, then stop it
-
-
-def update_step(
-    state: EnvironmentState,
-    generation: GenerationState,
-    launch: RequestState | None,
-    *,
-    is_newer: bool = True,
-) -> UpdateStep:
-    """What is due for another generation of an environment that is in this state.
-
-    One that `is_newer` than that which serves may take over.
-    """
-    if generation is GenerationState.DRAINING:
-        return UpdateStep.DRAIN
-    if generation is not GenerationState.STARTING:
-        return UpdateStep.NOTHING
-    if launch is not None and not launch.is_final:
-        return UpdateStep.WAIT
-    is_ready = launch is RequestState.SUCCEEDED and state in UPDATABLE and is_newer
-    return UpdateStep.SWITCH if is_ready else UpdateStep.ROLL_BACK
-
-
 def next_step(
     state: EnvironmentState, launch: RequestState | None, down: RequestState | None
 ) -> Step:
@@ -91,18 +58,19 @@ def next_step(
         return Step.NOTHING
     if state is EnvironmentState.STOPPING and down is not None:
         return Step.RETIRE if down.is_final else Step.RELINQUISH
-    return Step.SERVE if launch is None else _STEP_OF_LAUNCH[launch]
+    if launch is None or state in SERVING:  # an update serves before its launch has ended
+        return Step.SERVE
+    return _STEP_OF_LAUNCH[launch]
 
 
-def observed_state(
-    replicas: list[ReplicaState], *, is_any_unwatched: bool = False
-) -> EnvironmentState:
+def observed_state(replicas: list[ReplicaState], *, is_in_doubt: bool = False) -> EnvironmentState:
     """How an environment is whose launch succeeded, from how its replicas are.
 
     Those that are drained are on their way out; where there are no others, what replaces them has
-    not been seen yet. Of one that is unwatched, since its run file was set aside, nothing is known.
+    not been seen yet. It is in doubt where a run file was set aside, so that nothing is known of
+    its replica; and where there is no replica while a request replaces them.
     """
-    if is_any_unwatched:
+    if is_in_doubt:
         return EnvironmentState.DEGRADED
     is_any_drained = ReplicaState.DRAINING in replicas
     replicas = [state for state in replicas if state is not ReplicaState.DRAINING]

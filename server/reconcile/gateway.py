@@ -404,7 +404,7 @@ def backend_of(
         )
         for watch in found
         if watch.replica.state in _SERVING
-        and (watch.is_kept.is_set() or "started_by" not in watch.run_file.data)
+        and (watch.is_kept.is_set() or _is_first(watch, environment))
         and not watch.status.get("held")
     )
     token = next((watch.run_file.token for watch in found), None)
@@ -419,10 +419,16 @@ def backend_of(
     return Backend(environment.name, endpoints, token, path, holding_socket)
 
 
+def _is_first(watch: ReplicaWatch, environment: Environment) -> bool:
+    """Whether a launch has started a replica for an environment that had none."""
+    is_of_launch = "started_by" not in watch.run_file.data
+    return is_of_launch and watch.request_id == environment.request_id
+
+
 def loads_of(watches: Iterable[ReplicaWatch]) -> dict[int, Load]:
     """How many sessions replicas have that may get more, by number; of those that say so."""
     return {
-        watch.run_file.number: Load(watch.status.get("sessions") or 0, capacity)
+        watch.run_file.number: Load(watch.sessions, capacity)
         for watch in watches
         if watch.replica.state is ReplicaState.READY and not watch.status.get("held")
         if (capacity := watch.max_sessions)

@@ -99,6 +99,11 @@ class ReplicaWatch:
         return max_sessions_of(self.status)
 
     @property
+    def sessions(self) -> int:
+        """How many sessions its server has."""
+        return self.status.get("sessions") or 0
+
+    @property
     def endpoint(self) -> tuple[str, int]:
         """Where the gateway reaches its server; a small file is read until the address is there."""
         return run_files.endpoint_of(self.run_file, self.status)
@@ -141,7 +146,8 @@ class ReplicaWatch:
         if status.get("event") != "status":
             return
         self.status = status
-        await self.serve_if_ours()
+        if self.is_kept.is_set():
+            await self.keep()
         await self._ask_to_drain()
         if status["state"] in ("ready", "asleep") and not status.get("held"):
             self.accepts.set()
@@ -166,9 +172,10 @@ class ReplicaWatch:
         restarts = max(self.replica.restarts, restarts)
         await self._set_state(state, pid=status.get("pid"), restarts=restarts)
 
-    async def serve_if_ours(self) -> None:
-        """Let a server that is held accept connections, once its launch is through."""
-        if self.status.get("held") and self.is_kept.is_set():
+    async def keep(self) -> None:
+        """Restart it from now on, and let its server accept connections if it is held."""
+        self.is_kept.set()
+        if self.status.get("held"):
             await self._send({"op": "serve"})
 
     async def drain(self, timeout_seconds: float, *, leaves: bool) -> None:

@@ -16,12 +16,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ...environments import run_files
 from ...environments.gateway.process import AFTER_SET_ASIDE
@@ -30,25 +30,23 @@ from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Generation, Replica, Request, RequestError
 from ...requests_db.sql import queries
 from ...requests_db.transactions import observing
-from ...schema.errors import EngineFailed, NotReady
+from ...schema.errors import EngineFailed
 from ...schema.replica import StatusLine
 from ...schema.spec import GRACE_SECONDS
 from ...schema.states import (
     SERVING,
     EnvironmentState,
     ErrorKind,
-    GenerationState,
     ReplicaState,
 )
 from ...system.text.json_lines import Json
 from .decisions import observed_state
 from .replica_watch import ReplicaWatch, is_over
 from .status_writer import StatusWriter, Timing
-from .watches import Watches
+from .watches import Moves, Watches
 from .work_queue import BackgroundTasks
 
-ACCEPT_SECONDS = 30.0  # for what takes over to accept connections, before the others end
-DRAIN_MARGIN_SECONDS = 10.0  # for shims to end, beyond the time for their sessions
+_THREADS = ThreadPoolExecutor(32, "stop")  # each may wait for sessions, for minutes
 
 log = logging.getLogger(__name__)
 
@@ -62,23 +60,16 @@ class ReplicaManager:
     tasks: BackgroundTasks
     runs: Path  # the folder of run files
     timing: Timing
-    # Waits until the gateway sends sessions to replicas that have their address there.
-    until_reached: Callable[[str, list[ReplicaWatch], float], Coroutine[Any, Any, None]] = field(
-        init=False
-    )
-    # Waits until the gateway sends no session to replicas of an environment that are drained.
-    until_left: Callable[[str], Coroutine[Any, Any, None]] = field(init=False)
     on_status: Callable[[ReplicaWatch], None] = lambda _: None  # called after each status
     _observing: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     _adopting: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
-    _moves: dict[str, asyncio.Event] = field(init=False, default_factory=dict)  # by environment
+    _moves: dict[str, Moves] = field(init=False, default_factory=dict)  # by environment
     # No table knows them.
     strays: list[RunFile | SetAside] = field(init=False, default_factory=list)
     # The gateway, while its run file cannot be used.
     gateway_aside: SetAside | None = field(init=False, default=None)
     _set_aside: dict[str, SetAside] = field(init=False, default_factory=dict)  # by replica
     watches: Watches = field(init=False, default_factory=Watches)
-    _retiring: set[str] = field(init=False, default_factory=set)  # launches
 
     @property
     def live(self) -> dict[str, StatusLine]:
@@ -94,19 +85,24 @@ class ReplicaManager:
     async def adopt(self, name: str, request_id: str | None) -> None:
         """Watch every replica of this launch of an environment that has a run file."""
         async with self._adopting:
-            await self._adopt(name, request_id)
+            rows = await self.store.read(queries.replicas(name))
+            there = await self._look(name)
+            found = [run_file for run_file in there if run_file.request_id == request_id]
+            ids = {run_file.replica_id for run_file in found}
+            await self._unwatch(
+                watch
+                for watch in self.watched(name, request_id)
+                if watch.replica.state is ReplicaState.STOPPED and watch.replica.id not in ids
+            )
+            await self._watch(found, {replica.id: replica for replica in rows})
 
-    async def _adopt(self, name: str, request_id: str | None) -> None:
-        rows = await self.store.read(queries.replicas(name))
-        known = {replica.id: replica for replica in rows}
-        there = await self._look(name)
-        found = [run_file for run_file in there if run_file.request_id == request_id]
-        ids = {run_file.replica_id for run_file in found}
-        await self._unwatch(
-            watch
-            for watch in self.watched(name, request_id)
-            if watch.replica.state is ReplicaState.STOPPED and watch.replica.id not in ids
-        )
+    async def adopt_started(self, started: list[RunFile]) -> None:
+        """Watch replicas that have just been started; no other is looked at."""
+        async with self._adopting:
+            await self._watch(started, {})
+
+    async def _watch(self, found: list[RunFile], known: dict[str, Replica]) -> None:
+        """Watch replicas, whose rows are `known` if they have been watched before."""
         for run_file in found:
             watch = self.watches.get(run_file.replica_id)
             if watch is not None and watch.is_of(run_file):
@@ -137,17 +133,21 @@ class ReplicaManager:
 
     def staying(self, name: str, request_id: str | None) -> list[ReplicaWatch]:
         """The replicas of a launch that are not taken away, the oldest first."""
-        own = [watch for watch in self.watched(name, request_id) if not _is_leaving(watch)]
+        own = [watch for watch in self.watched(name, request_id) if not is_leaving(watch)]
         return sorted(own, key=lambda watch: (watch.run_file.created_at, watch.replica.ordinal))
 
     @contextmanager
-    def moves(self, name: str) -> Iterator[asyncio.Event]:
-        """An event that is set whenever a replica of an environment has changed."""
-        self._moves[name] = moved = asyncio.Event()
+    def moves(self, name: str) -> Iterator[Moves]:
+        """The replicas of an environment that change within the block."""
+        self._moves[name] = moves = Moves()
         try:
-            yield moved
+            yield moves
         finally:
             del self._moves[name]
+
+    def is_changing(self, name: str) -> bool:
+        """Whether a request changes an environment at this moment."""
+        return name in self._moves
 
     async def drop(self, watches: list[ReplicaWatch]) -> None:
         """Stop replicas that a request has started and not kept."""
@@ -160,11 +160,11 @@ class ReplicaManager:
     def _note_status(self, watch: ReplicaWatch) -> None:
         self.watches.note(watch)
         self.on_status(watch)
-        self._note_move(watch.replica.environment)
+        self._note_move(watch)
 
-    def _note_move(self, name: str) -> None:
-        if (moved := self._moves.get(name)) is not None:
-            moved.set()
+    def _note_move(self, watch: ReplicaWatch) -> None:
+        if (moves := self._moves.get(watch.replica.environment)) is not None:
+            moves.add(watch)
 
     async def adopt_unknown(self) -> None:
         """Write an environment for each launch that has run files and is in no table.
@@ -234,7 +234,7 @@ class ReplicaManager:
         """Write how a replica is, and what that makes of its environment."""
         if (watch := self.watches.get(replica.id)) is not None:
             self.watches.note(watch)
-        self._note_move(replica.environment)
+            self._note_move(watch)
 
         async def write() -> None:
             await self.status.set_replica(replica)
@@ -276,13 +276,15 @@ class ReplicaManager:
                 return  # that its replicas go is what was asked for
             found = await self.store.read(queries.replicas(name))
             launch = environment.request_id
-            joining = {w.replica.id for w in self.watched(name) if not w.is_kept.is_set()}
-            own = [each for each in found if each.request_id == launch and each.id not in joining]
+            kept = {w.replica.id: w.is_kept.is_set() for w in self.watched(name)}
+            # Those of an update, too, that serve already.
+            own = [each for each in found if kept.get(each.id, each.request_id == launch)]
             replicas = [each.state for each in own]
             aside = [self._set_aside[each.id] for each in own if each.id in self._set_aside]
             if environment.spec.get("gateway") and self.gateway_aside is not None:
                 aside.append(self.gateway_aside)
-            state = observed_state(replicas, is_any_unwatched=bool(aside))
+            is_in_doubt = bool(aside) or (self.is_changing(name) and not replicas)
+            state = observed_state(replicas, is_in_doubt=is_in_doubt)
             # A replica that FAILED has said why itself (`_give_up`).
             unexplained = state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas
             error = _lost_replicas(name) if unexplained else None
@@ -299,13 +301,21 @@ class ReplicaManager:
     # Stopping.
 
     async def stop_all(
-        self, environment: Environment, grace_seconds: float = GRACE_SECONDS
-    ) -> None:
-        """Nothing is left of the environment when this returns."""
-        name = environment.name
+        self,
+        name: str,
+        grace_seconds: float = GRACE_SECONDS,
+        on_sessions: Callable[[str, int], None] | None = None,
+    ) -> list[str]:
+        """Nothing is left of the environment when this returns; returns the ids of its replicas.
+
+        `on_sessions` is called by another thread: with a replica's id, and its sessions.
+        """
         await self._unwatch(self.watched(name))
-        await asyncio.to_thread(run_files.stop_environment, self.runs, name, grace_seconds)
+        stop = partial(run_files.stop_environment, on_sessions=on_sessions)
+        loop = asyncio.get_running_loop()
+        stopped = await loop.run_in_executor(_THREADS, stop, self.runs, name, grace_seconds)
         await self.store.write(observing.delete_replicas, name)
+        return stopped
 
     async def _stop_one(self, replica: Replica) -> None:
         watch = self.watches.remove(replica.id)
@@ -321,7 +331,19 @@ class ReplicaManager:
         stop = partial(run_files.stop_environment, request_id=request_id)
         await asyncio.to_thread(stop, self.runs, name, grace_seconds)
 
-    # Updates.
+    async def insist_on_stopping(self, name: str, request_id: str) -> None:
+        """Stop what is left of a launch, again and again until nothing is."""
+        while True:
+            try:
+                return await self.stop_launch(name, request_id)
+            except Exception as exc:
+                log.warning(
+                    "launch %s of %s cannot be stopped, trying again: %s",
+                    *(request_id, name, exc),
+                    exc_info=None if isinstance(exc, EngineFailed) else exc,
+                    extra={"environment": name, "request_id": request_id},
+                )
+            await asyncio.sleep(self.timing.stop_again_seconds)
 
     async def take_over(self, environment: Environment) -> None:
         """Restart the replicas of its launch from now on; those that are held may accept.
@@ -333,96 +355,15 @@ class ReplicaManager:
         under_way = await self._under_way(watch.run_file.data.get("started_by") for watch in left)
         for watch in left:
             if watch.run_file.data.get("started_by") not in under_way:
-                watch.is_kept.set()
-                await watch.serve_if_ours()
+                await watch.keep()
 
-    async def switch(self, generation: Generation, spec: Json, address: str) -> None:
-        """Write that a generation serves, and not what was read of the one before."""
+    async def switch(self, generation: Generation, spec: Json, address: str) -> bool:
+        """Write that a generation serves, and not what was read of the one before.
+
+        False: the environment was taken down meanwhile.
+        """
         async with self._observing:
-            await self.status.switch_generation(generation, spec, address)
-
-    def retire(self, generation: Generation, serving: str | None, timeout_seconds: float) -> None:
-        """Begin to drain a generation, and end it when its sessions have ended.
-
-        Args:
-            generation: The one that has been replaced; its replicas are watched.
-            serving: The launch that replaces it.
-            timeout_seconds: For its sessions to end.
-        """
-        self._retiring.add(generation.request_id)
-        work = self._retire(generation, serving, timeout_seconds)
-        self.tasks.spawn(work, f"retire {generation.environment} {generation.number}")
-
-    def is_retiring(self, generation: Generation) -> bool:
-        """Whether `retire` was called, and has not ended."""
-        return generation.request_id in self._retiring
-
-    async def _retire(
-        self, generation: Generation, serving: str | None, timeout_seconds: float
-    ) -> None:
-        """Drain it and end it, again and again until nothing of it is left."""
-        try:
-            while True:
-                if await self._try_to_retire(generation, serving, timeout_seconds):
-                    return
-                await asyncio.sleep(self.timing.stop_again_seconds)
-        finally:
-            self._retiring.discard(generation.request_id)
-
-    async def _try_to_retire(
-        self, generation: Generation, serving: str | None, timeout_seconds: float
-    ) -> bool:
-        name, request_id = generation.environment, generation.request_id
-        try:
-            await self._drain(name, request_id, serving, timeout_seconds)
-            await self.stop_launch(name, request_id)
-            end = self.status.end_generation
-            await self.status.insist(lambda: end(generation, GenerationState.RETIRED))
-        except Exception as exc:
-            log.warning(
-                "generation %d of %s cannot be stopped, trying again: %s",
-                *(generation.number, name, exc),
-                exc_info=None if isinstance(exc, EngineFailed) else exc,
-                extra={"environment": name, "request_id": request_id},
-            )
-            return False
-        return True
-
-    async def _drain(
-        self, name: str, request_id: str, serving: str | None, timeout_seconds: float
-    ) -> None:
-        """Drain what is watched of a launch; nothing when it was tried before."""
-        if not (leaving := self.watched(name, request_id)):
-            return
-        successors = await self._until_accepting(name, serving)
-        ports = {watch.run_file.port for watch in successors}
-        for watch in leaving:
-            watch.is_draining = True
-        if any(watch.run_file.is_at_gateway for watch in leaving):
-            await self.until_left(name)
-        for watch in leaving:
-            await watch.drain(timeout_seconds, leaves=watch.run_file.port in ports)
-        ends = [watch.task for watch in leaving]
-        await asyncio.wait(ends, timeout=timeout_seconds + DRAIN_MARGIN_SECONDS)
-
-    async def _until_accepting(self, name: str, request_id: str | None) -> list[ReplicaWatch]:
-        """Wait for some time until a launch's replicas can be reached; returns their watches.
-
-        One suffices, except at the gateway, where each has a port of its own.
-        """
-        successors = self.watched(name, request_id)
-        at_gateway = any(watch.run_file.is_at_gateway for watch in successors)
-        waits = [asyncio.create_task(watch.accepts.wait()) for watch in successors]
-        if waits:
-            enough = asyncio.ALL_COMPLETED if at_gateway else asyncio.FIRST_COMPLETED
-            await asyncio.wait(waits, timeout=ACCEPT_SECONDS, return_when=enough)
-        for wait in waits:
-            wait.cancel()
-        if at_gateway:
-            accepting = [each for each in successors if each.accepts.is_set()]
-            with suppress(NotReady):  # it learns of them, and will
-                await self.until_reached(name, accepting, ACCEPT_SECONDS)
-        return successors
+            return await self.status.switch_generation(generation, spec, address)
 
     async def stop_ownerless(self, live: set[str]) -> None:
         """Stop what a launch and a daemon that died together have left; keep what no table knows.
@@ -462,7 +403,7 @@ class ReplicaManager:
         await self._stop(run_dirs)
 
 
-def _is_leaving(watch: ReplicaWatch) -> bool:
+def is_leaving(watch: ReplicaWatch) -> bool:
     """Whether it is being taken away, or has ended."""
     is_drained = watch.is_draining or watch.was_drained or watch.status.get("is_draining")
     return bool(is_drained) or is_over(watch.replica.state)

@@ -69,15 +69,16 @@ class StatusWriter:
         extra = {"environment": name, "state": state.value}
         log.log(level, "environment %s is %s%s", name, state.value, why, extra=extra)
 
-    async def switch_generation(self, generation: Generation, spec: Json, address: str) -> None:
-        """Write that a generation serves its environment from now on."""
+    async def switch_generation(self, generation: Generation, spec: Json, address: str) -> bool:
+        """Write that a generation serves its environment from now on; False: it was taken down."""
         work, now = observing.switch_generation, time.time()
         events = await self._store.write(work, generation, now=now, spec=spec, address=address)
-        if not events:  # taken down meanwhile
-            return
+        if not events:
+            return False
         self._bus.publish(events)
         name, extra = generation.environment, _log_fields(generation)
         log.info("generation %d of environment %s serves", generation.number, name, extra=extra)
+        return True
 
     async def end_generation(
         self, generation: Generation, state: GenerationState, error: str | None = None

@@ -3,16 +3,21 @@
 
     adopted, given up ──add, remove──▶ index by environment ──▶ of(name)
     a status, a state ──note──▶ sums of its launch's replicas ──▶ occupancy(name, launch)
+                         └────▶ `Moves` ──▶ `Roster`: the replicas of a change, by their parts in it
 
-A replica's status changes the sums by what it differs from the last one: it costs the same whether
-an environment has ten replicas or a thousand. Everything here runs on the daemon's loop.
+A replica's status changes the sums, and its part, by what it differs from the last one: it costs
+the same whether an environment has ten replicas or a thousand. Everything here runs on the daemon's
+loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 from ...environments.replica_policy import Occupancy
@@ -115,4 +120,69 @@ def _share_of(watch: ReplicaWatch) -> _Share | None:
     """What a replica adds to the sums; None: it may begin no session any more."""
     if watch.replica.state not in _COUNTED:
         return None
-    return _Share(watch.max_sessions, watch.status.get("sessions") or 0)
+    return _Share(watch.max_sessions, watch.sessions)
+
+
+class Moves:
+    """The replicas of one environment that have changed since `next` was called."""
+
+    def __init__(self) -> None:
+        self._changed: dict[str, ReplicaWatch] = {}
+        self._has_changed = asyncio.Event()
+
+    def add(self, watch: ReplicaWatch) -> None:
+        """Note that a replica has changed."""
+        self._changed[watch.replica.id] = watch
+        self._has_changed.set()
+
+    async def next(self, seconds: float) -> list[ReplicaWatch]:
+        """Wait until replicas have changed, or for so long; return these."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._has_changed.wait()
+        self._has_changed.clear()
+        found, self._changed = list(self._changed.values()), {}
+        return found
+
+
+class Part(Enum):
+    """The part of a replica in a change."""
+
+    STAYS = "stays"
+    OLD = "old"  # it is to be replaced, and serves
+    WAITING = "waiting"  # it was started, and is not ready
+    READY = "ready"  # the same, ready; it may still be dropped
+    KEPT = "kept"  # the same, and the environment's own by now
+    ENDING = "ending"  # it is drained, and has not ended
+
+
+class Roster:
+    """The replicas that a change sees, by their parts in it, each in the order in which they came.
+
+    `part_of` says which part a replica has; None: none any more.
+    """
+
+    def __init__(self, part_of: Callable[[ReplicaWatch], Part | None]) -> None:
+        self._part_of = part_of
+        self._parts: dict[str, Part] = {}
+        self._found: dict[Part, dict[str, ReplicaWatch]] = {part: {} for part in Part}
+
+    def note(self, watch: ReplicaWatch) -> None:
+        """Give a replica its part as of now."""
+        replica_id, now = watch.replica.id, self._part_of(watch)
+        before = self._parts.get(replica_id)
+        if now is before and (now is None or self._found[now][replica_id] is watch):
+            return
+        if before is not None:
+            del self._found[before][replica_id], self._parts[replica_id]
+        if now is not None:
+            self._found[now][replica_id] = watch
+            self._parts[replica_id] = now
+
+    def count(self, *parts: Part) -> int:
+        """How many replicas have one of these parts."""
+        return sum(len(self._found[part]) for part in parts)
+
+    def each(self, *parts: Part) -> Iterator[ReplicaWatch]:
+        """The replicas that have one of these parts."""
+        return (watch for part in parts for watch in self._found[part].values())

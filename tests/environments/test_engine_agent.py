@@ -131,6 +131,7 @@ class World:
         started = provider_named(NAME, self.home).start(
             spec,
             ContainerImage(str(image), str(image)),
+            count=spec.replicas,
             launch_id=secrets.token_hex(8),
             address=address,
         )

@@ -63,7 +63,12 @@ class LocalProvider(Provider):
     """Starts replicas on this machine."""
 
     def _begin_launch(
-        self, spec: EnvironmentSpec, prepared: Prepared, known: RunFiles, replaced: RunFiles | None
+        self,
+        spec: EnvironmentSpec,
+        prepared: Prepared,
+        count: int,
+        known: RunFiles,
+        replaced: RunFiles | None,
     ) -> Beginning:
         """Take over the sockets of what is replaced, if they are where the spec wants them.
 
@@ -75,7 +80,7 @@ class LocalProvider(Provider):
         found = host_options.find_gpus({**os.environ, **spec.env}) if spec.gpus else ()
         if spec.gpus:
             host_options.share(found, spec.gpus, 0)
-        check_process_room(spec, process_room())
+        check_process_room(replace(spec, replicas=count), process_room())
         make_private(self._layout.sockets)
 
         def complete(data: RunFileData, share: int | None) -> RunFileData:
@@ -90,7 +95,7 @@ class LocalProvider(Provider):
         port = spec.port or (there[0].port if there else None)
         if port is not None and (fds := run_files.listeners_of(there, port)):
             return [[socket.socket(fileno=fd) for fd in fds]], complete
-        return self._open(spec, spec.replicas if spec.gateway else 1, port), complete
+        return self._open(spec, count if spec.gateway else 1, port), complete
 
     def _begin_more(
         self, like: RunFile, spec: EnvironmentSpec, count: int, known: RunFiles

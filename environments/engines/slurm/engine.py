@@ -33,7 +33,7 @@ Failure cases
                                        by itself when it sees that it is not the replica's any more.
                                        The next job does not wait for it, and goes elsewhere while
                                        it may still run
-    the time limit comes near          its successor is asked for (`server/reconcile/successors.py`)
+    the time limit comes near          its successor is asked for (`reconcile/own_requests.py`)
                                        before Slurm sends SIGUSR1: the replica is drained, and ends
     Slurm requeues a job               it is the same instance, in its next run
     the folder is not seen by nodes    the job cannot write: it is RUNNING, and has no address

@@ -129,7 +129,7 @@ def test_serve_options_reach_the_host(tmp_path: Path) -> None:
     said = EnvironmentSpec(
         "x", "echo", shards=3, admission_timeout_seconds=0.5, isolate=True, session_memory_mb=64
     )
-    spec = said.or_else(2, 7.0)
+    spec = said.or_else(gpus=2, step_timeout_seconds=7.0)
     sources: tuple[str | Project, ...] = ("echo", "module:Class", project(tmp_path / "p"))
     for source in sources:
         found = resolve(source, tmp_path) if isinstance(source, str) else source
@@ -141,5 +141,6 @@ def test_serve_options_reach_the_host(tmp_path: Path) -> None:
 
 
 def test_a_given_step_timeout_overrides_the_manifests() -> None:
-    spec = EnvironmentSpec("x", "echo", step_timeout_seconds=2.0).or_else(None, 7.0)
+    said = EnvironmentSpec("x", "echo", step_timeout_seconds=2.0)
+    spec = said.or_else(gpus=None, step_timeout_seconds=7.0)
     assert program_of(spec, resolve("echo", Path()), None).config.step_timeout_seconds == 2.0

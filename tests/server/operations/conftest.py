@@ -32,13 +32,14 @@ def started(launch: dict[str, Any], home: Path) -> dict[str, Any]:
     spec, address = EnvironmentSpec(**launch["spec"]), launch["address"]
     prepared = prepared_from_json(launch["prepared"])
     provider = provider_named(spec.provider, home)
-    replicas = Started(provider.start(spec, prepared, launch_id=LAUNCH_ID, address=address))
+    known = {"count": spec.replicas, "launch_id": LAUNCH_ID, "address": address}
+    replicas = Started(provider.start(spec, prepared, **known))
     try:
-        known = {"name": spec.name, "address": replicas.address, "replicas": replicas.wait()}
+        told = {"name": spec.name, "address": replicas.address, "replicas": replicas.wait()}
     except BaseException:
         replicas.stop()
         raise
-    return {"environment": known | {"has_token": spec.token is not None}}
+    return {"environment": told | {"has_token": spec.token is not None}}
 
 
 @pytest.fixture

@@ -41,7 +41,6 @@ def test_a_session_that_fails_names_the_log_that_says_why(run: Run, tmp_path: Pa
     with pytest.raises(NotAnswering, match="no licence") as caught:
         run("probe", name="trial", session=True)
     assert caught.value.hint == "openenv logs trial shows what it printed"
-    run("down", name="trial")
 
 
 def test_a_repeated_launch_replaces_the_replicas_of_its_first_attempt(
@@ -52,7 +51,6 @@ def test_a_repeated_launch_replaces_the_replicas_of_its_first_attempt(
     assert second["pid"] != first["pid"]
     assert not psutil.pid_exists(first["pid"])
     assert len(run_files.all_of(layout.runs)) == 1
-    run("down", name="echo")
 
 
 @pytest.mark.parametrize(
@@ -125,11 +123,13 @@ def test_check_reports_missing_parts_with_hints() -> None:
     assert all(problem["hint"] for problem in told)
 
 
-def test_who_starts_replicas_is_left_without_children_or_descriptors(run: Run) -> None:
+def test_who_starts_replicas_is_left_without_children_or_descriptors(
+    run: Run, layout: Layout
+) -> None:
     before = set(os.listdir("/proc/self/fd"))
     children = psutil.Process().children()
     run("launch", source="echo", replicas=2)
-    run("down", name="echo")
+    run_files.stop_environment(layout.runs, "echo", 0.0)
     stop_fork_servers()
     assert set(os.listdir("/proc/self/fd")) == before
     assert psutil.Process().children() == children

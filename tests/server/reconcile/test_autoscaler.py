@@ -10,7 +10,7 @@ import pytest
 
 from openenvd.requests_db.records import Environment
 from openenvd.schema.states import EnvironmentState, ReplicaState
-from openenvd.server.reconcile.autoscaler import Autoscaler
+from openenvd.server.reconcile.own_requests import Autoscaler
 from openenvd.server.reconcile.watches import Watches
 
 from .conftest import Submissions, new_watch

@@ -16,7 +16,7 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from openenvd.environments import run_files
-from openenvd.environments.replica_policy import replacement_step
+from openenvd.environments.replica_policy import replacement_room, replacement_step
 from openenvd.environments.run_files import RunFile
 from openenvd.environments.shim.client import ShimClient, clean_up_after_shim
 from openenvd.environments.shim.files import STATUS_FILE_NAME
@@ -33,7 +33,11 @@ from openenvd.server.dispatch.daemon_tasks import STOPPING
 from openenvd.server.operations import registry
 from openenvd.server.operations.base import OperationContext
 from openenvd.server.operations.launch import Launch
+from openenvd.server.reconcile.replica_watch import ReplicaWatch
+from openenvd.server.reconcile.watches import Part, Roster
 
+from ..conftest import until
+from .conftest import new_watch
 from .test_reconciler import World
 from .test_reconciler import world as world
 
@@ -64,11 +68,10 @@ class Changed:
         self.after: Callable[[dict[str, Any]], object] = lambda _: None  # called with progress
 
     async def launch(self, source: str = "echo", **options: Any) -> str:
-        await self.world.reconcile()
-        payload = Launch.Payload.model_validate({"source": source, "name": "trial", **options})
-        launch = await self.world.launch(**payload.model_dump(mode="json", exclude={"name"}))
-        given = (launch.payload, launch.id, str(self.world.paths.home), lambda _: None)
-        prepared = json.loads(json.dumps(await asyncio.to_thread(Launch.call, *given)))
+        """Launch it; returns its address."""
+        if not self.world.reconcilers:
+            await self.world.reconcile()
+        launch, prepared = await self.prepared(source, **options)
         result = await self.carry_out(launch, prepared)
         assert self.log[-1].startswith(f"trial is ready at {result['environment']['address']}")
         assert [told["phase"] for told in self.told][:: len(self.told) - 1] == ["starting", "ready"]
@@ -76,6 +79,13 @@ class Changed:
         self.told.clear()
         await self.world.becomes(EnvironmentState.READY)
         return str(result["environment"]["address"])
+
+    async def prepared(self, source: str = "echo", **options: Any) -> tuple[Request, Any]:
+        """A launch that runs, or an update, and what its worker has prepared."""
+        payload = Launch.Payload.model_validate({"source": source, "name": "trial", **options})
+        launch = await self.world.launch(**payload.model_dump(mode="json", exclude={"name"}))
+        given = (launch.payload, launch.id, str(self.world.paths.home), lambda _: None)
+        return launch, json.loads(json.dumps(await asyncio.to_thread(Launch.call, *given)))
 
     async def begun(self, operation: str, **payload: Any) -> Request:
         known = registry.by_name(operation).Payload.model_validate({"name": "trial", **payload})
@@ -99,9 +109,11 @@ class Changed:
     async def run(self, operation: str, **payload: Any) -> Any:
         return await self.carry_out(await self.begun(operation, **payload))
 
-    async def killed(self, request: Request, when: Callable[[dict[str, Any]], bool]) -> None:
+    async def killed(
+        self, request: Request, when: Callable[[dict[str, Any]], bool], prepared: Any = None
+    ) -> None:
         """Carry out a request until the daemon ends, and start the next daemon."""
-        task = asyncio.ensure_future(self.carry_out(request))
+        task = asyncio.ensure_future(self.carry_out(request, prepared))
         self.after = lambda data: task.cancel(STOPPING) if when(data) else None
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -343,7 +355,7 @@ async def test_the_next_daemon_goes_on_with_a_restart(
 async def test_replicas_are_drained_first_where_there_is_no_room_for_others(trial: Changed) -> None:
     await trial.launch(replicas=2)
     before = trial.ids
-    await trial.run("restart", max_surge=0, max_unavailable=2)
+    await trial.run("restart", max_surge="0", max_unavailable="2")
     assert trial.log[0].startswith("draining replica 0")
     assert len(trial.ids) == 2
     assert not set(before) & set(trial.ids)
@@ -352,6 +364,118 @@ async def test_replicas_are_drained_first_where_there_is_no_room_for_others(tria
 def test_a_restart_that_could_never_begin_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing could be replaced"):
         registry.by_name("restart").Payload.model_validate({"name": "trial", "max_surge": 0})
+
+
+async def test_an_update_replaces_all_and_its_request_ends_when_the_old_begin_no_session(
+    trial: Changed,
+) -> None:
+    address = await trial.launch(replicas=2)
+    before, [old, _] = trial.ids, trial.replicas()
+    pid = wait_for(old, lambda s: s["pid"])["pid"]
+    with session(address) as client:
+        os.kill(pid, signal.SIGSTOP)  # it cannot take note
+        update, prepared = await trial.prepared(replicas=2)
+        running = asyncio.ensure_future(trial.carry_out(update, prepared))
+        await until_serves(trial, update)
+        await trial.world.generations_become(g2="SERVING", g1="DRAINING")
+        assert not running.done()
+        os.kill(pid, signal.SIGCONT)
+        result = await running
+        assert {each["id"] for each in result["environment"]["replicas"]} == set(trial.ids)
+        assert result["environment"]["address"] == address
+        assert not set(trial.ids) & set(before)
+        assert await asyncio.to_thread(plays, address)
+        assert await asyncio.to_thread(steps, client)
+    await trial.world.generations_become(g2="SERVING", g1="RETIRED")
+
+
+ROOMS = [{"max_surge": "0", "max_unavailable": "1"}, {"max_surge": "1"}]
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=repr)
+async def test_an_update_keeps_to_the_room_that_there_is(
+    trial: Changed, room: dict[str, str]
+) -> None:
+    await trial.launch(replicas=3)
+    before, most = set(trial.ids), []
+    runs = trial.world.paths.runs
+    trial.after = lambda _: most.append(len(run_files.of_environment(runs, "trial")))
+    await trial.carry_out(*await trial.prepared(replicas=3, **room))
+    assert len(trial.ids) == 3
+    assert not before & set(trial.ids)
+    assert max(most) == 3 + int(room["max_surge"])
+    assert (await trial.world.environment()).spec["max_surge"] == room["max_surge"]
+    await trial.world.generations_become(g2="SERVING", g1="RETIRED")
+    await trial.run("restart")  # which uses the same
+    assert (await trial.world.environment()).state is EnvironmentState.READY
+
+
+@pytest.mark.parametrize("room", [{}, *ROOMS], ids=repr)
+async def test_an_update_that_fails_half_way_leaves_what_served(
+    trial: Changed, tmp_path: Path, room: dict[str, str]
+) -> None:
+    switch = tmp_path / "gone"
+    (tmp_path / "sample_env.py").write_text(SAMPLE.format(switch=str(switch)))
+    given: dict[str, Any] = {"source": "sample_env:Sample", "cwd": str(tmp_path), "replicas": 3}
+    address = await trial.launch(**given)
+    before = await trial.world.environment()
+    if room:  # the first serves by then
+        trial.after = lambda told: switch.touch() if "ready" in str(told["message"]) else None
+    else:
+        switch.touch()
+    update, prepared = await trial.prepared(**given, **room)
+    with pytest.raises(ReplicaFailed, match="its data is gone"):
+        await trial.carry_out(update, prepared)
+    switch.unlink()
+    await trial.world.generations_become(g2="FAILED", g1="SERVING")
+    await trial.world.becomes(EnvironmentState.READY)
+    await trial.world.until(lambda: len(trial.ids) == 3)
+    assert (await trial.world.environment()).request_id == before.request_id
+    assert {each.request_id for each in trial.replicas()} == {before.request_id}
+    assert await asyncio.to_thread(plays, address)
+
+
+@pytest.mark.parametrize("room", [{}, *ROOMS], ids=repr)
+@pytest.mark.parametrize("moment", ["starting", " ready", "draining"])
+async def test_the_next_daemon_goes_on_with_an_update(
+    trial: Changed, room: dict[str, str], moment: str
+) -> None:
+    address = await trial.launch(replicas=2)
+    before = set(trial.ids)
+    update, prepared = await trial.prepared(replicas=2, **room)
+
+    def is_then(told: dict[str, Any]) -> bool:
+        return told["phase"] == moment or moment in str(told["message"])
+
+    if not room and moment == "draining":  # nothing is, before it serves
+        moment = "2 of 2 replicas ready"
+    await trial.killed(update, is_then, prepared)
+    assert await asyncio.to_thread(plays, address)
+    await trial.carry_out(update, prepared)
+    assert len(trial.ids) == 2
+    assert not before & set(trial.ids)
+    await trial.world.generations_become(g2="SERVING", g1="RETIRED")
+    await trial.world.until(lambda: len(list(trial.world.paths.runs.iterdir())) == 2)
+
+
+async def test_an_update_that_was_cancelled_while_no_daemon_ran_leaves_what_served(
+    trial: Changed,
+) -> None:
+    await trial.launch(replicas=2)
+    before = trial.ids
+    update, prepared = await trial.prepared(replicas=2)
+    await trial.killed(update, lambda told: "ready" in str(told["message"]), prepared)
+    await trial.world.ends(update, RequestState.CANCELLED)
+    await trial.world.generations_become(g2="FAILED", g1="SERVING")
+    assert trial.ids == before
+    assert len(list(trial.world.paths.runs.iterdir())) == 2
+
+
+async def until_serves(trial: Changed, update: Request) -> None:
+    async def holds() -> bool:
+        return (await trial.world.environment()).request_id == update.id
+
+    await until(trial.world.bus, holds)
 
 
 async def test_the_id_of_a_replica_that_has_ended_is_not_given_to_another(trial: Changed) -> None:
@@ -388,6 +512,45 @@ async def test_replicas_that_end_together_are_restarted_in_one_go(trial: Changed
         "draining replica 1: its sessions have 7 s"
     )
     assert (await trial.run("restart", together=[9]))["restarted"] == []
+
+
+@pytest.mark.parametrize(
+    ("replicas", "surge", "unavailable", "room"),
+    [
+        (4, None, None, (9, 0)),
+        (4, "25%", None, (1, 0)),
+        (5, "25%", "25%", (2, 1)),  # as Kubernetes rounds
+        (3, "0", "25%", (0, 1)),
+        (3, "2", "1", (2, 1)),
+    ],
+)
+def test_the_room_of_a_replacement_is_a_number_or_a_percentage(
+    replicas: int, surge: str | None, unavailable: str | None, room: tuple[int, int]
+) -> None:
+    assert replacement_room(replicas, surge, unavailable, default_surge=9) == room
+
+
+@pytest.mark.parametrize("replicas", [10, 100, 1000])
+def test_a_change_looks_at_no_more_replicas_than_have_changed(replicas: int) -> None:
+    """Those of a whole restart: each is looked at a fixed number of times."""
+    looked_at, parts = 0, dict[str, Part | None]()
+
+    def part_of(watch: ReplicaWatch) -> Part | None:
+        nonlocal looked_at
+        looked_at += 1
+        return parts[watch.replica.id]
+
+    roster = Roster(part_of)
+    watches = [new_watch(number) for number in range(2 * replicas)]
+    for watch in watches[:replicas]:
+        parts[watch.replica.id] = Part.OLD
+        roster.note(watch)
+    for old, new in zip(watches[:replicas], watches[replicas:], strict=True):
+        for watch, part in ((new, Part.WAITING), (new, Part.KEPT), (old, Part.ENDING), (old, None)):
+            parts[watch.replica.id] = part
+            roster.note(watch)
+    assert (roster.count(Part.KEPT), roster.count(Part.OLD, Part.ENDING)) == (replicas, 0)
+    assert looked_at == 5 * replicas
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,7 @@ from openenvd.schema.states import (
 from openenvd.server.api.views import environment_view, replica_view
 from openenvd.server.events import EventBus
 from openenvd.server.operations.base import OperationContext
-from openenvd.server.operations.down import Down
-from openenvd.server.reconcile import replica_watch, replicas
+from openenvd.server.reconcile import changes, replica_watch
 from openenvd.server.reconcile.reconciler import Reconciler
 from openenvd.server.reconcile.status_writer import Timing
 from openenvd.system.process.process_identity import ProcessIdentity
@@ -97,7 +96,13 @@ class World:
 
     async def down(self, name: str = "trial") -> Request:
         await self.store.write(observing.set_environment_state, name, S.STOPPING, now=time.time())
-        return await self._run("down", Schedule.SHORT, name, None)
+        return await self._run("down", Schedule.SHORT, name, None, grace_seconds=1.0)
+
+    async def carry_out(self, down: Request) -> list[str]:
+        """What the daemon does of a `down`; the ids of what it has stopped."""
+        context = OperationContext(down.id, self.paths.home, lambda _: None, lambda _: None)
+        result = await self.reconcilers[-1].changes.carry_out(down, context)
+        return list(result["stopped"])
 
     async def ends(self, request: Request, state: RequestState, **how: Any) -> None:
         outcome = Outcome(request.id, state, time.time(), **how)
@@ -192,6 +197,16 @@ class World:
         update = await self.launch(**more)
         assert update.payload["replaces"] is not None
         return update, await self.started(update, held=True)
+
+    async def takes_over(self, update: Request) -> None:
+        """An update serves from now on, and its request has succeeded."""
+        found = await self.store.read(queries.generations("trial"))
+        [own] = [each for each in found if each.request_id == update.id]
+        switch, spec = observing.switch_generation, update.payload
+        now = time.time()
+        events = await self.store.write(switch, own, now=now, spec=spec, address=ADDRESS)
+        self.bus.publish(events)
+        await self.succeeds(update)
 
     async def generations(self) -> dict[int, str]:
         found = await self.store.read(queries.generations("trial"))
@@ -474,7 +489,7 @@ async def test_a_run_file_that_cannot_be_used_is_named_and_its_replica_kept_unti
     assert is_running(server)
     assert reconciler.replicas.strays == []
     down = await world.down()
-    stopped = await asyncio.to_thread(run_down, world)
+    stopped = await world.carry_out(down)
     assert set(stopped) == {server.run_dir.name, whole.run_dir.name}
     assert not is_running(server)
     await world.ends(down, RequestState.SUCCEEDED)
@@ -507,7 +522,7 @@ async def test_a_down_that_cannot_end_what_was_set_aside_says_so_until_somebody_
     await world.reconcile(Timing(retry_seconds=0.01))
     down = await world.down()
     with pytest.raises(EngineFailed, match="cannot be stopped: its run file") as caught:
-        await asyncio.to_thread(run_down, world)
+        await world.carry_out(down)
     assert caught.value.hint is not None
     assert f"remove the folder {run_dir}" in caught.value.hint
     await world.fails(down, caught.value.message)
@@ -541,7 +556,7 @@ async def test_a_gateway_whose_run_file_cannot_be_used_is_named_and_kept_until_n
     with ShimClient.connect(gateway.run_file.socket_path) as link:
         assert link.status["state"] == "ready"
     down = await world.down()
-    await asyncio.to_thread(run_down, world)
+    await world.carry_out(down)
     await world.ends(down, RequestState.SUCCEEDED)
     await world.becomes(S.STOPPED)
     while path.exists():
@@ -585,13 +600,6 @@ def start_at_its_own_socket(world: World, launch: Request) -> ShimmedServer:
     return world.start(launch, socket_path=str(world.paths.replica_socket(replica_id)))
 
 
-def run_down(world: World) -> list[str]:
-    payload = Down.Payload(name="trial", grace_seconds=1.0)
-    context = OperationContext("1" * 16, world.paths.home, lambda _: None)
-    stopped: list[str] = Down.run(payload, context)["stopped"]
-    return stopped
-
-
 async def test_replicas_stopped_from_outside_fail_their_environment_with_a_reason(
     world: World,
 ) -> None:
@@ -603,22 +611,6 @@ async def test_replicas_stopped_from_outside_fail_their_environment_with_a_reaso
 
 
 # Taking down.
-
-
-async def test_a_down_has_taken_effect_when_its_name_is_free(world: World) -> None:
-    reconciler = await world.reconcile()
-    [replica] = await world.serving()
-    down = await world.down()
-    os.kill(shim_pid(replica), signal.SIGSTOP)  # so that it takes a while to be stopped
-    await world.succeeds(down)
-    assert not await reconciler.has_taken_effect(down)
-    os.kill(shim_pid(replica), signal.SIGCONT)
-    await until(world.bus, lambda: reconciler.has_taken_effect(down))
-    assert (await world.environment()).state is S.STOPPED
-    assert not is_running(replica)
-    assert await world.rows() == {}
-    await world.launch()
-    assert await reconciler.has_taken_effect(down)  # another environment has the name
 
 
 async def test_nothing_is_started_again_while_its_environment_is_taken_down(
@@ -642,12 +634,12 @@ async def test_a_down_that_failed_is_finished_by_the_reconciler_as_soon_as_that_
 ) -> None:
     refusals = 2
 
-    def stop(*args: Any) -> Any:
+    def stop(*args: Any, **given: Any) -> Any:
         nonlocal refusals
         if refusals > 0:
             refusals -= 1
             raise OSError(errno.EMFILE, "too many open files")
-        return original(*args)
+        return original(*args, **given)
 
     await world.reconcile(Timing(retry_seconds=0.01))
     [server] = await world.serving()
@@ -867,7 +859,7 @@ async def test_an_update_takes_over_when_it_is_ready_and_what_it_replaces_is_dra
     update, new = await world.updating()
     assert await world.generations() == {2: "STARTING", 1: "SERVING"}
     assert (await world.environment()).state is S.READY
-    await world.succeeds(update)
+    await world.takes_over(update)
     await asyncio.to_thread(new.wait, lambda status: not status["held"])
     await asyncio.to_thread(old.wait_for_end)
     await world.generations_become(g2="SERVING", g1="RETIRED")
@@ -875,66 +867,6 @@ async def test_an_update_takes_over_when_it_is_ready_and_what_it_replaces_is_dra
     assert (environment.state, environment.request_id) == (S.READY, update.id)
     assert (replica.id, replica.state) == (new.run_file["replica_id"], ReplicaState.READY)
     await world.gone(old)  # after the row
-
-
-async def test_an_update_has_taken_effect_when_what_it_replaces_begins_no_session(
-    world: World,
-) -> None:
-    reconciler = await world.reconcile()
-    [old] = await world.serving()
-    update, new = await world.updating()
-    assert not await reconciler.has_taken_effect(update)
-    os.kill(pid_of(old), signal.SIGSTOP)  # it cannot take note
-    await world.succeeds(update)
-    await asyncio.to_thread(new.wait, lambda status: not status["held"])
-    await asyncio.to_thread(old.wait, lambda status: status["is_draining"])
-    assert (await world.environment()).request_id == update.id
-    assert not await reconciler.has_taken_effect(update)
-    os.kill(pid_of(old), signal.SIGCONT)
-    await until(world.bus, lambda: reconciler.has_taken_effect(update))
-
-
-async def test_an_update_has_not_switched_while_what_it_replaces_wakes(world: World) -> None:
-    """Clients wait for that: they get the sessions that they woke it for."""
-    reconciler = await world.reconcile()
-    [old] = await world.serving()
-    old.tell("sleep 0")
-    await world.becomes(S.ASLEEP)
-    update, new = await world.updating()
-    old.start_slowly(True)
-    old.link.send("start")
-    await asyncio.to_thread(old.wait_state, "starting", 2)
-    os.kill(pid_of(old), signal.SIGSTOP)  # it cannot take note
-    await world.succeeds(update)
-    await asyncio.to_thread(old.wait, lambda status: status["is_draining"])
-    assert (await world.environment()).request_id == update.id
-    assert not await reconciler.has_taken_effect(update)
-    os.kill(pid_of(old), signal.SIGCONT)
-    await until(world.bus, lambda: reconciler.has_taken_effect(update))
-    await world.generations_become(g2="SERVING", g1="RETIRED")
-    assert is_running(new)
-
-
-async def test_an_update_has_taken_effect_from_what_is_to_be_restarted(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replica_policy, "FIRST_PAUSE_SECONDS", 3600.0)
-    reconciler = await world.reconcile()
-    [old] = await world.serving()
-    os.kill(pid_of(old), signal.SIGKILL)
-    await world.replica_becomes(ReplicaState.BACKING_OFF)
-    update, new = await world.updating()
-    os.kill(shim_pid(new), signal.SIGSTOP)  # so that what it replaces is not drained yet
-    await world.succeeds(update)
-
-    async def serves() -> bool:
-        return (await world.environment()).request_id == update.id
-
-    await until(world.bus, serves)
-    assert (await world.rows())[old.run_dir.name] is ReplicaState.BACKING_OFF
-    assert await reconciler.has_taken_effect(update)
-    os.kill(shim_pid(new), signal.SIGCONT)
-    await world.generations_become(g2="SERVING", g1="RETIRED")
 
 
 @pytest.mark.parametrize("end", [RequestState.FAILED, RequestState.CANCELLED])
@@ -978,7 +910,7 @@ async def test_an_environment_that_fails_during_its_update_is_mended_by_it(world
     update, new = await world.updating()
     old.link.send("stop", grace_seconds=0.0)
     await world.becomes(S.FAILED)
-    await world.succeeds(update)
+    await world.takes_over(update)
     await world.becomes(S.READY)
     await asyncio.to_thread(new.wait, lambda status: not status["held"])
     await world.generations_become(g2="SERVING", g1="FAILED")
@@ -1023,11 +955,7 @@ async def test_an_update_that_is_ready_when_its_environment_is_taken_down_is_rem
     assert not is_running(new)
 
 
-@pytest.mark.parametrize("is_switched", [False, True], ids=["has succeeded", "is written down"])
-async def test_a_new_daemon_goes_on_with_an_update_wherever_it_was(
-    world: World, is_switched: bool
-) -> None:
-    """The last daemon was killed before it had written the switch, or right after that."""
+async def test_a_new_daemon_goes_on_with_an_update_that_has_taken_over(world: World) -> None:
     first = await world.reconcile()
     [old] = await world.serving()
     update, new = await world.updating()
@@ -1035,12 +963,7 @@ async def test_a_new_daemon_goes_on_with_an_update_wherever_it_was(
     second = await world.reconcile()  # it is under way
     assert await world.generations() == {2: "STARTING", 1: "SERVING"}
     await second.stop()
-    await world.succeeds(update)
-    if is_switched:
-        [generation, _] = await world.store.read(queries.generations("trial"))
-        switch, spec = observing.switch_generation, update.payload
-        now = time.time()
-        await world.store.write(switch, generation, now=now, spec=spec, address=ADDRESS)
+    await world.takes_over(update)
     await world.reconcile()
     await world.generations_become(g2="SERVING", g1="RETIRED")
     await asyncio.to_thread(new.wait, lambda status: not status["held"])
@@ -1062,7 +985,7 @@ async def test_what_was_replaced_is_stopped_when_its_engine_answers_again(
 
     monkeypatch.setattr(run_files, "stop_all", stop_all)
     monkeypatch.setattr(run_files, "_MARGIN_SECONDS", 0.1)
-    monkeypatch.setattr(replicas, "DRAIN_MARGIN_SECONDS", 1.0)
+    monkeypatch.setattr(changes, "STOP_SECONDS", 1.0)
     timing = Timing(stop_again_seconds=0.05)
     first = await world.reconcile(timing)
     launch = await world.launch()
@@ -1071,7 +994,7 @@ async def test_what_was_replaced_is_stopped_when_its_engine_answers_again(
     await world.succeeds(launch)
     await world.becomes(S.DEGRADED)
     update, _ = await world.updating(drain_timeout_seconds=0.0)
-    await world.succeeds(update)
+    await world.takes_over(update)
     await world.becomes(S.READY)
     await asyncio.to_thread(old.wait_for_end)
     await has_failed.wait()

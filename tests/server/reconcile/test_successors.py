@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from openenvd.schema.states import ReplicaState
+from openenvd.server.reconcile.own_requests import TOGETHER_SECONDS, Successors
 from openenvd.server.reconcile.replica_watch import ReplicaWatch
-from openenvd.server.reconcile.successors import TOGETHER_SECONDS, Successors
 from openenvd.system.process.process_identity import boot_seconds
 
 from .conftest import Submissions, new_watch

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Autoscaler`, `Successors`: what the daemon itself submits, as a user would.
+
+    a replica's status changes ──▶ note ──▶ occupancy ──▶ decide ──▶ submit `scale`, with the reason
+    fewer were enough for a while ──timer──┘                           │
+    the request has ended ──▶ serve ──▶ from here again  ◀─────────────┘
+
+    a replica's `ends_at`, `replace_at` change ──timer──▶ due ──▶ submit `restart`, with the reason
+                                                                     │ new ones ready
+    the old ones are drained, and have ended at `ends_at` ◀──────────┘
+
+How many replicas are wanted by how many sessions (`launch --max`) is decided in
+`environments/replica_policy.py`. Replicas that their engine ends, at a job's time limit, say, are
+replaced before that only behind the gateway, where another can take a place; all that are due in
+one go, as they were started together. Nothing is looked at while no status changes. The requests
+are in the history, one at a time changes an environment, and one that fails changes nothing.
+
+    the request is refused   another one changes the environment: tried again in a while
+    it fails                 a `scale`: the same; a `restart`: the engine has the replica drained by
+                             itself, and it is started again when it has ended
+    the daemon is killed     the next one begins to count again; its queue has the request
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ...environments.replica_policy import DownWindow, Occupancy, Scaling, decide
+from ...requests_db.errors import DatabaseError
+from ...requests_db.records import Environment
+from ...schema.states import ReplicaState
+from ...system.process.process_identity import boot_seconds
+from ..errors import ApiError
+from .replica_watch import ReplicaWatch
+from .work_queue import BackgroundTasks
+
+log = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 5.0  # after a request was refused, or has failed
+TOGETHER_SECONDS = 60.0  # what is due within these is replaced with what is due now
+MIN_SECONDS = 1.0  # for sessions to end
+
+# Submits a `scale`: the environment's name, how many replicas, and why.
+SubmitScale = Callable[[str, int, str], Coroutine[Any, Any, None]]
+# Submits a `restart`: the environment's name, which replicas, seconds for their sessions, and why.
+SubmitRestart = Callable[[str, list[int], float, str], Coroutine[Any, Any, None]]
+
+
+@dataclass
+class _Scaled:
+    """One environment that scales itself."""
+
+    scaling: Scaling
+    launch: str | None  # whose replicas count
+    window: DownWindow | None = None
+    asked: int | None = None  # how many replicas were asked for, until that request has ended
+    timer: asyncio.TimerHandle | None = None
+
+
+@dataclass(eq=False)
+class Autoscaler:
+    """Owns what is remembered of the environments that scale themselves."""
+
+    tasks: BackgroundTasks
+    # How full a launch's replicas are: the environment's name, and the launch.
+    occupancy: Callable[[str, str | None], Occupancy | None]
+    submit: SubmitScale | None = None  # before that nothing is submitted
+    clock: Callable[[], float] = time.monotonic
+    again_seconds: float = AGAIN_SECONDS
+    _scaled: dict[str, _Scaled] = field(init=False, default_factory=dict)
+
+    def serve(self, environment: Environment, *, is_changing: bool = False) -> None:
+        """Scale an environment from now on, if it is to.
+
+        `is_changing`: a request that does so has not ended yet.
+        """
+        if (scaling := scaling_of(environment.spec)) is None:
+            self.forget(environment.name)
+            return
+        known = self._scaled.setdefault(environment.name, _Scaled(scaling, None))
+        known.scaling, known.launch = scaling, environment.request_id
+        if is_changing:
+            return
+        failed = known.asked is not None and known.asked != environment.spec.get("replicas")
+        known.asked = None
+        if failed:
+            self._look_later(environment.name, known, self.again_seconds)
+        else:
+            self.note(environment.name)
+
+    def forget(self, name: str) -> None:
+        """Scale an environment no more."""
+        known = self._scaled.pop(name, None)
+        if known is not None and known.timer is not None:
+            known.timer.cancel()
+
+    def note(self, name: str) -> None:
+        """Decide, since something has changed."""
+        known = self._scaled.get(name)
+        if known is None or known.asked is not None:
+            return
+        seen = self.occupancy(name, known.launch)
+        if seen is None:
+            return
+        now = self.clock()
+        decision = decide(seen, known.scaling, known.window, now)
+        known.window = decision.window
+        self._look_later(name, known, None if decision.look_at is None else decision.look_at - now)
+        if decision.replicas != seen.replicas and self.submit is not None:
+            known.asked = decision.replicas
+            self.tasks.spawn(self._submit(name, known, seen), f"scale {name}")
+
+    def _look_later(self, name: str, known: _Scaled, seconds: float | None) -> None:
+        """Decide again at that time, and at no other."""
+        if known.timer is not None:
+            known.timer.cancel()
+            known.timer = None
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            known.timer = loop.call_later(max(0.0, seconds), self.note, name)
+
+    async def _submit(self, name: str, known: _Scaled, seen: Occupancy) -> None:
+        assert self.submit is not None
+        assert known.asked is not None
+        slots = seen.slots * seen.replicas
+        reason = f"{seen.sessions} of {slots} sessions are taken"
+        try:
+            await self.submit(name, known.asked, reason)
+        except (ApiError, DatabaseError) as exc:
+            extra = {"environment": name}
+            log.warning("%s is not scaled now, trying again: %s", name, exc, extra=extra)
+            known.asked = None
+            self._look_later(name, known, self.again_seconds)
+
+
+def scaling_of(spec: dict[str, Any]) -> Scaling | None:
+    """Return how an environment scales itself; None when it does not."""
+    least, most = spec.get("min_replicas") or 1, spec.get("max_replicas")
+    if not most:
+        return None
+    return Scaling(least, most, spec.get("scale_down_seconds", 60.0))
+
+
+class _End(NamedTuple):
+    """The end of one run of an instance; a requeued job keeps its id, and ends later."""
+
+    replica_id: str
+    ordinal: int
+    instance: str | None
+    at: float | None
+
+    @classmethod
+    def of(cls, watch: ReplicaWatch) -> _End:
+        replica, status = watch.replica, watch.status
+        return cls(replica.id, replica.ordinal, status.get("instance"), status.get("ends_at"))
+
+
+class _Due(NamedTuple):
+    """The times at which a replica is replaced, and ends."""
+
+    at: float  # when to ask for another
+    end: _End
+
+
+@dataclass(eq=False)
+class Successors:
+    """Owns what is remembered of replicas that end by themselves."""
+
+    tasks: BackgroundTasks
+    watched: Callable[[str], Iterable[ReplicaWatch]]
+    submit: SubmitRestart | None = None  # before that nothing is submitted
+    clock: Callable[[], float] = boot_seconds
+    again_seconds: float = AGAIN_SECONDS
+    _timers: dict[str, asyncio.TimerHandle] = field(init=False, default_factory=dict)  # by name
+    _asked: dict[str, set[_End]] = field(init=False, default_factory=dict)  # by name
+    # When each replica of an environment ends and is replaced, as last seen.
+    _seen: dict[str, dict[str, _Due]] = field(init=False, default_factory=dict)
+
+    def note(self, watch: ReplicaWatch) -> None:
+        """Schedule the replacements of an environment again if a replica's end has changed."""
+        name, replica_id = watch.replica.environment, watch.replica.id
+        if _due_of(watch) != self._seen.get(name, {}).get(replica_id):
+            self.look(name)
+
+    def look(self, name: str) -> None:
+        """Replace what is due in an environment, and schedule the next replacement."""
+        watches = list(self.watched(name))
+        self._seen.pop(name, None)
+        if seen := {w.replica.id: one for w in watches if (one := _due_of(w))}:
+            self._seen[name] = seen
+        asked = self._asked.pop(name, set()).intersection(map(_End.of, watches))
+        waiting = [one for one in seen.values() if one.end not in asked]
+        if asked:
+            self._asked[name] = asked
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
+        if not waiting or self.submit is None:
+            return
+        now = self.clock()
+        first = min(one.at for one in waiting)
+        if first > now:
+            self._look_later(name, first - now)
+            return
+        due = [one.end for one in waiting if one.at <= now + TOGETHER_SECONDS]
+        self._asked[name] = asked.union(due)
+        self.tasks.spawn(self._replace(name, due), f"replace replicas of {name}")
+
+    def _look_later(self, name: str, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._timers[name] = loop.call_later(seconds, self.look, name)
+
+    async def _replace(self, name: str, due: list[_End]) -> None:
+        assert self.submit is not None
+        left = min(end.at for end in due if end.at is not None) - self.clock()
+        reason = f"the time limit of {len(due)} of its replicas is over in {max(0.0, left):.0f} s"
+        ordinals = [end.ordinal for end in due]
+        try:
+            await self.submit(name, ordinals, max(MIN_SECONDS, left), reason)
+        except (ApiError, DatabaseError) as exc:
+            extra = {"environment": name}
+            log.warning("%s is not replaced now, trying again: %s", name, exc, extra=extra)
+            await asyncio.sleep(self.again_seconds)
+            self._asked.get(name, set()).difference_update(due)
+            self.look(name)
+
+
+def _due_of(watch: ReplicaWatch) -> _Due | None:
+    """Return when to ask for another in its place; None: never."""
+    is_to_be_replaced = (
+        watch.replica.state is ReplicaState.READY
+        and watch.run_file.is_at_gateway
+        and watch.status.get("ends_at") is not None
+    )
+    at = watch.status.get("replace_at") if is_to_be_replaced else None
+    return None if at is None else _Due(at, _End.of(watch))
