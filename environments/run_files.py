@@ -69,7 +69,6 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 # NAME-ORDINAL-LAUNCH; with a part of another request's id where that has added the replica.
 _REPLICA_ID = re.compile(r"(.+?)-\d+-(?:[0-9a-f]{4}-)?[^-]+")
 AGENT_PAUSE_SECONDS = 0.2  # before another agent is started or asked
-ANSWER_SECONDS = 2.0  # for all shims together to say how many sessions they have
 _MARGIN_SECONDS = 5.0  # beyond the grace, for the shim to kill, collect and say so
 
 
@@ -468,23 +467,6 @@ def is_left_on_engine(run_dir: Path) -> bool:
 def is_stopped(run_dir: Path) -> bool:
     """Whether a replica has reported that nothing of it is left but its folder."""
     return (read_status_file(run_dir) or {}).get("state") == State.STOPPED
-
-
-def sessions_of(replicas: Iterable[RunFile]) -> dict[str, int]:
-    """How many sessions each replica has; none, when nothing answers for it soon. Blocks."""
-    found: dict[str, int] = {}
-
-    def note(replica_id: str, status: StatusLine) -> bool:
-        found[replica_id] = status.get("sessions") or 0
-        return True
-
-    deadline = time.monotonic() + ANSWER_SECONDS
-    links: dict[str, ShimClient | None] = {}
-    for each in replicas:
-        links[each.replica_id] = None
-        with contextlib.suppress(ShimGone):
-            links[each.replica_id] = ShimClient.connect(each.socket_path)
-    return {each: found.get(each, 0) for each in await_each(links, deadline, note)}
 
 
 def await_each(

@@ -89,7 +89,14 @@ async def running_parts(
         cancel_grace_seconds=settings.cancel_grace_seconds,
         preforked_zygote=zygote,
     )
-    reconciler = Reconciler(store, bus, paths)
+    submitter: Submitter
+    reconciler = Reconciler(
+        store,
+        bus,
+        paths,
+        scale=lambda *asked: submitter.scale(*asked),
+        restart=lambda *asked: submitter.replace(*asked),
+    )
     tasks = DaemonTasks(
         loop, paths, lambda event: dispatcher.report(event), reconciler.changes.carry_out
     )
@@ -108,8 +115,6 @@ async def running_parts(
     )
     dispatcher = Dispatcher(context)
     submitter = Submitter(store, dispatcher, bus, settings, clock, traces)
-    reconciler.autoscaler.submit = submitter.scale
-    reconciler.successors.submit = submitter.replace
     lag = EventLoopLagMonitor("the daemon's loop")
     try:
         with _database_failure_as_reason():

@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,7 +49,7 @@ from ..run_files import RunFile, SetAside
 from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_run_file, start_shim
 from ..shim.files import RUN_FILE_NAME
 from .configuration import GatewayOptions
-from .envoy import Connections, endpoint_statuses, read_connections, write_start_files
+from .envoy import Connections, read_connections, write_start_files
 
 if TYPE_CHECKING:
     from filelock import AsyncFileLock, FileLock
@@ -64,7 +64,6 @@ AFTER_SET_ASIDE = (
 )
 _START = Path(__file__).with_name("start_envoy.py")
 _READY_SECONDS = 40.0
-_POLL_SECONDS = 0.02
 _MAX_THREADS = 16
 _LOG_MB = 64
 _OOM_SCORE_ADJ = 0  # all sessions go through it: replicas go first
@@ -283,36 +282,6 @@ def locked_async(layout: Layout) -> AsyncFileLock:
 
 def _lock_path(layout: Layout) -> Path:
     return layout.home / "gateway.lock"
-
-
-def wait_until_serving(
-    gateway: Gateway, name: str, addresses: Iterable[str], seconds: float
-) -> None:
-    """Wait until Envoy sends sessions of an environment to all of these replicas.
-
-    Args:
-        gateway: Which runs.
-        name: The environment's name.
-        addresses: `host:port` of each replica.
-        seconds: How long at most.
-
-    Raises:
-        NotReady: It did not by then.
-    """
-    deadline = time.monotonic() + seconds
-    missing = wanted = set(addresses)
-    while missing:
-        with contextlib.suppress(OSError):  # it is being restarted
-            found = endpoint_statuses(gateway.admin_socket)
-            missing = wanted - {e.address for e in found if e.environment == name and e.is_healthy}
-        if missing and time.monotonic() >= deadline:
-            who = ", ".join(sorted(missing))
-            raise NotReady(
-                f"the gateway had no connection to {who} after {seconds:g} s",
-                "openenv gateway status shows what it sees",
-            )
-        if missing:
-            time.sleep(_POLL_SECONDS)
 
 
 def check_options(options: GatewayOptions) -> None:

@@ -155,9 +155,9 @@ async def status(deps: Injected, all_failed: bool = False) -> Json:
     recent = worth_showing(latest, await store.read(queries.never_launched(shown_failed)))
     environments = await environment_views(deps, queries.LAUNCHED_ENVIRONMENTS)
     gateway = deps.reconciler.gateway
-    envoy = None if gateway.watch is None else gateway.watch.status
+    envoy = None if gateway.process.watch is None else gateway.process.watch.status
     problem = None if envoy is None else await gateway_problem(gateway.layout)
-    local = [each for each in deps.reconciler.replicas.strays if each.run_dir.exists()]
+    local = [each for each in deps.reconciler.leftovers.strays if each.run_dir.exists()]
     return {
         "daemon": await _daemon(deps, environments),
         "environments": environments,

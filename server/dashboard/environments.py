@@ -114,7 +114,7 @@ class EnvironmentSource:
         self._rates = defaultdict(StepRate, rates)
         environments: dict[str, Json] = {}
         replicas: dict[str, Json] = {}
-        gateway = self._deps.reconciler.gateway.watch
+        gateway = self._deps.reconciler.gateway.process.watch
         exits = exit_views(gateway.status, server="Envoy") if gateway else []
         faults = [exit_of_envoy(each) for each in exits]
         for environment in self._environments:

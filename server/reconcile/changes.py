@@ -357,7 +357,7 @@ class _Launch(Change):
     async def _switch(self) -> None:
         found = await self._store.read(queries.generations(self.name))
         own = next((g for g in found if g.request_id == self._context.request_id), None)
-        switch = self._replicas.switch
+        switch = self._replicas.observer.switch
         if own is None or not await switch(own, self._payload, self._address):
             raise NotRunning(f"{self.name} was taken down meanwhile", "launch it again")
         self._is_switched = True

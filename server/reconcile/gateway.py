@@ -27,12 +27,12 @@ from ...environments.gateway import envoy, process
 from ...environments.gateway.configuration import MAX_ASKED, Backend, Endpoint
 from ...environments.gateway.envoy import BackendFiles, EndpointStatus
 from ...environments.gateway.process import Gateway
-from ...environments.replica_policy import MAX_PAUSE_SECONDS, Load, is_calm, weights
+from ...environments.replica_policy import Load, is_calm, weights
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
-from ...requests_db.records import Environment, Event, Replica, RequestError
+from ...requests_db.records import Environment, Event
 from ...requests_db.sql import queries
-from ...schema.errors import EngineFailed
+from ...schema.errors import EngineFailed, NotReady
 from ...schema.layout import Layout
 from ...schema.protocol import LOOPBACK
 from ...schema.states import SERVING, ReplicaState
@@ -40,6 +40,7 @@ from ...system.net.access import is_loopback
 from ...system.text.json_lines import Json
 from ..events import EventBus
 from .decisions import DECISIVE
+from .gateway_process import GatewayProcess
 from .held_requests import HeldRequests
 from .replica_watch import ReplicaWatch
 from .replicas import ReplicaManager
@@ -72,8 +73,7 @@ class GatewayManager:
     replicas: ReplicaManager
     layout: Layout
     timing: Timing
-    watch: ReplicaWatch | None = field(init=False, default=None)  # over its process
-    _port_guard: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
+    process: GatewayProcess = field(init=False)
     _written: dict[str, Backend] = field(init=False, default_factory=dict)  # by name
     _weights: dict[str, dict[int, int]] = field(init=False, default_factory=dict)  # by number
     _weighing: set[str] = field(init=False, default_factory=set)  # in a moment
@@ -86,6 +86,8 @@ class GatewayManager:
 
     def __post_init__(self) -> None:
         """Prepare to hold requests."""
+        begin_anew = self._reconcile_insistently
+        self.process = GatewayProcess(self.tasks, self.layout, self.timing, begin_anew)
         self._held = HeldRequests(self.layout.sockets / HOLDING_SOCKET, self.until_served)
         self._files = BackendFiles(process.config_folder(self.layout.run_dir(process.NAME)))
 
@@ -123,8 +125,10 @@ class GatewayManager:
             "log": found.run_file.log_path,
             "state": "UNKNOWN",
         }
-        if self.watch is not None:
-            shown |= _process_view(self.watch.replica)
+        if self.process.watch is not None:
+            replica = self.process.watch.replica
+            shown |= {"state": replica.state.value, "pid": replica.pid, "exit": replica.exit}
+            shown["restarts"] = replica.restarts
         try:
             seen = await asyncio.to_thread(envoy.endpoint_statuses, found.admin_socket)
             shown |= await asyncio.to_thread(_connections_view, found)
@@ -142,11 +146,23 @@ class GatewayManager:
         It learns of them first: no event says that a server is no longer held.
         """
         await self._reconcile_insistently({name})
-        addresses = ["{}:{}".format(*each.endpoint) for each in replicas]
-        found = await asyncio.to_thread(process.read_gateway, self.layout)
-        if found is not None:
-            wait = process.wait_until_serving
-            await asyncio.to_thread(wait, found, name, addresses, seconds)
+        if await asyncio.to_thread(process.read_gateway, self.layout) is None:
+            return
+        missing = {"{}:{}".format(*each.endpoint) for each in replicas}
+
+        def has_all(_: Backend | None, seen: Seen) -> bool | None:
+            missing.difference_update(each.address for each in seen or () if each.is_healthy)
+            return None if missing else True
+
+        try:
+            async with asyncio.timeout(seconds):
+                await self._until_seen(name, has_all)
+        except TimeoutError:
+            who = ", ".join(sorted(missing))
+            raise NotReady(
+                f"the gateway had no connection to {who} after {seconds:g} s",
+                "openenv gateway status shows what it sees",
+            ) from None
 
     async def until_left(self, name: str) -> None:
         """Wait for a while until Envoy sends no session of an environment to what is drained."""
@@ -171,7 +187,7 @@ class GatewayManager:
             await asyncio.sleep(self.timing.retry_seconds)
 
     async def _reconcile(self, names: Collection[str] | None) -> None:
-        is_known = self.watch or self._written or self.replicas.gateway_aside
+        is_known = self.process.watch or self._written or self.replicas.observer.gateway_aside
         if names is not None and not is_known and not self.layout.run_dir(process.NAME).exists():
             return  # this home has no gateway
         await self._look_aside()
@@ -185,16 +201,16 @@ class GatewayManager:
         self._weights = {name: w for name, w in self._weights.items() if name in backends}
         self._has_written.set()
         self._has_written = asyncio.Event()
-        await self._follow_process()
+        await self.process.follow()
 
     async def _look_aside(self) -> None:
         """Degrade the environments behind a gateway whose run file cannot be used."""
         found = None
-        if self.watch is None:
+        if self.process.watch is None:
             found = await asyncio.to_thread(process.set_aside, self.layout)
-        if found != self.replicas.gateway_aside:
+        if found != self.replicas.observer.gateway_aside:
             names = [e.name for e in await self._environments() if e.state in SERVING]
-            await self.replicas.set_gateway_aside(found, names)
+            await self.replicas.observer.set_gateway_aside(found, names)
 
     async def _is_wanted(self) -> bool:
         """Whether an environment is behind the gateway, or a generation starts or drains there."""
@@ -304,50 +320,9 @@ class GatewayManager:
             self._next_look = None  # who asks from now on must not get what was seen before
             return await asyncio.to_thread(_statuses, self.layout)
 
-    # The process
-
-    async def _follow_process(self) -> None:
-        """Watch the process of the gateway that a launch has started by now."""
-        found = await asyncio.to_thread(process.read_gateway, self.layout)
-        watch = self.watch
-        if found is None or (watch and watch.is_of(found.run_file) and not watch.task.done()):
-            return
-        await self._unwatch()
-        self._begin_watch(found)
-
-    def _begin_watch(self, gateway: Gateway) -> None:
-        self._port_guard.close()
-        with contextlib.suppress(OSError):  # another user has it, so Envoy's start fails, too
-            self._port_guard.enter_context(process.hold_port(gateway))
-        self.watch = ReplicaWatch(
-            _replica_of(gateway),
-            gateway.run_file,
-            self.timing,
-            _log_state,
-            self._give_up,
-            revive=lambda _: process.revive(self.layout),
-        )
-        self.watch.task = self.tasks.spawn(self.watch.run(), "watch the gateway")
-
-    async def _give_up(self, _: Replica, error: RequestError) -> None:
-        """Pause, and begin again: environments have no other address."""
-        log.error("the gateway cannot be kept running: %s", error.message)
-        self.tasks.spawn(self._begin_anew(), "restart the gateway")
-
-    async def _begin_anew(self) -> None:
-        await asyncio.sleep(MAX_PAUSE_SECONDS)
-        await self._unwatch()
-        await self._reconcile_insistently()
-
-    async def _unwatch(self) -> None:
-        watch, self.watch = self.watch, None
-        if watch is not None:
-            watch.task.cancel()
-            await asyncio.gather(watch.task, return_exceptions=True)
-
     async def _stop_if_unused(self) -> bool:
         """Stop the gateway unless something wants it; whether there is none."""
-        if self.watch is None and not self.layout.run_dir(process.NAME).exists():
+        if self.process.watch is None and not self.layout.run_dir(process.NAME).exists():
             return True
         if await self._is_wanted():
             return False
@@ -355,10 +330,8 @@ class GatewayManager:
             # A launch that began meanwhile had its row before it asked for the lock.
             if await self._is_wanted():
                 return False
-            await self._unwatch()
-            self._port_guard.close()
             await self._held.stop()
-            await asyncio.to_thread(process.stop, self.layout)
+            await self.process.stop()
         log.info("the gateway was stopped: no environment wants it")
         return True
 
@@ -369,11 +342,6 @@ async def gateway_problem(layout: Layout) -> str | None:
     with contextlib.suppress(OSError):  # it is being started again, as its exits tell
         return None if found is None else (await asyncio.to_thread(found.connections)).problem
     return None
-
-
-def _process_view(replica: Replica) -> Json:
-    shown: Json = {"state": replica.state.value, "pid": replica.pid, "exit": replica.exit}
-    return {**shown, "restarts": replica.restarts}
 
 
 def _connections_view(gateway: Gateway) -> Json:
@@ -501,19 +469,3 @@ def _common_problem(watched: Iterable[ReplicaWatch]) -> str | None:
 def _environment_view(name: str, gateway: Gateway, seen: Iterable[EndpointStatus]) -> Json:
     replicas = [each.to_json() for each in seen if each.environment == name]
     return {"name": name, "address": gateway.options.address_of(name), "replicas": replicas}
-
-
-def _replica_of(gateway: Gateway) -> Replica:
-    return Replica(
-        id=process.NAME,
-        environment=process.NAME,
-        ordinal=0,
-        provider="local",
-        state=ReplicaState.STARTING,
-        run_dir=str(gateway.run_file.run_dir),
-        started_at=time.time(),
-    )
-
-
-async def _log_state(replica: Replica) -> None:
-    log.info("the gateway is %s", replica.state.value, extra={"pid": replica.pid})

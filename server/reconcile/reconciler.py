@@ -55,7 +55,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 from ...environments.engines.local.ports import renew_reservations
 from ...environments.strays import look_again
@@ -64,15 +63,15 @@ from ...requests_db.records import Environment, Request
 from ...requests_db.sql import queries
 from ...schema.errors import EngineFailed
 from ...schema.settings import Paths
+from ...schema.spec import GRACE_SECONDS
 from ...schema.states import EnvironmentState, RequestState
-from ...system.text.json_lines import Json
 from ..events import EventBus
 from .changes import Changes, under_way
 from .decisions import Step, next_step
 from .gateway import GatewayManager
-from .own_requests import Autoscaler, Successors
+from .own_requests import Autoscaler, SubmitRestart, SubmitScale, Successors
 from .replica_watch import ReplicaWatch
-from .replicas import ReplicaManager
+from .replicas import Leftovers, ReplicaManager
 from .status_writer import StatusWriter, Timing
 from .work_queue import BackgroundTasks, WorkQueue
 
@@ -85,17 +84,27 @@ class Reconciler:
     """Keeps the tables of environments and replicas up to date, and replicas running."""
 
     def __init__(
-        self, store: AsyncStore, bus: EventBus, paths: Paths, timing: Timing | None = None
+        self,
+        store: AsyncStore,
+        bus: EventBus,
+        paths: Paths,
+        timing: Timing | None = None,
+        *,
+        scale: SubmitScale | None = None,
+        restart: SubmitRestart | None = None,
     ) -> None:
+        """`scale` and `restart` submit such requests; without them nothing is submitted."""
         timing = timing or Timing()
         self._store = store
         self._layout = paths
         self._tasks = BackgroundTasks()
         self._status = StatusWriter(store, bus, timing)
-        self.replicas = ReplicaManager(store, self._status, self._tasks, paths.runs, timing)
-        self.autoscaler = Autoscaler(self._tasks, self.replicas.watches.occupancy)
-        self.successors = Successors(self._tasks, self.replicas.watched)
-        self.replicas.on_status = self._note_status
+        self.replicas = ReplicaManager(
+            store, self._status, self._tasks, paths.runs, timing, self._note_status
+        )
+        self.leftovers = Leftovers(store, self._status, self.replicas)
+        self.autoscaler = Autoscaler(self._tasks, self.replicas.watches.occupancy, scale)
+        self.successors = Successors(self._tasks, self.replicas.watched, restart)
         self.queue = WorkQueue(store, bus, self._tasks, self._status, self.reconcile, timing)
         self.gateway = GatewayManager(store, bus, self._tasks, self.replicas, paths, timing)
         self.changes = Changes(store, self.replicas, self.gateway)
@@ -108,11 +117,11 @@ class Reconciler:
     async def start(self) -> None:
         """Adopt what an earlier daemon left; then follow the events."""
         await asyncio.to_thread(renew_reservations, self.replicas.runs)
-        await self.replicas.adopt_unknown()
+        await self.leftovers.adopt_unknown()
         live = {e.name for e in await self._store.read(queries.environments()) if e.state.is_live}
         live.update(g.environment for g in await self._store.read(queries.UNSETTLED_GENERATIONS))
         await asyncio.gather(*(self._reconcile_first(name) for name in live))
-        await self.replicas.stop_ownerless(live)
+        await self.leftovers.stop_ownerless(live)
         self._tasks.spawn(self._look_for_strays(), "look for strays")
         self._tasks.spawn(self.queue.follow(), "reconciler")
         self._tasks.spawn(self.gateway.follow(), "gateway")
@@ -161,7 +170,8 @@ class Reconciler:
                 error = None if launch is None else launch.error
                 await self._status.set_environment(name, EnvironmentState.FAILED, error=error)
             case Step.CANCEL | Step.RETIRE:
-                await self.replicas.stop_all(name, **_grace_of(down))
+                grace = None if down is None else down.payload.get("grace_seconds")
+                await self.replicas.stop_all(name, GRACE_SECONDS if grace is None else grace)
                 await self._status.set_environment(name, EnvironmentState.STOPPED)
             case Step.SWEEP:
                 await self.replicas.stop_launch(name, environment.request_id)
@@ -170,9 +180,11 @@ class Reconciler:
 
     async def _serve(self, environment: Environment, launch: Request | None) -> None:
         await self.replicas.adopt(environment.name, environment.request_id)
-        result = _result_of(launch)
         await self.replicas.take_over(environment)
-        await self.replicas.observe(environment.name, result.get("address", environment.address))
+        launched = launch is not None and isinstance(launch.result, dict) and launch.result
+        result = launched.get("environment", {}) if launched else {}
+        address = result.get("address", environment.address)
+        await self.replicas.observer.observe(environment.name, address)
         await self.changes.end_surplus(environment)
         scales = await self._store.read(under_way("scale", environment.name))
         self.autoscaler.serve(environment, is_changing=bool(scales))
@@ -193,18 +205,6 @@ class Reconciler:
         downs = await self._store.read(query)
         after = 0 if launch is None else launch.seq
         return downs[0] if downs and downs[0].seq > after else None
-
-
-def _grace_of(down: Request | None) -> dict[str, Any]:
-    """What the user gave the sessions, when the `down` could not see to it itself."""
-    asked = None if down is None else down.payload.get("grace_seconds")
-    return {} if asked is None else {"grace_seconds": asked}
-
-
-def _result_of(launch: Request | None) -> Json:
-    """What a launch that succeeded says of its environment; nothing of one that is not known."""
-    result = None if launch is None else launch.result
-    return result.get("environment", {}) if isinstance(result, dict) else {}
 
 
 def _state_of(request: Request | None) -> RequestState | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,6 +52,75 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
+class Observer:
+    """Writes what its replicas make of an environment, whose launch has succeeded."""
+
+    store: AsyncStore
+    status: StatusWriter
+    watches: Watches
+    changing: Mapping[str, Moves]  # by environment: those that a request changes
+    set_aside: dict[str, SetAside] = field(init=False, default_factory=dict)  # by replica
+    # The gateway, while its run file cannot be used.
+    gateway_aside: SetAside | None = field(init=False, default=None)
+    _lock: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+
+    async def fail(self, name: str, error: RequestError) -> None:
+        """Write why a replica is not started again, if that has failed its environment."""
+        environment = await self.store.read(queries.environment(name))
+        if environment is not None and environment.state is EnvironmentState.FAILED:
+            await self.status.set_environment(name, EnvironmentState.FAILED, error=error)
+
+    async def set_gateway_aside(self, found: SetAside | None, names: Iterable[str]) -> None:
+        """Note whether the gateway's run file is unusable, and show that in these environments."""
+        self.gateway_aside = found
+        if found is not None:
+            log.warning("the gateway: %s", found.sentence)
+        for name in names:
+            await self.observe(name)
+
+    async def observe(self, name: str, address: str | None = None) -> None:
+        """Write how an environment is whose launch succeeded.
+
+        One at a time: what was read earlier must not be written later.
+        """
+        async with self._lock:
+            environment = await self.store.read(queries.environment(name))
+            if environment is None or environment.state is EnvironmentState.STOPPING:
+                return  # that its replicas go is what was asked for
+            found = await self.store.read(queries.replicas(name))
+            launch = environment.request_id
+            kept = {w.replica.id: w.is_kept.is_set() for w in self.watches.of(name)}
+            # Those of an update, too, that serve already.
+            own = [each for each in found if kept.get(each.id, each.request_id == launch)]
+            replicas = [each.state for each in own]
+            aside = [self.set_aside[each.id] for each in own if each.id in self.set_aside]
+            if environment.spec.get("gateway") and self.gateway_aside is not None:
+                aside.append(self.gateway_aside)
+            is_in_doubt = bool(aside) or (name in self.changing and not replicas)
+            state = observed_state(replicas, is_in_doubt=is_in_doubt)
+            # A replica that FAILED has said why itself (`_give_up`).
+            unexplained = state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas
+            error = _lost_replicas(name) if unexplained else None
+            error = _unwatched(name, aside[0]) if aside else error
+            address = self._moved_to(name, launch) or address
+            await self.status.set_environment(name, state, address=address, error=error)
+
+    def _moved_to(self, name: str, launch: str | None) -> str | None:
+        """The address of a replica that serves: some engines have one elsewhere each time."""
+        own = (watch for watch in self.watches.of(name) if watch.request_id == launch)
+        serving = (watch for watch in own if watch.replica.state is ReplicaState.READY)
+        return next((w.run_file.address for w in serving if not w.run_file.is_local), None)
+
+    async def switch(self, generation: Generation, spec: Json, address: str) -> bool:
+        """Write that a generation serves, and not what was read of the one before.
+
+        False: the environment was taken down meanwhile.
+        """
+        async with self._lock:
+            return await self.status.switch_generation(generation, spec, address)
+
+
+@dataclass(eq=False)
 class ReplicaManager:
     """Owns the watches of all replicas, and which of them the reconciler restarts."""
 
@@ -60,23 +129,22 @@ class ReplicaManager:
     tasks: BackgroundTasks
     runs: Path  # the folder of run files
     timing: Timing
-    on_status: Callable[[ReplicaWatch], None] = lambda _: None  # called after each status
-    _observing: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    on_status: Callable[[ReplicaWatch], None]  # called after each status
     _adopting: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     _moves: dict[str, Moves] = field(init=False, default_factory=dict)  # by environment
-    # No table knows them.
-    strays: list[RunFile | SetAside] = field(init=False, default_factory=list)
-    # The gateway, while its run file cannot be used.
-    gateway_aside: SetAside | None = field(init=False, default=None)
-    _set_aside: dict[str, SetAside] = field(init=False, default_factory=dict)  # by replica
     watches: Watches = field(init=False, default_factory=Watches)
+    observer: Observer = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Prepare to write what is observed."""
+        self.observer = Observer(self.store, self.status, self.watches, self._moves)
 
     @property
     def live(self) -> dict[str, StatusLine]:
         """The last status of each watched replica, by its id; why others are not watched."""
         unwatched: dict[str, StatusLine] = {
             aside.replica_id: {"unwatched": True, "problem": aside.sentence}
-            for aside in self._set_aside.values()
+            for aside in self.observer.set_aside.values()
         }
         return unwatched | {watch.replica.id: watch.status for watch in self.watches}
 
@@ -86,7 +154,7 @@ class ReplicaManager:
         """Watch every replica of this launch of an environment that has a run file."""
         async with self._adopting:
             rows = await self.store.read(queries.replicas(name))
-            there = await self._look(name)
+            there = await self.look(name)
             found = [run_file for run_file in there if run_file.request_id == request_id]
             ids = {run_file.replica_id for run_file in found}
             await self._unwatch(
@@ -126,11 +194,6 @@ class ReplicaManager:
             watch.task = self.tasks.spawn(watch.run(), f"watch {replica.id}")
             await self._record(replica)
 
-    async def _under_way(self, request_ids: Iterable[str | None]) -> set[str]:
-        """Which of these requests have not ended."""
-        found = [await self.store.read(queries.get(i)) for i in set(request_ids) if i is not None]
-        return {r.id for r in found if isinstance(r, Request) and not r.state.is_final}
-
     def staying(self, name: str, request_id: str | None) -> list[ReplicaWatch]:
         """The replicas of a launch that are not taken away, the oldest first."""
         own = [watch for watch in self.watched(name, request_id) if not is_leaving(watch)]
@@ -153,7 +216,7 @@ class ReplicaManager:
         """Stop replicas that a request has started and not kept."""
         async with self._adopting:
             await self._unwatch(watches)
-            await self._stop([watch.run_file.run_dir for watch in watches])
+            await self.stop([watch.run_file.run_dir for watch in watches])
         for watch in watches:
             await watch.note_drained()
 
@@ -166,21 +229,7 @@ class ReplicaManager:
         if (moves := self._moves.get(watch.replica.environment)) is not None:
             moves.add(watch)
 
-    async def adopt_unknown(self) -> None:
-        """Write an environment for each launch that has run files and is in no table.
-
-        The tables may have been lost: what was launched continues all the same.
-        """
-        found = await self._look()
-        launches = {(run_file.environment, run_file.request_id): run_file for run_file in found}
-        # Of an update that was under way, what serves; of one that was through, the newer.
-        for run_file in sorted(launches.values(), key=lambda r: (r.is_held, -r.created_at)):
-            row = await self.store.read(queries.environment(run_file.environment))
-            is_free = row is None or not row.state.is_live or _has_lost(row, launches)
-            if is_free and not await self._is_known(run_file, row):
-                await self.status.adopt(_adopted(run_file))
-
-    async def _look(self, name: str | None = None) -> list[RunFile]:
+    async def look(self, name: str | None = None) -> list[RunFile]:
         """The run files of an environment, or of all; those that cannot be used are set aside."""
         found, aside = await asyncio.to_thread(run_files.look, self.runs, name)
         self._note_set_aside(name, aside)
@@ -188,21 +237,15 @@ class ReplicaManager:
 
     def _note_set_aside(self, name: str | None, found: Iterable[SetAside]) -> None:
         """Keep which run files cannot be used, and log each once."""
-        before = {i: a for i, a in self._set_aside.items() if name in (None, a.environment)}
+        before = {i: a for i, a in self.observer.set_aside.items() if name in (None, a.environment)}
         now = {each.replica_id: each for each in found if each.replica_id not in self.watches}
         for aside in now.values():
             if aside != before.get(aside.replica_id):
                 extra = {"replica": aside.replica_id, "environment": aside.environment}
                 text = "replica %s goes on, and is neither watched nor restarted: %s"
                 log.warning(text, aside.replica_id, aside.problem, extra=extra)
-        others = {i: a for i, a in self._set_aside.items() if i not in before}
-        self._set_aside = others | now
-
-    async def _is_known(self, run_file: RunFile, row: Environment | None) -> bool:
-        """Whether a table has its launch, which says whether it is wanted."""
-        if row is not None and row.request_id == run_file.request_id:
-            return True
-        return isinstance(await self.store.read(queries.get(run_file.request_id)), Request)
+        others = {i: a for i, a in self.observer.set_aside.items() if i not in before}
+        self.observer.set_aside = others | now
 
     async def forget_predecessor(self, environment: Environment) -> None:
         """Stop watching an earlier environment of its name."""
@@ -239,64 +282,18 @@ class ReplicaManager:
         async def write() -> None:
             await self.status.set_replica(replica)
             if watch is not None and watch.is_kept.is_set():
-                await self.observe(replica.environment)
+                await self.observer.observe(replica.environment)
 
         await self.status.insist(write)
         if replica.state is ReplicaState.STOPPED and watch is not None and watch.was_drained:
-            self.tasks.spawn(self._stop([Path(replica.run_dir)]), f"remove {replica.id}")
+            self.tasks.spawn(self.stop([Path(replica.run_dir)]), f"remove {replica.id}")
 
     async def _give_up(self, replica: Replica, error: RequestError) -> None:
         """Write why a replica is not started again, and free what it holds."""
         await self._record(replica)
-        await self.status.insist(lambda: self._fail(replica.environment, error))
+        await self.status.insist(lambda: self.observer.fail(replica.environment, error))
         # Last: it cancels the watch that calls this.
         self.tasks.spawn(self._stop_one(replica), f"stop {replica.id}")
-
-    async def _fail(self, name: str, error: RequestError) -> None:
-        environment = await self.store.read(queries.environment(name))
-        if environment is not None and environment.state is EnvironmentState.FAILED:
-            await self.status.set_environment(name, EnvironmentState.FAILED, error=error)
-
-    async def set_gateway_aside(self, found: SetAside | None, names: Iterable[str]) -> None:
-        """Note whether the gateway's run file is unusable, and show that in these environments."""
-        self.gateway_aside = found
-        if found is not None:
-            log.warning("the gateway: %s", found.sentence)
-        for name in names:
-            await self.observe(name)
-
-    async def observe(self, name: str, address: str | None = None) -> None:
-        """Write how an environment is whose launch succeeded.
-
-        One at a time: what was read earlier must not be written later.
-        """
-        async with self._observing:
-            environment = await self.store.read(queries.environment(name))
-            if environment is None or environment.state is EnvironmentState.STOPPING:
-                return  # that its replicas go is what was asked for
-            found = await self.store.read(queries.replicas(name))
-            launch = environment.request_id
-            kept = {w.replica.id: w.is_kept.is_set() for w in self.watched(name)}
-            # Those of an update, too, that serve already.
-            own = [each for each in found if kept.get(each.id, each.request_id == launch)]
-            replicas = [each.state for each in own]
-            aside = [self._set_aside[each.id] for each in own if each.id in self._set_aside]
-            if environment.spec.get("gateway") and self.gateway_aside is not None:
-                aside.append(self.gateway_aside)
-            is_in_doubt = bool(aside) or (self.is_changing(name) and not replicas)
-            state = observed_state(replicas, is_in_doubt=is_in_doubt)
-            # A replica that FAILED has said why itself (`_give_up`).
-            unexplained = state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas
-            error = _lost_replicas(name) if unexplained else None
-            error = _unwatched(name, aside[0]) if aside else error
-            address = self._moved_to(name, launch) or address
-            await self.status.set_environment(name, state, address=address, error=error)
-
-    def _moved_to(self, name: str, launch: str | None) -> str | None:
-        """The address of a replica that serves: some engines have one elsewhere each time."""
-        own = (watch for watch in self.watched(name) if watch.request_id == launch)
-        serving = (watch for watch in own if watch.replica.state is ReplicaState.READY)
-        return next((w.run_file.address for w in serving if not w.run_file.is_local), None)
 
     # Stopping.
 
@@ -321,7 +318,7 @@ class ReplicaManager:
         watch = self.watches.remove(replica.id)
         if watch is not None:
             watch.task.cancel()
-        await self._stop([Path(replica.run_dir)])
+        await self.stop([Path(replica.run_dir)])
 
     async def stop_launch(
         self, name: str, request_id: str | None, grace_seconds: float = GRACE_SECONDS
@@ -352,18 +349,56 @@ class ReplicaManager:
         """
         own = self.watched(environment.name, environment.request_id)
         left = [watch for watch in own if not watch.is_kept.is_set()]
-        under_way = await self._under_way(watch.run_file.data.get("started_by") for watch in left)
+        found = [
+            await self.store.read(queries.get(request_id))
+            for request_id in {watch.run_file.data.get("started_by") for watch in left}
+            if request_id is not None
+        ]
+        under_way = {r.id for r in found if isinstance(r, Request) and not r.state.is_final}
         for watch in left:
             if watch.run_file.data.get("started_by") not in under_way:
                 await watch.keep()
 
-    async def switch(self, generation: Generation, spec: Json, address: str) -> bool:
-        """Write that a generation serves, and not what was read of the one before.
+    async def stop(self, run_dirs: list[Path], after_seconds: float = 0.0) -> None:
+        """Stop replicas; those whose engine does not answer, when it does again."""
+        await asyncio.sleep(after_seconds)
+        try:
+            await asyncio.to_thread(run_files.stop_replicas, run_dirs)
+        except EngineFailed as exc:
+            log.warning("%s", exc.message)
+            again = self.stop(run_dirs, self.timing.stop_again_seconds)
+            self.tasks.spawn(again, "stop replicas of an engine")
 
-        False: the environment was taken down meanwhile.
+
+@dataclass(eq=False)
+class Leftovers:
+    """Finds what an earlier daemon has left, when the next one starts."""
+
+    store: AsyncStore
+    status: StatusWriter
+    replicas: ReplicaManager
+    # No table knows them.
+    strays: list[RunFile | SetAside] = field(init=False, default_factory=list)
+
+    async def adopt_unknown(self) -> None:
+        """Write an environment for each launch that has run files and is in no table.
+
+        The tables may have been lost: what was launched continues all the same.
         """
-        async with self._observing:
-            return await self.status.switch_generation(generation, spec, address)
+        found = await self.replicas.look()
+        launches = {(run_file.environment, run_file.request_id): run_file for run_file in found}
+        # Of an update that was under way, what serves; of one that was through, the newer.
+        for run_file in sorted(launches.values(), key=lambda r: (r.is_held, -r.created_at)):
+            row = await self.store.read(queries.environment(run_file.environment))
+            is_free = row is None or not row.state.is_live or _has_lost(row, launches)
+            if is_free and not await self._is_known(run_file, row):
+                await self.status.adopt(_adopted(run_file))
+
+    async def _is_known(self, run_file: RunFile, row: Environment | None) -> bool:
+        """Whether a table has its launch, which says whether it is wanted."""
+        if row is not None and row.request_id == run_file.request_id:
+            return True
+        return isinstance(await self.store.read(queries.get(run_file.request_id)), Request)
 
     async def stop_ownerless(self, live: set[str]) -> None:
         """Stop what a launch and a daemon that died together have left; keep what no table knows.
@@ -374,11 +409,11 @@ class ReplicaManager:
         rows = {row.id for row in await self.store.read(queries.replicas())}
         self.strays += [
             aside
-            for aside in self._set_aside.values()
+            for aside in self.replicas.observer.set_aside.values()
             if aside.environment not in live or aside.replica_id not in rows
         ]
         left = []
-        for run_file in await asyncio.to_thread(run_files.all_of, self.runs):
+        for run_file in await asyncio.to_thread(run_files.all_of, self.replicas.runs):
             row = await self.store.read(queries.environment(run_file.environment))
             extra = {"replica": run_file.replica_id, "environment": run_file.environment}
             if not await self._is_known(run_file, row):
@@ -388,19 +423,7 @@ class ReplicaManager:
                 log.warning("stopping replica %s, left over", run_file.replica_id, extra=extra)
                 left.append(run_file)
         if left:
-            await self._stop([run_file.run_dir for run_file in left])
-
-    async def _stop(self, run_dirs: list[Path]) -> None:
-        """Stop replicas; those whose engine does not answer, when it does again."""
-        try:
-            await asyncio.to_thread(run_files.stop_replicas, run_dirs)
-        except EngineFailed as exc:
-            log.warning("%s", exc.message)
-            self.tasks.spawn(self._stop_later(run_dirs), "stop replicas of an engine")
-
-    async def _stop_later(self, run_dirs: list[Path]) -> None:
-        await asyncio.sleep(self.timing.stop_again_seconds)
-        await self._stop(run_dirs)
+            await self.replicas.stop([run_file.run_dir for run_file in left])
 
 
 def is_leaving(watch: ReplicaWatch) -> bool:

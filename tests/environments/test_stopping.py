@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -78,19 +77,3 @@ def test_the_sessions_of_all_replicas_are_told_while_one_has_not_ended(
         shim.end(link)
     ending.join(SECONDS)
     assert not ending.is_alive()
-
-
-def test_replicas_that_do_not_answer_are_waited_for_together_and_not_for_long(
-    shims: list[Shim], replicas: list[RunFile]
-) -> None:
-    def answer() -> None:
-        say(shims[1].accept(), 5)
-
-    answering = threading.Thread(target=answer)
-    answering.start()
-    began = time.monotonic()
-    assert run_files.sessions_of(replicas) == dict(
-        zip((shim.id for shim in shims), (0, 5, 0), strict=True)
-    )
-    assert time.monotonic() - began < 2 * run_files.ANSWER_SECONDS
-    answering.join()

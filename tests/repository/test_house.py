@@ -14,14 +14,14 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_589,
-    "code lines": 46_981,
+    "shipped lines": 72_816,
+    "code lines": 47_173,
     "modules": 383,
-    "test lines": 70_102,
-    "words of pages": 24_988,
-    "words of decisions": 7_091,
+    "test lines": 70_239,
+    "words of pages": 25_000,
+    "words of decisions": 7_216,
     "folders at the root": 15,
-    "large classes": 3,
+    "large classes": 2,
     "crowded folders": 0,
     "dialect words": 23,
     "private names": 0,

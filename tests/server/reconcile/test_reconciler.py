@@ -487,7 +487,7 @@ async def test_a_run_file_that_cannot_be_used_is_named_and_its_replica_kept_unti
         assert "openenv down trial ends it" in text
     assert view["error"]["hint"].startswith("openenv down trial, then launch it again")
     assert is_running(server)
-    assert reconciler.replicas.strays == []
+    assert reconciler.leftovers.strays == []
     down = await world.down()
     stopped = await world.carry_out(down)
     assert set(stopped) == {server.run_dir.name, whole.run_dir.name}
@@ -572,7 +572,7 @@ async def test_what_was_set_aside_and_no_table_knows_is_a_stray_that_can_be_stop
     server = await asyncio.to_thread(start_at_its_own_socket, world, launch)
     (server.run_dir / RUN_FILE_NAME).write_bytes(b"{}")
     reconciler = await world.reconcile()
-    [stray] = [strays.stray_of(each) for each in reconciler.replicas.strays]
+    [stray] = [strays.stray_of(each) for each in reconciler.leftovers.strays]
     assert stray["id"] == server.run_dir.name
     assert "is damaged" in stray["problem"]
     assert is_running(server)
@@ -757,7 +757,7 @@ async def test_a_launch_that_no_table_knows_is_a_stray_where_its_name_is_taken(
     await earlier.stop()
     stray = await asyncio.to_thread(world.start, unknown_launch())
     reconciler = await world.reconcile()
-    assert [each.replica_id for each in reconciler.replicas.strays] == [stray.run_dir.name]
+    assert [each.replica_id for each in reconciler.leftovers.strays] == [stray.run_dir.name]
     assert is_running(stray)
     assert is_running(server)
     assert (await world.environment()).request_id == server.run_file["request_id"]
@@ -933,9 +933,9 @@ async def test_what_was_read_of_a_generation_is_not_written_of_the_one_that_take
         await move(*args, **more)
 
     monkeypatch.setattr(manager.status, "set_environment", set_environment)
-    observing_old = asyncio.create_task(manager.observe("trial"))
+    observing_old = asyncio.create_task(manager.observer.observe("trial"))
     await has_read.wait()
-    switching = asyncio.create_task(manager.switch(generation, update.payload, ADDRESS))
+    switching = asyncio.create_task(manager.observer.switch(generation, update.payload, ADDRESS))
     await asyncio.wait([switching], timeout=0.5)
     goes_on.set()
     await asyncio.gather(observing_old, switching)
