@@ -225,7 +225,8 @@ class DaemonClient:
 
         In the launch form, relative paths begin in `folder`.
         """
-        return self._http.request("POST", "/v1/dashboard/link", {"folder": folder})
+        query = {"folder": folder} if folder else None
+        return self._http.request("POST", "/v1/dashboard/link", query=query)
 
     def health(self) -> Json:
         """Return `{"status": "ok", "version"}`."""

@@ -275,17 +275,22 @@ def faults_of(
     """Return what is wrong with an environment and its replicas, as `views` and rows have it."""
     name = environment.name
     found = [exit_of_replica(row, environment) for row in rows]
-    cause = (view["error"] or {}).get("message") or view["sessions_fail"]
+    error = view["error"] or {}
+    cause = error.get("message") or view["sessions_fail"]
     if environment.state is EnvironmentState.FAILED or view["sessions_fail"]:
         found = [each for each in found if each and each["kind"] != FaultKind.RESTARTING]
-        fault_id, command = f"{name}:{environment.generation}", f"openenv restart {name}"
-        if environment.state is EnvironmentState.FAILED and environment.request_id:
-            command = f"openenv retry {environment.request_id}"
-        hint = (view["error"] or {}).get("hint")
-        tail = (view["error"] or {}).get("log_tail") or []
-        message = f"No session can begin: {cause}" if view["sessions_fail"] else str(cause)
-        told = {"environment": name, "command": command, "hint": hint, "log_tail": tail}
-        found.append(_fault(FaultKind.FAILING, f"{fault_id}:failing", message, **told))
+        has_failed = environment.state is EnvironmentState.FAILED and environment.request_id
+        again = f"retry {environment.request_id}" if has_failed else f"restart {name}"
+        failing = _fault(
+            FaultKind.FAILING,
+            f"{name}:{environment.generation}:failing",
+            f"No session can begin: {cause}" if view["sessions_fail"] else str(cause),
+            environment=name,
+            command=f"openenv {again}",
+            hint=error.get("hint"),
+            log_tail=error.get("log_tail") or [],
+        )
+        found.append(failing)
     for replica in replicas:
         found += [death_of_shard(replica, environment), _abandoned(replica, name, at)]
     return [each for each in found if each is not None]
@@ -335,8 +340,8 @@ def waiting_request(request: Request, reason: str, count: int) -> Json:
 
 def _of_request(request: Request) -> Json:
     environment, page = hide_credentials(request.environment), f"#/request/{request.id}"
-    told = {"environment": environment, "subject": hide_credentials(label_of(request))}
-    return _fault(FaultKind.OUT_OF_MEMORY, request.id, "", page=page, **told)
+    facts = {"environment": environment, "subject": hide_credentials(label_of(request))}
+    return _fault(FaultKind.OUT_OF_MEMORY, request.id, "", page=page, **facts)
 
 
 def exit_of_replica(replica: Replica, environment: Environment) -> Json | None:

@@ -103,11 +103,6 @@ class LiveState:
             self._entities[kind][entity_id] = self._put[kind][entity_id] = rendered
             self._dropped[kind].discard(entity_id)
 
-    def put_new(self, kind: str, entity_id: str, entity: Any) -> None:
-        """Add an entity, unless there is one of this id already."""
-        if entity_id not in self._entities[kind]:
-            self.put(kind, entity_id, entity)
-
     def drop(self, kind: str, entity_id: str) -> None:
         """Drop an entity; one that is not known is no change."""
         if self._entities[kind].pop(entity_id, None) is not None:

@@ -148,7 +148,7 @@ class RequestSource:
             for request in failed
             if request.error is not None
             and (request.schedule is Schedule.LONG or request.error.kind is ErrorKind.OOM_KILLED)
-            and request.error.kind is not ErrorKind.INVALID  # whoever asked was answered at once
+            and request.error.kind is not ErrorKind.INVALID  # the caller was answered at once
         ]
         self._faults.put(state, "failed", faults)
 

@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi import APIRouter, Body, FastAPI, Query, Request
 from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
@@ -149,6 +149,11 @@ IsLook = Annotated[
     bool, Query(description="End with the snapshot, and what there is of the log by then.")
 ]
 
+Folder = Annotated[
+    str | None, Query(max_length=4096, description="Where relative paths begin in the launch form.")
+]
+SeenIds = Annotated[list[str], Body(embed=True, max_length=500, description="Of faults: `ids`.")]
+
 PREFIX = "/v1/dashboard"
 router = APIRouter(prefix=PREFIX)
 pages = APIRouter(include_in_schema=False)
@@ -177,17 +182,10 @@ class Code(BaseModel):
     code: str = Field(max_length=100, description="Of a link that was not used.")
 
 
-class Shell(BaseModel):
-    """Where the user is who asks for a link."""
-
-    folder: str | None = Field(None, max_length=4096, description="That relative paths begin in.")
-
-
 @router.post("/link")
-async def new_link(request: Request, deps: Injected, shell: Shell | None = None) -> Json:
+async def new_link(request: Request, deps: Injected, folder: Folder = None) -> Json:
     """A link that signs a browser in, once."""
-    if shell is not None and shell.folder is not None:
-        request.app.state.dashboard_folder = shell.folder
+    request.app.state.dashboard_folder = folder or request.app.state.dashboard_folder
     code = _sessions(request).new_code()
     address = deps.identity["address"]
     return {"address": address, "url": f"{address}/#{code}", "expires_seconds": LINK_SECONDS}
@@ -204,8 +202,7 @@ async def sources(request: Request, deps: Injected) -> Json:
         if launch.payload["source"] not in names and launch.state is not RequestState.FAILED
     )
     offered = [{"source": source, "cwd": cwd} for source, cwd in recent][:MAX_RECENT]
-    folder = request.app.state.dashboard_folder
-    return {"bundled": names, "recent": offered, "folder": folder}
+    return {"bundled": names, "recent": offered, "folder": request.app.state.dashboard_folder}
 
 
 @router.get("/paths")
@@ -223,17 +220,11 @@ def as_a_shell_reads(typed: str) -> str:
     return typed
 
 
-class Seen(BaseModel):
-    """Which faults a user has seen."""
-
-    ids: list[str] = Field(max_length=500, description="Each fault has `ids`.")
-
-
 @router.post("/seen", status_code=204)
-async def see(seen: Seen, request: Request) -> None:
+async def see(ids: SeenIds, request: Request) -> None:
     """Mark faults as seen, in all windows."""
     faults: Faults = request.app.state.dashboard_faults
-    await asyncio.to_thread(faults.see, seen.ids)
+    await asyncio.to_thread(faults.see, ids)
 
 
 @router.get("/stream", response_class=EventSourceResponse)

@@ -378,7 +378,7 @@ def settled(dashboard: Dashboard, place: str, rollout: str, killed: str) -> Any:
     elif place.startswith("/environment"):
         page.get_by_role("link", name=re.compile("^[0-9a-f]{8}$")).wait_for()
     elif place == "/request/{killed}":
-        body_of(page, "page-request").get_by_role("alert").get_by_text("Out of memory").wait_for()
+        body_of(page, "page-request").get_by_text("failed").first.wait_for()
     elif place.startswith("/request"):
         page.get_by_text("succeeded").first.wait_for()
     return page
@@ -637,7 +637,7 @@ def test_a_form_that_was_typed_into_is_not_lost_to_other_files(
     source = page.get_by_label("Source")
     source.fill("half a na")
     page.get_by_text("More options").click()
-    sandbox, choice = page.get_by_role("checkbox", name="Sandbox"), page.get_by_role("combobox")
+    sandbox, choice = page.get_by_role("checkbox", name="Sandbox"), page.locator("select")
     replace_daemon()
     note = page.get_by_role("alert").filter(has_text="The daemon was updated")
     note.wait_for()

@@ -86,7 +86,7 @@ const BUTTONS = [
   [/^openenv cancel (\S+)$/, (app, [, id]) => ({ title: "Cancel it", act: () => cancel(app, app.store.get("requests", id)) })],
 ];
 
-// Words after which a hint goes on in prose.
+// Words with which the prose of a hint continues after a command.
 const PROSE = /^(and|below|choose|ends|for|free|has|have|if|in|is|it|lists?|makes?|of|opens?|or|says|see|shows?|starts?|stops?|the|then|to|what|with|…)$/;
 
 /** The first command of a hint, alone: "openenv logs NAME shows …" has "openenv logs NAME". */

@@ -5,7 +5,8 @@ import { h } from "./dom.js";
 
 let styled = null;
 
-function style() {
+/** Load the style of pages; once. */
+export function style() {
   styled ??= new Promise((loaded) => {
     const link = h("link", { rel: "stylesheet", href: new URL("pages.css", import.meta.url).href, onload: loaded, onerror: loaded });
     document.head.append(link);

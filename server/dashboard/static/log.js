@@ -85,19 +85,15 @@ function styled(words, style) {
 
 /** The log of `requests/ID` or `environments/NAME`, as it grows, until `stop()`. */
 export function logView(app, name) {
-  let lines = []; // text, or {text, parts} where there are colours
-  let first = 0; // the number of lines[0]: how many were dropped
-  let characters = 0;
-  let [rowLine, rowFrom] = [[], []]; // of each row: the number of its line, and where in it it begins
-  let hits = []; // the numbers of lines with what is searched for
-  let searched = 0; // the number of the next line to search
-  let current = null; // the hit that was gone to
-  let arrived = [];
-  let waiting = 0; // characters of `arrived`
-  let unfinished = "";
+  let lines; // text, or {text, parts} where there are colours
+  let first; // the number of lines[0]: how many were dropped
+  let left; // lines that were dropped before they were shown
+  let characters;
+  let [rowLine, rowFrom] = []; // of each row: the number of its line, and where in it it begins
+  let [hits, searched, current] = []; // the numbers of lines with what is searched for, of the next to search, of the hit that was gone to
+  let [arrived, waiting, unfinished] = []; // texts, their characters, and a line whose end has not come
+  let style;
   let ending;
-  let left = 0; // lines that were dropped before they were shown
-  let style = PLAIN;
   let columns = Infinity;
   let isFollowing = true; // its end is in sight
   let isPaused = false;
@@ -140,6 +136,12 @@ export function logView(app, name) {
   const note = h("span", { class: "note" });
   const bar = h("p", { class: "log-bar", hidden: true }, search, found, step("↑", "Previous match", -1), step("↓", "Next match", 1),
     h("label", {}, wrap, " Wrap"), pause, download, note);
+
+  function begin() {
+    [lines, first, left, characters, rowLine, rowFrom, hits, searched, current] = [[], 0, 0, 0, [], [], [], 0, null];
+    [arrived, waiting, unfinished, style] = [[], 0, "", PLAIN];
+  }
+  begin();
 
   function addRows(line, at) {
     const { length } = textOf(line);
@@ -284,10 +286,7 @@ export function logView(app, name) {
   }
 
   app.followLog(name, (words, isFirst) => {
-    if (isFirst) {
-      [lines, first, characters, rowLine, rowFrom, hits, searched, current] = [[], 0, 0, [], [], [], 0, null];
-      [arrived, waiting, unfinished, style, left] = [[], 0, "", PLAIN, 0];
-    }
+    if (isFirst) begin();
     arrived.push(words);
     waiting += words.length;
     while (waiting > MAX_CHARACTERS) {

@@ -14,7 +14,7 @@ export function replay(stage, app, rolloutId, episodeId) {
   const steps = new Map();
   const title = h("h3", { tabindex: "-1" }, `Episode ${episodeId}`);
   const facts = h("p", { class: "quiet" });
-  const slider = h("input", { type: "range", min: "0", max: "0", value: "0", "aria-label": "Step" });
+  const slider = h("input", { type: "range", min: "0", max: "0", value: "0", "aria-label": "Step", oninput: () => { pause(); go(Number(slider.value)); } });
   const place = h("output", {});
   const speed = h("select", { "aria-label": "Steps a second" });
   const images = h("div", { class: "replay-images" });
@@ -28,14 +28,7 @@ export function replay(stage, app, rolloutId, episodeId) {
   };
   speed.append(...SPEEDS.map((count) => h("option", { value: String(count) }, `${count} a second`)));
   speed.value = "5";
-  const controls = h(
-    "div",
-    { class: "replay-controls" },
-    ...Object.values(buttons),
-    slider,
-    place,
-    speed,
-  );
+  const controls = h("div", { class: "replay-controls" }, Object.values(buttons), slider, place, speed);
   const texts = h("div", { class: "replay-texts" }, seen.element, done.element, info.element);
   stage.replaceChildren(title, facts, controls, figures, images, texts);
 
@@ -46,41 +39,26 @@ export function replay(stage, app, rolloutId, episodeId) {
   let isClosed = false;
   let urls = [];
 
-  slider.addEventListener("input", () => {
-    pause();
-    go(Number(slider.value));
-  });
   go(0).then(() => title.scrollIntoView({ block: "nearest" }));
 
   function button(title, action) {
     return h("button", { type: "button", onclick: action }, title);
   }
 
-  async function load(first) {
-    if (asking) return asking;
-    const path = `/v1/rollouts/${rolloutId}/episodes/${episodeId}/steps?first=${first}`;
-    asking = app
-      .api("GET", path)
-      .then((answer) => {
-        for (const step of answer.steps) steps.set(step.number, step);
-        for (const number of [...steps.keys()]) {
-          if (steps.size > MAX_KEPT && Math.abs(number - at) > MAX_KEPT / 2) steps.delete(number);
-        }
-        last = answer.episode.steps;
-        slider.max = String(last);
-        const { status, total_reward: reward, seed, failure_message: failure } = answer.episode;
-        facts.textContent = [
-          `${status}, reward ${short(reward)}`,
-          seed === null ? null : `seed ${seed}`,
-          failure,
-        ]
-          .filter(Boolean)
-          .join("; ");
-      })
-      .finally(() => {
-        asking = null;
-      });
-    return asking;
+  function load(first) {
+    return (asking ??= read(first).finally(() => { asking = null; }));
+  }
+
+  async function read(first) {
+    const { steps: found, episode } = await app.api("GET", `/v1/rollouts/${rolloutId}/episodes/${episodeId}/steps?first=${first}`);
+    for (const step of found) steps.set(step.number, step);
+    for (const number of [...steps.keys()]) {
+      if (steps.size > MAX_KEPT && Math.abs(number - at) > MAX_KEPT / 2) steps.delete(number);
+    }
+    last = episode.steps;
+    slider.max = String(last);
+    const seed = episode.seed === null ? null : `seed ${episode.seed}`;
+    facts.textContent = [`${episode.status}, reward ${short(episode.total_reward)}`, seed, episode.failure_message].filter(Boolean).join("; ");
   }
 
   async function go(number) {
@@ -127,17 +105,12 @@ export function replay(stage, app, rolloutId, episodeId) {
     place.textContent = step.is_end ? `end, after ${last} steps` : `step ${step.number} of ${last}`;
     buttons.first.disabled = buttons.before.disabled = step.number === 0;
     buttons.next.disabled = step.number === last;
-    figures.replaceChildren(
-      ...(step.is_end ? [] : [figure("Reward", short(step.reward)), figure("Done", String(step.done))]),
-    );
+    figures.replaceChildren(...(step.is_end ? [] : [["Reward", short(step.reward)], ["Done", String(step.done)]]).map(([name, value]) =>
+      h("div", {}, h("dt", {}, name), h("dd", {}, value))));
     showImages(step, name);
     seen.show(step.observation);
     done.show(step.action);
     info.show(step.info);
-  }
-
-  function figure(name, value) {
-    return h("div", {}, h("dt", {}, name), h("dd", {}, value));
   }
 
   function showImages(step, name) {
@@ -155,11 +128,8 @@ export function replay(stage, app, rolloutId, episodeId) {
     const bytes = Uint8Array.from(atob(image.data), (letter) => letter.charCodeAt(0));
     const url = URL.createObjectURL(new Blob([bytes], { type: image.type }));
     urls.push(url);
-    const shown = h("img", { src: url, alt: `${image.place} at ${name}` });
-    shown.addEventListener("error", () => {
-      shown.replaceWith(h("p", {}, "cannot be decoded"));
-    });
-    if (image.width < 160) shown.className = "pixels";
+    const shown = h("img", { src: url, alt: `${image.place} at ${name}`, class: image.width < 160 ? "pixels" : null,
+      onerror: () => shown.replaceWith(h("p", {}, "cannot be decoded")) });
     return h("figure", {}, shown, caption);
   }
 
@@ -183,10 +153,7 @@ function textBox(name) {
   function show(value) {
     element.hidden = value === undefined;
     if (value === undefined) return;
-    text.textContent =
-      "value" in value
-        ? pretty(value.value)
-        : `${value.text}\n… the first ${value.text.length} of ${value.bytes} bytes`;
+    text.textContent = "value" in value ? pretty(value.value) : `${value.text}\n… the first ${value.text.length} of ${value.bytes} bytes`;
   }
 
   return { element, show };

@@ -2,7 +2,7 @@
 // Faults: whole on the page that one is about, as a bar on the others, until a user marks it as seen.
 
 import { commandButton, hintOf } from "../actions.js";
-import { age, attribute, copyButton, duration, h, keyed, size, text } from "../dom.js";
+import { age, attribute, copyButton, duration, h, keyed, plural, size, text } from "../dom.js";
 
 const MAX_BARS = 3; // on the overview; elsewhere one
 const TITLES = {
@@ -79,8 +79,8 @@ export default {
       const others = found.filter((fault) => !isHere(fault));
       const bars = others.slice(0, isAll ? others.length : here === "#/" ? MAX_BARS : 1);
       app.section.hidden = found.length === 0;
-      const kinds = new Set(found.map(({ kind }) => kind));
-      app.setAlarm(found.length ? `${found.length} ${kinds.size > 1 ? (found.length > 1 ? "faults" : "fault") : TITLES[found[0].kind].toLowerCase()}` : "");
+      const counted = found.filter(({ kind }) => kind === "out_of_memory").length;
+      app.setAlarm([counted && `${counted} out of memory`, found.length > counted && plural(found.length - counted, "fault")].filter(Boolean).join(", "));
       text(announced, found.length ? `${TITLES[found[0].kind]}: ${found[0].subject}. ${found[0].message}` : "");
       // What is shown of a fault does not change but by `update`; its newest member is another card.
       keyed(list, [...own, ...bars], (fault) => `${isHere(fault)} ${fault.id} ${fault.command} ${fault.hint}`, (fault) => card(app, fault, isHere(fault), see));

@@ -27,18 +27,9 @@ const isFinal = (state) => ["SUCCEEDED", "FAILED", "CANCELLED"].includes(state);
 const milliseconds = (seconds) => (seconds === null ? null : seconds * 1000);
 const words = (reason) => reason.replaceAll("_", " ");
 
-function counts(reasons) {
-  const ordered = Object.entries(reasons || {}).sort((a, b) => b[1] - a[1]);
-  return ordered.map(([reason, count]) => `${count} ${words(reason)}`).join(", ");
-}
-
-function truncated(report) {
-  return report.truncated ? `${short(report.truncated)} truncated: ${short(report.truncated_mean_reward)}` : "";
-}
-
-function there(rollout) {
-  return rollout.report.there ?? rollout.report.episodes ?? 0;
-}
+const counts = (reasons) => Object.entries(reasons || {}).sort((a, b) => b[1] - a[1]).map(([reason, count]) => `${count} ${words(reason)}`).join(", ");
+const truncated = (report) => (report.truncated ? `${short(report.truncated)} truncated: ${short(report.truncated_mean_reward)}` : "");
+const there = (rollout) => rollout.report.there ?? rollout.report.episodes ?? 0;
 
 function allRollouts(body, app) {
   const none = h("p", { class: "quiet" }, "No rollout yet: ", h("code", {}, "openenv rollout echo --out out"));
@@ -48,8 +39,7 @@ function allRollouts(body, app) {
   body.append(none, list.element);
 
   function update() {
-    const found = [...app.store.all("rollouts").values()];
-    found.sort((a, b) => b.created_at - a.created_at);
+    const found = [...app.store.all("rollouts").values()].sort((a, b) => b.created_at - a.created_at);
     none.hidden = found.length > 0;
     list.element.hidden = !found.length;
     keyed(list.body, found, (rollout) => rollout.id, makeRow);
@@ -106,14 +96,8 @@ function oneRollout(body, app, id, episode) {
 
   function noteGone(request) {
     // It ended so long ago that the stream does not have it.
-    rollout = {
-      ...request,
-      environments: [request.payload.name, ...(request.payload.more_names || [])],
-      policy: request.payload.policy,
-      out: request.payload.out,
-      episodes: request.payload.episodes,
-      report: request.result || {},
-    };
+    const { name, more_names: more = [], policy, out, episodes: wanted } = request.payload;
+    rollout = { ...request, environments: [name, ...more], policy, out, episodes: wanted, report: request.result || {} };
     show();
   }
 
@@ -143,10 +127,7 @@ function oneRollout(body, app, id, episode) {
     isLooking = true;
     const wanted = there(rollout);
     try {
-      const [summary] = await Promise.all([
-        app.api("GET", `/v1/rollouts/${id}/summary`),
-        list.load(),
-      ]);
+      const [summary] = await Promise.all([app.api("GET", `/v1/rollouts/${id}/summary`), list.load()]);
       charts.drawRewards(summary);
       text(problem, "");
       // What was reported as written is durable, and seen, up to a second later.
@@ -221,13 +202,10 @@ function tilesOf(rollout, marks) {
 const average = (report) => (report.seconds ? report.steps / report.seconds : null);
 
 function rates(marks) {
-  const found = [];
-  for (let at = 1; at < marks.length; at += 1) {
-    const seconds = marks[at].at - marks[at - 1].at;
-    const steps = marks[at].steps - marks[at - 1].steps;
-    if (seconds > 0 && steps >= 0) found.push([marks[at].at, steps / seconds]);
-  }
-  return found;
+  return marks.slice(1).flatMap((mark, place) => {
+    const [seconds, steps] = [mark.at - marks[place].at, mark.steps - marks[place].steps];
+    return seconds > 0 && steps >= 0 ? [[mark.at, steps / seconds]] : [];
+  });
 }
 
 function makeCharts() {
@@ -242,27 +220,16 @@ function makeCharts() {
   histogram.draw(null);
 
   function drawHistory(marks) {
-    const of = (name) => marks.map((mark) => [mark.at, mark[name]]);
+    const line = (name, key, of = (value) => value) => ({ name, points: marks.map((mark) => [mark.at, of(mark[key])]) });
     speed.draw([{ name: "steps a second", points: rates(marks) }]);
-    failures.draw([
-      { name: "failed", points: of("failed") },
-      { name: "retries", points: of("retries") },
-    ]);
-    lag.draw([
-      { name: "delay", points: marks.map((m) => [m.at, milliseconds(m.lag_p99_seconds)]) },
-      { name: "longest", points: marks.map((m) => [m.at, milliseconds(m.lag_max_seconds)]) },
-    ]);
+    failures.draw([line("failed", "failed"), line("retries", "retries")]);
+    lag.draw([line("delay", "lag_p99_seconds", milliseconds), line("longest", "lag_max_seconds", milliseconds)]);
   }
 
   function drawRewards(summary) {
     const spans = summary.over_time;
-    rewards.draw([
-      {
-        name: `mean of ${summary.rewards_of} episodes`,
-        points: spans.map((span) => [span.at, span.mean]),
-        band: spans.map((span) => [span.at, span.least, span.most]),
-      },
-    ]);
+    const [points, band] = [spans.map((span) => [span.at, span.mean]), spans.map((span) => [span.at, span.least, span.most])];
+    rewards.draw([{ name: `mean of ${summary.rewards_of} episodes`, points, band }]);
     histogram.draw(summary.histogram);
   }
 
@@ -303,19 +270,11 @@ function episodeList(app, id, show) {
   }
 
   function rowOfEpisode(row) {
-    const open = h("button", { type: "button", class: "quiet small", onclick: () => show(row.episode_id) }, row.episode_id);
-    open.dataset.episode = row.episode_id;
+    const open = h("button", { type: "button", class: "quiet small", "data-episode": row.episode_id, onclick: () => show(row.episode_id) }, row.episode_id);
     const status = row.failure_reason ? words(row.failure_reason) : row.status;
-    return h(
-      "tr",
-      {},
-      h("td", {}, open),
-      h("td", { title: row.failure_message || "" }, row.filtered ? `${status}, filtered` : status),
-      h("td", { class: "number" }, short(row.total_reward)),
-      h("td", { class: "number" }, short(row.steps)),
-      h("td", { class: "number" }, short(row.finished_at - row.started_at)),
-      h("td", { class: "where" }, row.environment),
-    );
+    return h("tr", {}, h("td", {}, open), h("td", { title: row.failure_message || "" }, row.filtered ? `${status}, filtered` : status),
+      [row.total_reward, row.steps, row.finished_at - row.started_at].map((value) => h("td", { class: "number" }, short(value))),
+      h("td", { class: "where" }, row.environment));
   }
 
   function mark(episodeId) {
