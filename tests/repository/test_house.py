@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_816,
-    "code lines": 47_173,
+    "shipped lines": 72_643,
+    "code lines": 47_174,
     "modules": 383,
-    "test lines": 70_239,
+    "test lines": 70_145,
     "words of pages": 25_000,
     "words of decisions": 7_216,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
-    "dialect words": 23,
+    "dialect words": 12,
     "private names": 0,
 }
 
