@@ -14,6 +14,7 @@ FAILED = 1  # the request failed or was cancelled, or the daemon refused it
 USAGE = 2  # the command line is wrong
 UNREACHABLE = 3  # the daemon cannot be reached or started
 NOT_FOUND = 4  # no such request or environment
+TIMED_OUT = 124  # `wait --timeout`: as timeout(1)
 INTERRUPTED = 130  # Ctrl-C: 128 + SIGINT, as shells say it
 OUT_OF_MEMORY = 137  # the request ran out of memory: 128 + SIGKILL, as shells say it
 BROKEN_PIPE = 141  # stdout was closed early (SIGPIPE)

@@ -198,6 +198,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "openenv rollout": (
         ("openenv rollout echo --out episodes --episodes 64", "random actions"),
         ("openenv rollout my_env --out out --policy my_policies:act", "a function of yours"),
+        ("openenv rollout show episodes", "counts and rewards of what is in a folder"),
         ("openenv rollout my_env --out out --launch --group 8", "launch it first; groups for GRPO"),
     ),
     "openenv status": (
@@ -212,13 +213,17 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "openenv gateway status": (("openenv gateway status", "sessions and health of each replica"),),
     "openenv logs": (
         ("openenv logs -f my_env", "follow its youngest replica"),
+        ("openenv logs --grep warning my_env echo", "the lines of two environments that match"),
         ("openenv logs --tail 100 7f3a91c2", "the end of a request's log"),
     ),
     "openenv requests": (
         ("openenv requests --state failed", "what failed"),
         ("openenv requests --environment my_env --limit 5", "the last ones of an environment"),
     ),
-    "openenv wait": (("openenv wait 7f3a91c2", "its outcome is the exit code"),),
+    "openenv wait": (
+        ("openenv wait 7f3a91c2", "its outcome is the exit code"),
+        ("openenv wait --timeout 5m 7f3a91c2", "exit code 124 where it has not ended by then"),
+    ),
     "openenv retry": (
         ("openenv retry 7f3a91c2", "the same again"),
         ("openenv retry 7f3a91c2 --memory 2G", "with more memory, and all else as it was"),

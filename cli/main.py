@@ -72,7 +72,7 @@ _ONE_TOO_MANY = "Got unexpected extra argument ("  # click says it in words alon
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _EXIT_CODES_HELP = (
     "Exit codes: 0 ok, 1 request failed, 2 usage, 3 daemon not reachable, 4 not found, "
-    "130 interrupted, 137 out of memory, 141 stdout was closed early."
+    "124 timed out, 130 interrupted, 137 out of memory, 141 stdout was closed early."
 )
 
 

@@ -90,6 +90,29 @@ def seconds(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 
+class WholeNumber(click.IntRange):
+    """The type of an option that is a whole number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number, which is within the range."""
+        if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value) is None:
+            self.fail(f"{value!r} is not a whole number", param, ctx)
+        return int(super().convert(value, param, ctx))
+
+
+class Number(click.FloatRange):
+    """The type of an option that is a number."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number, which is within the range."""
+        try:
+            return float(super().convert(float(value), param, ctx))
+        except ValueError:
+            self.fail(f"{value!r} is not a number", param, ctx)
+
+
 class Duration(click.FloatRange):
     """The type of an option that is a number of seconds, which `5m` and `2h` are, too."""
 
@@ -228,11 +251,11 @@ def type_of(item: Option) -> tuple[Any, str | None]:
     if item.kind is float:
         least = item.least if item.above is None else item.above
         is_time = item.name.endswith("_seconds")
-        kind = Duration if is_time else click.FloatRange
+        kind = Duration if is_time else Number
         return kind(min=least, min_open=item.above is not None), "DURATION" if is_time else "X"
     if item.kind is int:
-        bounds: Json = {"min": item.least, "max": item.most}
-        return click.IntRange(**bounds) if set(bounds.values()) != {None} else int, "N"
+        least, most = (None if x is None else int(x) for x in (item.least, item.most))
+        return WholeNumber(least, most), "N"
     return str, None
 
 

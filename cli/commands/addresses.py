@@ -11,6 +11,8 @@ import os
 import sys
 from html import escape
 from pathlib import Path
+from socket import gethostname
+from urllib.parse import urlsplit
 
 import click
 
@@ -61,14 +63,17 @@ def address(name: str, output: Output) -> int:
 def dashboard(no_open: bool, output: Output) -> int:
     """Print a sign-in link to the dashboard, and open it in a browser.
 
-    The link works once, for a few minutes. From another machine: forward the port with
-    ssh -L 8585:127.0.0.1:8585 first.
+    The link works once, for a few minutes. From another machine: forward the port of the link with
+    `ssh -L` first; the command is printed where a session over SSH is seen.
     """
     link = connect(output).dashboard_link(str(working_folder()))
     output.json(link)
     output.result(link["url"])
     good_for = phrases.duration(link["expires_seconds"])
     output.note(faint(f"works once, within {good_for}"))
+    if "SSH_CONNECTION" in os.environ:
+        port = urlsplit(link["url"]).port
+        output.note(f"on your own machine first: ssh -L {port}:127.0.0.1:{port} {gethostname()}")
     if not (no_open or output.as_json):
         _open(link["url"], Paths.from_environment().sign_in_page)
     return exit_codes.OK

@@ -87,6 +87,7 @@ def check(source: str | None, provider: str | None, output: Output, **options: A
 
 def _lines(result: Json) -> list[str]:
     """Return what was found, for people; each problem with its remedy."""
+    needed = {"local", *result.pop("used_providers", ())}
     parts = {
         "providers": result.pop("providers", {}),
         "gateway": {"envoy": gateway} if (gateway := result.pop("gateway", None)) else {},
@@ -95,17 +96,26 @@ def _lines(result: Json) -> list[str]:
     others = [
         _line("", [p["message"], p["hint"]], is_good=False) for p in result.pop("problems", ())
     ]
-    checked = [line for title, found in parts.items() for line in _checked(title, found)]
-    return [*phrases.describe_json(result, indent=""), *checked, *others]
+    missing = {title: [n for n, one in of.items() if one["problem"]] for title, of in parts.items()}
+    optional = [name for name in missing["providers"] if name not in needed] + missing["gateway"]
+    faults = [name for name in missing["providers"] if name in needed] + missing["machine"]
+    checked = [line for title, found in parts.items() for line in _checked(title, found, optional)]
+    verdict = (
+        bad("not all good: see the lines with ✗") if faults or others else good("local: all good")
+    )
+    if optional:
+        verdict += faint(f"; optional, not working here: {', '.join(optional)}")
+    return [*phrases.describe_json(result, indent=""), *checked, *others, "", verdict]
 
 
-def _checked(title: str, found: dict[str, Json]) -> list[str]:
+def _checked(title: str, found: dict[str, Json], optional: list[str]) -> list[str]:
     """Return a line for each: that it works, or what is missing, and the command that fixes it."""
     width = max(map(len, found), default=0)
     lines = [f"{title}:"] if found else []
     for name, one in found.items():
         details = [_works(one)] if one["problem"] is None else [one["problem"], one["remedy"]]
-        lines.append(_line(f"{name:{width}}", [*details, *one["notes"]], one["problem"] is None))
+        is_good = True if one["problem"] is None else None if name in optional else False
+        lines.append(_line(f"{name:{width}}", [*details, *one["notes"]], is_good))
     return lines
 
 
@@ -113,8 +123,9 @@ def _works(one: Json) -> str:
     return f"works, version {one['version']}" if one["version"] else "works"
 
 
-def _line(name: str, details: list[str | None], is_good: bool) -> str:
-    mark = good("✓") if is_good else bad("✗")
+def _line(name: str, details: list[str | None], is_good: bool | None) -> str:
+    """Return the line of a thing that works, does not, or (None) is not there and not needed."""
+    mark = faint("-") if is_good is None else good("✓") if is_good else bad("✗")
     return f"  {mark} {name}  {' · '.join(plain(part) for part in details if part)}"
 
 

@@ -17,7 +17,7 @@ from ...schema.states import RequestState
 from ...system.text.json_lines import Json
 from .. import completion, exit_codes
 from ..following import async_option, carry_out, follow_request, run
-from ..options import connect, declared_options, given_options, json_option
+from ..options import WholeNumber, connect, declared_options, given_options, json_option
 from ..output import phrases
 from ..output.failures import error_lines
 from ..output.output import Output, good
@@ -25,7 +25,7 @@ from ..output.output import Output, good
 
 @click.command()
 @click.argument("name", shell_complete=completion.usable_environments)
-@click.argument("replicas", type=int, metavar="N")
+@click.argument("replicas", type=WholeNumber(), metavar="N")
 @declared_options(DrainOptions)
 @async_option
 @json_option
@@ -40,7 +40,7 @@ def scale(name: str, replicas: int, is_async: bool, output: Output, **options: A
 
 @click.command()
 @click.argument("name", shell_complete=completion.usable_environments)
-@click.option("--replica", type=int, metavar="N", help="Restart this one alone.")
+@click.option("--replica", type=WholeNumber(0), metavar="N", help="Restart this one alone.")
 @declared_options(DrainOptions)
 @async_option
 @json_option

@@ -6,13 +6,16 @@ A log is an environment's or a request's, and says at its end why that exited.
 
 from __future__ import annotations
 
+import re
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import dataclass
 
 import click
 
+from ...client.api import DaemonClient
 from ...client.errors import ApiRefused
 from ...schema.spec import LaunchOptions
 from ...schema.states import FINAL_STATES, RequestState
@@ -20,12 +23,13 @@ from ...system.text.json_lines import Json
 from ...system.text.safe_text import TextStream
 from .. import completion, exit_codes
 from ..following import async_option, follow, leave, wait_quietly
-from ..options import connect, declared_options, find_target, json_option
+from ..options import Duration, WholeNumber, connect, declared_options, find_target, json_option
 from ..output import phrases
 from ..output.failures import environment_failure, request_failure
-from ..output.output import Output, good, requests_table
+from ..output.output import Output, bad, good, requests_table
 
 DEFAULT_LIMIT = 50
+_POLL_INTERVAL_SECONDS = 0.2  # of `wait --timeout`
 MEMORY_LIMITS = ("memory_mb", "session_memory_mb")  # that `retry` may change
 _STATES = click.Choice([state.value for state in RequestState], case_sensitive=False)
 
@@ -41,7 +45,7 @@ _STATES = click.Choice([state.value for state in RequestState], case_sensitive=F
 @click.option("--operation", metavar="NAME", help="Show only this operation, such as launch.")
 @click.option("--environment", metavar="NAME", help="Show only requests for this environment.")
 @click.option(
-    "--limit", type=click.IntRange(1, 1000), default=DEFAULT_LIMIT, show_default=True,
+    "--limit", type=WholeNumber(1, 1000), default=DEFAULT_LIMIT, show_default=True,
     help="Number of requests to show, newest first.",
 )  # fmt: skip
 @json_option
@@ -77,15 +81,26 @@ active_requests_argument = click.argument(
 
 @click.command()
 @active_requests_argument
+@click.option(
+    "--timeout", type=Duration(0), metavar="DURATION",
+    help="Stop waiting after this long, with exit code 124; the requests continue.",
+)  # fmt: skip
 @json_option
-def wait(request_ids: tuple[str, ...], output: Output) -> int:
+def wait(request_ids: tuple[str, ...], timeout: float | None, output: Output) -> int:
     """Wait until requests are final; the exit code is the outcome's (the worst of several)."""
     client = connect(output)
     # All are looked up first: a wrong id is said now, not after the others have ended.
     found = [client.request(request_id) for request_id in request_ids]
-    ended = []
+    ended: list[Json] = []
+    deadline = None if timeout is None else time.monotonic() + timeout
     for request in found:
-        final = request if request["state"] in FINAL_STATES else wait_quietly(client, request["id"])
+        final = _wait_until(deadline, client, request)
+        if final is None:
+            wanted = phrases.duration(timeout or 0.0)
+            left = phrases.plural(len(found) - len(ended), "request")
+            output.note(bad(f"{left} not final within {wanted}; {request['label']} continues"))
+            output.json({"requests": ended, "timed_out": True})
+            return exit_codes.TIMED_OUT
         _tell(final, output)
         ended.append(final)
     output.json({"request": ended[0]} if len(ended) == 1 else {"requests": ended})
@@ -131,6 +146,18 @@ def retry(request_id: str, output: Output, is_async: bool, **limits: int | None)
     return follow(client, request, output, lambda final: ({"result": final.get("result")}, []))
 
 
+def _wait_until(deadline: float | None, client: DaemonClient, request: Json) -> Json | None:
+    """Wait for a request, and return it; None when the deadline has come before its end."""
+    while request["state"] not in FINAL_STATES:
+        if deadline is None:
+            return wait_quietly(client, request["id"])
+        if (left := deadline - time.monotonic()) <= 0:
+            return None
+        time.sleep(min(left, _POLL_INTERVAL_SECONDS))
+        request = client.request(request["id"])
+    return request
+
+
 def _tell(request: Json, output: Output) -> None:
     if request["state"] == RequestState.SUCCEEDED:
         ran = phrases.duration(request["finished_at"] - request["created_at"])
@@ -139,21 +166,27 @@ def _tell(request: Json, output: Output) -> None:
     output.note(*request_failure(request))
 
 
+def _read_pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as exc:
+        raise click.BadParameter(f"{text!r} is not a regular expression: {exc}") from None
+
+
 _REMEMBERED = 16 * 1024  # characters, to know whether a log tail has been seen already
 
 
 @click.command()
 @click.argument(
-    "target", metavar="NAME|REQUEST_ID", shell_complete=completion.environments_and_requests
+    "targets",
+    nargs=-1,
+    required=True,
+    metavar="NAME|REQUEST_ID…",
+    shell_complete=completion.environments_and_requests,
 )
 @click.option("-f", "--follow", is_flag=True, help="Follow the log as it grows.")
-@click.option(
-    "-n",
-    "--tail",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Start with the last N lines.",
-)
+@click.option("-n", "--tail", type=WholeNumber(0), metavar="N", help="Start with the last N lines.")
+@click.option("--grep", type=_read_pattern, metavar="REGEX", help="Print only lines that match.")
 @click.option(
     "--replica", metavar="ID", help="Replica of the environment, instead of the newest one."
 )
@@ -162,68 +195,121 @@ _REMEMBERED = 16 * 1024  # characters, to know whether a log tail has been seen 
 )
 @json_option
 def logs(
-    target: str, follow: bool, tail: int | None, replica: str | None, plain: bool, output: Output
+    targets: tuple[str, ...],
+    follow: bool,
+    tail: int | None,
+    grep: re.Pattern[str] | None,
+    replica: str | None,
+    plain: bool,
+    output: Output,
 ) -> int:
-    """Print the log of a replica or of a request.
+    """Print the log of a replica or of a request; of several, each line after its name.
 
     With -f, a request's log ends with the request, an environment's when it is down. After an
     update it continues with the newest replica of what serves then.
     """
-    shown = partial(_show, output=output, follow=follow, plain=plain)
     client = connect(output)
-    environment, request = find_target(client, target)
-    if environment is not None:
-        name = environment["name"]
+    found = [(target, *find_target(client, target)) for target in targets]
+    asked: Json = {"tail": tail, "follow": follow}
 
-        def say_change(serving: str | None) -> None:
-            now = f"replica {serving} serves now; this is its log:"
-            output.note(f"{name} is down" if serving is None else now)
+    def show(target: str, environment: Json | None, request: Json | None) -> None:
+        name = target if len(targets) > 1 else None
+        log = _Log(output, name, grep, is_followed=follow, is_plain=plain)
+        if environment is not None:
+            request = _show_environment(client, environment, log, replica, asked)
+        if request is not None:
+            seen = log.show(client.request_log(request["id"], **asked))
+            request = client.request(request["id"])  # as it ended
+            if request["state"] == RequestState.FAILED:
+                output.note(*request_failure(request, shown=seen))
 
-        pieces = client.environment_log(
-            name, tail=tail, follow=follow, replica=replica, on_change=say_change
-        )
-        try:
-            if not shown(pieces) and tail != 0:
-                silent = name if replica is None else f"replica {replica} of {name}"
-                output.note(f"{silent} has printed nothing yet")
-        except ApiRefused as exc:
-            if exc.kind != "not_found" or replica or not environment.get("request_id"):
-                raise
-            request = client.request(environment["request_id"])
-            short = phrases.short_id(request["id"])
-            output.note(f"{name} has printed nothing yet; this is its launch, {short}:")
-        else:
-            output.note(*environment_failure(environment))
-    if request is not None:
-        seen = shown(client.request_log(request["id"], tail=tail, follow=follow))
-        request = client.request(request["id"])  # as it ended
-        if request["state"] == RequestState.FAILED:
-            output.note(*request_failure(request, shown=seen))
+    if not follow or len(found) == 1:
+        for each in found:
+            show(*each)
+        return exit_codes.OK
+    threads = [threading.Thread(target=show, args=each, daemon=True) for each in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return exit_codes.OK
 
 
-def _show(pieces: Iterator[str], *, output: Output, follow: bool, plain: bool) -> list[str]:
-    """Print the log as it comes; returns its last lines.
+def _show_environment(
+    client: DaemonClient, environment: Json, log: _Log, replica: str | None, asked: Json
+) -> Json | None:
+    """Print the log of an environment; returns its launch where no replica has a log yet."""
+    name, output = environment["name"], log.output
 
-    A terminal gets what it may be shown of each piece; JSON has all of it, and escapes the rest.
+    def say_change(serving: str | None) -> None:
+        now = f"replica {serving} serves now; this is its log:"
+        output.note(f"{name} is down" if serving is None else now)
+
+    pieces = client.environment_log(name, replica=replica, on_change=say_change, **asked)
+    try:
+        if not log.show(pieces) and asked["tail"] != 0 and log.pattern is None:
+            silent = name if replica is None else f"replica {replica} of {name}"
+            output.note(f"{silent} has printed nothing yet")
+    except ApiRefused as exc:
+        if exc.kind != "not_found" or replica or not environment.get("request_id"):
+            raise
+        request = client.request(environment["request_id"])
+        short = phrases.short_id(request["id"])
+        output.note(f"{name} has printed nothing yet; this is its launch, {short}:")
+        return request
+    output.note(*environment_failure(environment))
+    return None
+
+
+@dataclass(frozen=True)
+class _Log:
+    """The printing of one log.
+
+    Attributes:
+        name: Stands before each line; None where there is one log alone.
+        pattern: Lines without a match are left out.
     """
-    if plain or not output.as_json:
-        pieces = _safe(pieces, plain=plain)
-    if not output.as_json:
+
+    output: Output
+    name: str | None
+    pattern: re.Pattern[str] | None
+    is_followed: bool
+    is_plain: bool
+
+    def show(self, pieces: Iterator[str]) -> list[str]:
+        """Print the log as it comes; returns its last lines.
+
+        A terminal gets what it may be shown of each piece; JSON has all of it, and escapes the
+        rest.
+        """
+        if self.is_plain or not self.output.as_json:
+            pieces = _safe(pieces, plain=self.is_plain)
+        if self.output.as_json:
+            return self._show_json(pieces)
+        if self.name is not None or self.pattern is not None:
+            before = "" if self.name is None else f"{self.name} | "
+            pieces = (f"{before}{line}\n" for line in self._matching(pieces))
         last = ""
         for piece in pieces:
             sys.stdout.write(piece)
             sys.stdout.flush()
             last = (last + piece)[-_REMEMBERED:]
         return last.splitlines()
-    lines = []
-    for line in _lines(pieces):
-        lines.append(line)
-        if follow:
-            output.json_line({"line": line})
-    if not follow:
-        output.json({"lines": lines})
-    return lines
+
+    def _show_json(self, pieces: Iterator[str]) -> list[str]:
+        lines = []
+        named = {} if self.name is None else {"target": self.name}
+        for line in self._matching(pieces):
+            lines.append(line)
+            if self.is_followed or named:
+                self.output.json_line({**named, "line": line})
+        if not (self.is_followed or named):
+            self.output.json({"lines": lines})
+        return lines
+
+    def _matching(self, pieces: Iterator[str]) -> Iterator[str]:
+        pattern = self.pattern
+        return (line for line in _lines(pieces) if pattern is None or pattern.search(line))
 
 
 def _safe(pieces: Iterator[str], *, plain: bool) -> Iterator[str]:

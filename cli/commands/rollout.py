@@ -52,7 +52,7 @@ RARE = (
     metavar="NAME...",
     shell_complete=completion.usable_environments,
 )
-@click.option("--out", required=True, metavar="DIR", help="Folder to write the episodes to.")
+@click.option("--out", metavar="DIR", help="Folder to write the episodes to; required.")
 @click.option("--launch", "launches", is_flag=True, help="Launch what does not run yet first.")
 @declared_options(RolloutOptions, without=RARE)
 @set_option(RolloutOptions, RequestOptions, only=RARE)
@@ -65,7 +65,16 @@ def rollout(
 
     Asked for again, it plays what the folder does not have yet. Ctrl-C detaches, a second one
     cancels; what has finished is kept.
+
+    `openenv rollout show DIR` prints the summary of a folder, `rollout show DIR EPISODE` an
+    episode.
     """
+    if options["out"] is None:
+        if names[0] == "show":
+            from .rollout_show import show
+
+            return show(names[1:], output)
+        raise click.UsageError("Missing option '--out'.")
     payload = _payload(tuple(_name_of(each) for each in names), options)
     client = connect(output)
     for name in names:

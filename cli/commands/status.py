@@ -111,7 +111,7 @@ def picture(found: Json, now: float) -> list[Drawn]:
     if environments:
         parts += ["", environments_table(environments, now)]
         for environment in environments:
-            parts += _remarks(environment, now)
+            parts += _remarks(environment, now, is_named="generations" in environment)
     for environment in environments:
         if history := environment.get("generations"):  # of the one that was named
             parts += ["", generations_table(history, now)]
@@ -136,13 +136,11 @@ def picture(found: Json, now: float) -> list[Drawn]:
     return parts
 
 
-def _remarks(environment: Json, now: float) -> Iterator[str]:
+def _remarks(environment: Json, now: float, *, is_named: bool) -> Iterator[str]:
     """How it is served, what keeps its sessions from beginning or going on, who may reach it."""
     name, serving = environment["name"], environment.get("serving") or {}
-    if serving:
-        most = environment["max_sessions"] or "?"
-        sessions = f"{environment['sessions']}/{most} sessions"
-        yield faint(f"  {name}: {serving['sentence']}, {sessions}")
+    if serving and is_named:
+        yield faint(f"  {name}: {serving['sentence']}")
     if gpus := environment.get("gpus"):
         yield faint(f"  {name}: {gpus['each']:g} {gpus['resource'] or 'GPU'} for each replica")
     if cause := environment.get("sessions_fail"):
@@ -173,10 +171,6 @@ def _headline(daemon: Json) -> str:
     up = phrases.duration(daemon["uptime_seconds"])
     sessions = phrases.plural(daemon["sessions"], "session")
     text = f"openenvd {daemon['version']} at {daemon['address']}, up {up}, {sessions}"
-    loop = daemon.get("loop")
-    if loop and loop["samples"]:
-        p99, most = (loop[f"{key}_seconds"] * 1000 for key in ("p99", "max"))
-        text += f", loop lag p99 {p99:.0f} ms, max {most:.0f} ms"
     return faint(text)
 
 

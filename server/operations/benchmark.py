@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`benchmark`: how many sessions an environment holds at once, and how long they take.
 
-    find address and processes ─▶ check that it can wait ─▶ sweep the grid ─▶ files, figures, table
+    find address and processes ─▶ draw an action ─▶ sweep the grid ─▶ files, figures, table
 
 The load comes from generators, processes of their own (`rollouts/bench/`); this one waits for them,
 and ends them when it is cancelled. It prints a line for each batch, which is the request's log.
@@ -9,7 +9,9 @@ and ends them when it is cancelled. It prints a line for each batch, which is th
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +21,6 @@ from pydantic import Field
 from ...environments import run_files
 from ...environments.access import ask, base_url_by_name
 from ...environments.shim.client import read_status_file
-from ...schema.errors import InvalidSpec
 from ...schema.layout import Layout, make_private
 from ...schema.operation_options import BenchmarkOptions
 from ...system.files.installation import install_command
@@ -49,7 +50,7 @@ class BenchmarkPayload(base.payload_of(BenchmarkOptions)):  # type: ignore[misc]
         [1.0], min_length=1, description="Seconds that a step waits."
     )
     action: Json | None = Field(
-        None, description="Action of each step; by default {'wait_seconds': …}."
+        None, description="Action of each step; by default {'wait_seconds': …}, or one drawn."
     )
     output_dir: base.AbsolutePath | None = Field(
         None,
@@ -74,7 +75,11 @@ class Benchmark(base.Operation):
         from ...rollouts.bench import presentation
         from ...rollouts.bench.sweep import Plan, Sweep  # with uvloop, which others need not have
 
-        target = _target(payload, Layout(context.home).runs)
+        runs = Layout(context.home).runs
+        base_url = base_url_by_name(runs, payload.name, for_sessions=True)
+        if payload.action is None and (drawn := _drawn_action(base_url)) is not None:
+            payload.action, payload.wait_grid = drawn, [0.0]  # it cannot wait
+        target = _target(payload.name, base_url, runs)
         if payload.output_dir is not None:
             folder = Path(payload.output_dir)
         else:
@@ -124,21 +129,28 @@ class Benchmark(base.Operation):
         }
 
 
-def _target(payload: BenchmarkPayload, runs: Path) -> Target:
-    """Find the environment's address, and the processes whose CPU time counts."""
+def _drawn_action(base_url: str) -> Json | None:
+    """Return the first example in the schema of actions, or one drawn from it; None: it can wait.
+
+    Raises:
+        NotAnswering
+    """
+    from ...rollouts.policies.random_policy import sample
+
+    schema = ask(base_url, "/schema", SCHEMA_SECONDS).get("action") or {}
+    if "wait_seconds" in (schema.get("properties") or {}):
+        return None
+    examples = schema.get("examples") or [sample(schema, random.Random(0))]  # noqa: S311
+    action: Json = examples[0]
+    base.say(f"each step plays {json.dumps(action)}; --action '{{…}}' plays another")
+    return action
+
+
+def _target(name: str, base_url: str, runs: Path) -> Target:
+    """Find the processes whose CPU time counts."""
     from ...rollouts.bench.results import Target
 
-    base_url = base_url_by_name(runs, payload.name, for_sessions=True)
-    known = (ask(base_url, "/schema", SCHEMA_SECONDS).get("action") or {}).get("properties") or {}
-    if payload.action is None and "wait_seconds" not in known:
-        fields = ", ".join(name for name in known if name != "metadata") or "none"
-        raise InvalidSpec(
-            f"{payload.name} cannot wait: its actions have no wait_seconds ({fields})",
-            "give the action of a step with --action '{…}', or measure the bundled one: "
-            "openenv launch benchmark",
-        )
-    replicas = run_files.of_environment(runs, payload.name)
-    known_status = (read_status_file(replica.run_dir) or {} for replica in replicas)
-    pids = tuple(pid for status in known_status if (pid := status.get("pid")))
+    known = (read_status_file(each.run_dir) or {} for each in run_files.of_environment(runs, name))
+    pids = tuple(pid for status in known if (pid := status.get("pid")))
     address, token = without_token(base_url)
-    return Target(payload.name, address, pids, token=token)
+    return Target(name, address, pids, token=token)

@@ -93,6 +93,7 @@ class Check(base.Operation):
                 for each in replicas
                 if (cause := (read_status_file(each.run_dir) or {}).get("sessions_fail"))
             },
+            "used_providers": sorted({replica.provider for replica in replicas}),
         }
         return {**found, "problems": list(problems(found))}
 

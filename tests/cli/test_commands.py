@@ -233,6 +233,8 @@ def test_log_pieces_become_whole_lines(cli: Cli) -> None:
     [
         (["launch", "echo", "--name", "../escape"], "name"),
         (["launch", "echo", "--replicas", "0"], "replicas"),
+        (["launch", "echo", "--replicas", "abc"], "'abc' is not a whole number"),
+        (["launch", "echo", "--cpus", "abc"], "'abc' is not a number"),
         (["launch", "echo", "--memory", "lots"], "512M"),
         (["launch", "echo", "--idle-timeout", "soon"], "write 90, 60s, 5m or 2h"),
         (["launch", "echo", "--idle-timeout", "5d"], "write 90, 60s, 5m or 2h"),
@@ -411,7 +413,7 @@ GPUS = {"each": 1.0, "resource": "nvidia.com/mig-1g.5gb"}
             new_environment(gpus={"each": 0.25, "resource": None}),
             "  trial: 0.25 GPU for each replica\n",
         ),
-        (new_environment(serving=SERVING), "trial: 4 shards, 3/64 sessions"),
+        (new_environment(serving=SERVING, generations=[]), "trial: 4 shards\n"),
         (new_environment(serving=SERVING), "trial: 1 of 4 shards is blocked for"),
         (with_replica(exits=[EXIT]), f"ago {EXIT['message']}\n"),
         (
@@ -577,6 +579,19 @@ def test_an_environment_without_a_log_shows_its_launchs_log(cli: Cli) -> None:
     assert "trial exited with code 7" in answer.err
 
 
+def test_logs_of_several_are_named_and_lines_are_chosen(cli: Cli) -> None:
+    cli.knows(new_environment(), "one\ntwo\nthree")
+    cli.get(f"/v1/requests/{ID}", {"request": READY})
+    cli.get(f"/v1/requests/{ID}/logs", text("a two\nb"))
+    assert cli("logs", "trial", "--grep", "^t").out == "two\nthree\n"
+    assert cli("logs", "trial", ID, "--grep", "two").out == f"trial | two\n{ID} | a two\n"
+    followed = cli("logs", "-f", ID, ID, "--json").out.splitlines()
+    assert sorted(followed) == sorted(
+        [f'{{"target": "{ID}", "line": "a two"}}', f'{{"target": "{ID}", "line": "b"}}'] * 2
+    )
+    assert cli("logs", "trial", "--grep", "(").code == 2
+
+
 def test_logs_json_is_lines(cli: Cli) -> None:
     cli.get(f"/v1/requests/{ID}", {"request": READY})
     cli.get(f"/v1/requests/{ID}/logs", text("a\nb"))
@@ -599,6 +614,23 @@ def test_wait_has_the_outcomes_exit_code_and_follows_a_request_that_runs(cli: Cl
     answer = cli("wait", "1")
     assert answer.code == 0
     assert "SUCCEEDED" in answer.out
+
+
+def test_wait_gives_up_after_its_timeout(cli: Cli) -> None:
+    running = new_request("1", state="RUNNING", finished_at=None)
+    cli.get("/v1/requests/1", {"request": running})
+    answer = cli("wait", "--timeout", "0.3", "1", "--json")
+    assert (answer.code, answer.json) == (124, {"requests": [], "timed_out": True})
+    assert "1 request not final within 0.3 s" in answer.err
+    looks: list[Call] = []
+
+    def ends(call: Call) -> None:
+        looks.append(call)
+        call.json(200, {"request": running if len(looks) < 3 else new_request("1")})
+
+    cli.get("/v1/requests/1", ends)
+    assert cli("wait", "--timeout", "1m", "1").code == 0
+    assert len(looks) == 3
 
 
 def test_cancel_reports_requests_that_had_ended_already(cli: Cli) -> None:
@@ -693,11 +725,18 @@ def test_check_says_of_each_provider_and_the_gateway_in_a_line_what_is_missing(c
         "uv: -",
         "providers:",
         "  ✓ docker  works, version 29.1 · no GPU runtime",
-        "  ✗ swarm   no swarm here · docker swarm init",
+        "  - swarm   no swarm here · docker swarm init",
         "gateway:",
         "  ✓ envoy  works, version 1.40.0",
+        "",
+        "local: all good; optional, not working here: swarm",
     ]
     assert cli("check", "--json").json == result
+    result["used_providers"] = ["swarm"]
+    cli.accepts(new_request("3", operation="check", result=result))
+    *_, mark, _, _, _, verdict = cli("check").out.splitlines()
+    assert mark.startswith("  ✗ swarm")
+    assert verdict == "not all good: see the lines with ✗"
 
 
 def test_a_daemon_that_goes_in_a_trial_is_told_in_its_one_document(cli: Cli) -> None:

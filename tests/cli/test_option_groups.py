@@ -95,7 +95,7 @@ def test_what_a_request_has_is_set_too(payload: Any) -> None:
         ("ready-timeout=0", "ready-timeout=DURATION: 0.0 is not in the range x>0"),
         ("max-message=big", "max-message=SIZE: 'big' is not a size"),
         ("reset-first=maybe", "reset-first=yes|no: 'maybe' is not a valid boolean"),
-        ("priority=1.5", "priority=N: '1.5' is not a valid int"),
+        ("priority=1.5", "priority=N: '1.5' is not a whole number"),
     ],
 )
 def test_a_wrong_one_says_what_is_right(cli: Cli, text: str, expected: str) -> None:

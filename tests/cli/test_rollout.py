@@ -9,7 +9,9 @@ from typing import Any
 import click
 import pytest
 
+from openenvd.cli.commands.play import Played
 from openenvd.cli.commands.rollout import _conclude, _payload, _summary
+from openenvd.client.session import StepResult
 
 from ..client.fake_daemon import Call, new_environment, new_request
 from .conftest import Cli
@@ -238,3 +240,29 @@ def test_a_cancelled_rollout_prints_how_to_continue_it() -> None:
     assert told == {"rollout": None}
     assert lines == ["  finished episodes are kept: the same command plays the missing ones"]
     assert _conclude({"state": "FAILED", "result": None}) == ({"rollout": None}, [])
+
+
+def test_one_episode_of_one_step_is_singular() -> None:
+    told = summary(wanted=1, there=1, steps=1, seconds=0.5, steps_per_second=2.0)
+    first, second, *_ = told.splitlines()
+    assert first == "✓ 1 of 1 episode is in /out"
+    assert second == "  1 step in 0.5 s (2 steps/s)"
+
+
+async def test_a_folder_of_rollouts_is_shown_and_one_of_its_episodes(
+    cli: Cli, tmp_path: Path
+) -> None:
+    first = StepResult({"text": "begin"})
+    steps = [({"move": n}, StepResult({"at": n}, reward=n / 10, done=n == 2)) for n in range(3)]
+    for _ in range(2):
+        await Played({"seed": 7}, first, steps).save_rollout(tmp_path / "out", "http://env")
+    summary = cli("rollout", "show", str(tmp_path / "out"))
+    assert "2 episodes, 6 steps: 2 done" in summary.out
+    assert "rewards of done episodes, mean 0.3" in summary.out
+    episode = cli("rollout", "show", str(tmp_path / "out"), "1")
+    assert "episode 000001 of http://env, seed 7: done, 3 steps, total reward 0.3" in episode.out
+    assert '→ {"move": 2}  reward 0.2' in episode.out
+    assert cli("rollout", "show", str(tmp_path / "out"), "2").code == 4
+    assert cli("rollout", "show", str(tmp_path / "none")).code == 1
+    assert cli("rollout", "show").code == 2
+    assert "Missing option '--out'" in cli("rollout", "echo").err

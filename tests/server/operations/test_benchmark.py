@@ -13,7 +13,7 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from openenvd.schema.errors import InvalidSpec, NotAnswering
+from openenvd.schema.errors import NotAnswering
 from openenvd.server.operations.benchmark import BenchmarkPayload
 
 from .conftest import Run
@@ -55,16 +55,14 @@ def test_the_report_has_the_servers_cpu_time_and_the_shards_split(run: Run) -> N
     assert summary["generator_cpu_seconds"] > 0
 
 
-def test_an_environment_that_cannot_wait_needs_an_action(run: Run, tmp_path: Path) -> None:
+def test_an_environment_that_cannot_wait_is_measured_by_an_action_of_its_schema(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("launch", source="echo")
-    with pytest.raises(InvalidSpec, match=r"cannot wait.*message") as caught:
-        run("benchmark", name="echo")
-    assert "--action" in str(caught.value.hint)
-    asked = {"requests_grid": [2], "wait_grid": [0], "repetitions": 1}
-    result = run(
-        "benchmark", name="echo", action={"message": "hi"}, output_dir=str(tmp_path), **asked
-    )
-    assert result["folder"] == str(tmp_path)
+    asked = {"requests_grid": [2], "repetitions": 1, "output_dir": str(tmp_path)}
+    result = run("benchmark", name="echo", **asked)
+    assert result["max_batch"] == {"wait 0 s": 2}
+    assert 'each step plays {"message": ' in capsys.readouterr().out
     assert (tmp_path / "summary.csv").exists()
 
 
