@@ -256,9 +256,9 @@ async def test_a_folder_of_rollouts_is_shown_and_one_of_its_episodes(
     steps = [({"move": n}, StepResult({"at": n}, reward=n / 10, done=n == 2)) for n in range(3)]
     for _ in range(2):
         await Played({"seed": 7}, first, steps).save_rollout(tmp_path / "out", "http://env")
-    summary = cli("rollout", "show", str(tmp_path / "out"))
-    assert "2 episodes, 6 steps: 2 done" in summary.out
-    assert "rewards of done episodes, mean 0.3" in summary.out
+    shown = cli("rollout", "show", str(tmp_path / "out"))
+    assert "2 episodes, 6 steps: 2 done" in shown.out
+    assert "rewards of done episodes, mean 0.3" in shown.out
     episode = cli("rollout", "show", str(tmp_path / "out"), "1")
     assert "episode 000001 of http://env, seed 7: done, 3 steps, total reward 0.3" in episode.out
     assert '→ {"move": 2}  reward 0.2' in episode.out

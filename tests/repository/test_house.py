@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_643,
-    "code lines": 47_174,
-    "modules": 383,
-    "test lines": 70_145,
+    "shipped lines": 72_893,
+    "code lines": 47_353,
+    "modules": 384,
+    "test lines": 70_304,
     "words of pages": 25_000,
     "words of decisions": 7_216,
     "folders at the root": 15,
