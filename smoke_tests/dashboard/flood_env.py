@@ -19,7 +19,7 @@ class Flood(EchoEnvironment):
         self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
     ) -> EchoObservation:
         numbered = "".join(f"line {number} of {LINES}\n" for number in range(LINES))
-        text = memoryview((numbered + "10 %\r20 %\r30 %\n" + COLOURED).encode())
+        text = memoryview((numbered + "10 %\r20 %\r30 %\n" + "x" * 500 + "\n" + COLOURED).encode())
         while text:
             text = text[os.write(1, text) :]
         return super().reset(seed, episode_id, **kwargs)

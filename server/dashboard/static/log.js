@@ -155,7 +155,7 @@ export function logView(app, name) {
 
   /** Begin the rows again when the window, or the choice to wrap, is another. */
   function measure() {
-    const width = ruler.getBoundingClientRect().width / 100 || 7.2;
+    const width = ruler.scrollWidth / 100 || 7.2;
     const now = wrap.checked ? Math.max(20, Math.floor((element.clientWidth - 20) / width)) : Infinity;
     if (now === columns) return;
     const top = rowLine[Math.floor(element.scrollTop / ROW)] ?? first;
