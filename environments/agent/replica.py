@@ -127,8 +127,10 @@ class EngineReplica:
         match op:
             case "start":
                 self._start_is_requested = self.status.life.is_at_rest
-            case "stop" | "drain":
-                self._handle(Event(op), seconds)
+            case "stop":
+                self._handle(Event.STOP, seconds)
+            case "drain" | "leave":  # an instance has an address of its own
+                self._handle(Event.DRAIN, seconds)
             case _:
                 raise ValueError(f"unknown op: {op!r}")
         self._due.set()

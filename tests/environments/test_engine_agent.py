@@ -465,14 +465,17 @@ def test_nothing_is_left_where_a_stop_was_answered_with_an_error(world: World, f
     assert world.engine.list() == []
 
 
-def test_a_silent_server_is_asked_to_drain_again_and_its_engine_not_blamed(world: World) -> None:
+@pytest.mark.parametrize("operation", ["drain", "leave"])
+def test_a_silent_server_is_asked_to_drain_again_and_its_engine_not_blamed(
+    world: World, operation: str
+) -> None:
     world.image.write_text(SERVER.replace("signal.SIGTERM", "signal.SIGUSR1"))
     run_file = world.ready()
     world.ready()
     [other] = [each for each in run_files.all_of(world.layout.runs) if each != run_file]
     world.fault("silent").touch()
     with link_to(run_file) as client:
-        client.send("drain", timeout_seconds=3600.0)
+        client.send(operation, timeout_seconds=3600.0)
         status = status_from(client, lambda status: bool(status["problem"]))
         assert status["problem"] == "nothing answers at its address"
         assert wait_for(other, lambda status: True)["problem"] is None
