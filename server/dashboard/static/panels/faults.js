@@ -30,7 +30,7 @@ function card(app, first, isWhole, see) {
   const list = h("dl", { class: "facts" }, facts(first).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
   const tail = first.log_tail?.length ? h("details", {}, h("summary", {}, "Last lines of its log"), h("pre", {}, first.log_tail.join("\n"))) : null;
   const seen = () => see(now);
-  const more = first.runs_again_with_bytes ? h("strong", {}, `It runs again by itself, with ${size(first.runs_again_with_bytes)}.`) : null;
+  const more = h("strong");
   const hint = isWhole ? h("p", { class: "buttons" }, first.command ? h("code", { class: "command" }, first.command) : null,
     first.command ? copyButton(app, "command", () => now.command) : null, first.hint ? h("span", {}, hintOf(app, first.hint)) : null) : null;
   const buttons = h("p", { class: "buttons" }, commandButton(app, () => now, seen), more,
@@ -44,6 +44,7 @@ function card(app, first, isWhole, see) {
     text(count, fault.count > 1 ? `× ${fault.count}` : "");
     attribute(since, "data-since", fault.at ?? "");
     since.parentNode.hidden = !fault.at;
+    text(more, fault.runs_again_with_bytes ? `It runs again by itself, with ${size(fault.runs_again_with_bytes)}.` : "");
     text(story, isWhole ? fault.message : fault.message.split("\n")[0]);
   };
   return element;
