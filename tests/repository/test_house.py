@@ -14,11 +14,11 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_893,
-    "code lines": 47_353,
+    "shipped lines": 72_896,
+    "code lines": 47_355,
     "modules": 384,
-    "test lines": 70_304,
-    "words of pages": 25_000,
+    "test lines": 70_222,
+    "words of pages": 24_998,
     "words of decisions": 7_216,
     "folders at the root": 15,
     "large classes": 2,
