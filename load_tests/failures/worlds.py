@@ -317,12 +317,12 @@ class Campaign:
     async def _update(self, name: str) -> None:
         """Another generation: it has replicas of its own, whose restart budget is whole."""
         await self._until_ready(name)
-        served = self._generations[name]
+        updated = self._generations[name] + 1
         allowed = self.clients.generations
-        allowed[name] = {served, served + 1}
+        allowed[name] = allowed[name] | {updated}  # after an update that fails, the one before
         try:
             await asyncio.to_thread(self._launch, name)
-            allowed[name] = {served + 1}
+            allowed[name] = {updated}
             self.clients.urls[name] = await asyncio.to_thread(self._url, name)  # another token
         except SystemExit as exc:
             print(exc, file=sys.stderr)
