@@ -95,8 +95,8 @@ def importable(folder: Path | None) -> Iterator[None]:
     finally:
         with contextlib.suppress(ValueError):
             sys.path.remove(str(folder))
-        imported = set(sys.modules) - before
-        for name in imported:
+        # A package's `__path__` is computed by its parent, so modules go before their packages.
+        for name in sorted(set(sys.modules) - before, reverse=True):
             path = getattr(sys.modules[name], "__file__", None)  # None: a package without it
             paths = getattr(sys.modules[name], "__path__", ()) if path is None else (path,)
             if any(Path(path).is_relative_to(folder) for path in paths):

@@ -474,7 +474,7 @@ async def test_an_update_that_was_cancelled_while_no_daemon_ran_leaves_what_serv
     await trial.world.ends(update, RequestState.CANCELLED)
     await trial.world.generations_become(g2="FAILED", g1="SERVING")
     assert trial.ids == before
-    assert len(list(trial.world.paths.runs.iterdir())) == 2
+    await trial.world.until(lambda: len(list(trial.world.paths.runs.iterdir())) == 2)
 
 
 async def until_serves(trial: Changed, update: Request) -> None:
