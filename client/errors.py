@@ -28,7 +28,7 @@ class ClientError(Exception):
             self.add_note(hint)  # tracebacks show it
 
     def to_json(self) -> dict[str, Any]:
-        """The error in the API's form."""
+        """The error as JSON, in the same format as the daemon's API."""
         return {"error": {"kind": "unreachable", "message": self.message, "hint": self.hint}}
 
 
@@ -44,7 +44,7 @@ class DaemonNotStarted(DaemonUnreachable):
         self.kind = kind
 
     def to_json(self) -> dict[str, Any]:
-        """With the daemon's own word for it."""
+        """As in the base class, but with the daemon's own `kind`."""
         return {"error": {"kind": self.kind, "message": self.message, "hint": self.hint}}
 
 
@@ -87,8 +87,8 @@ class RequestFailed(ClientError):
 class SessionError(ClientError):
     """A session could not be opened, was lost, or refused a message.
 
-    `code` is OpenEnv's, of an error that the server has answered with; otherwise None. Each call of
-    a session that has ended raises why it has: in the same words, with the same code and hint.
+    `code` is the OpenEnv error code if the server answered with an error; otherwise None. Once a
+    session has ended, each call raises the reason: the same message, code and hint.
     """
 
     def __init__(self, message: str, code: str | None = None, hint: str | None = None) -> None:

@@ -5,10 +5,10 @@
                                                                      └─▶ stages, if any
 
 Everything about an episode follows from its number, so what is missing can be played at any time.
-An episode that failed for good is reported and left out, so that the next rollout into the folder
-plays it again; `keep_failed` writes it, as far as it came. For groups see `stages.sinks`.
+An episode whose retries all failed is reported but not written, so the next rollout into the folder
+plays it again; `keep_failed` writes the part that was played. For groups see `stages.sinks`.
 
-Half of the buffer is for what running episodes hold, half for what waits to be written.
+Half of `buffer_bytes` is for the data of running episodes, half for data waiting to be written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DEFAULT_BUFFER_BYTES = 256 * MB
 class RunConfig:
     """The configuration of a rollout. None stands for no limit."""
 
-    environments: Mapping[str, str]  # what the user called them, and where they answer
+    environments: Mapping[str, str]  # addresses, by the names that the user gave
     policy: str
     folder: Path
     episodes: int
@@ -60,13 +60,13 @@ class RunConfig:
     keep_cached: bool = False
     buffer_bytes: int = DEFAULT_BUFFER_BYTES
     max_loop_lag_seconds: float | None = None
-    followed: Mapping[str, Followed] = field(default_factory=dict)  # by where they answer
+    followed: Mapping[str, Followed] = field(default_factory=dict)  # by address
 
     def __post_init__(self) -> None:
         check_group(self.stages.size, self.episodes)
 
     def record(self) -> dict[str, Any]:
-        """Return what must be the same for a rollout to be continued."""
+        """Return the settings that must be unchanged when a rollout is continued."""
         return {
             "environments": list(self.environments),
             "policy": hide_credentials(self.policy),
@@ -101,7 +101,7 @@ class Report:
                 f"{truncated} truncated" + ("" if mean is None else f" (mean reward {mean:.3g})")
             )
         if odd := stats.odd_rewards.total():
-            parts.append(f"{odd} rewards are no numbers")
+            parts.append(f"{odd} rewards are not numbers")
         if failed := stats.finished[EpisodeStatus.FAILED]:
             parts.append(f"{failed} failed")
         if filtered := stats.filtered.total():
@@ -133,8 +133,8 @@ async def roll_out(
 ) -> dict[str, Any]:
     """Runs a rollout into a folder, or the rest of one; `tracer` is `RolloutCollector`'s.
 
-    `on_report` is called with each report, on a thread, and may block; `say` with lines for the
-    log.
+    `on_report` is called with each report, on another thread, and may block; `say` with each line
+    for the log.
 
     Returns:
         The last report as JSON values, with the folder.
@@ -184,7 +184,7 @@ async def roll_out(
                 say(line)
             return [number for number in range(config.episodes) if episode_id(number) in lost]
 
-        await lost_numbers()  # what `open` has found
+        await lost_numbers()  # report the damage that `RolloutWriter.open` found
         numbers = missing(config.episodes, writer.finished_episode_ids())
         earlier = config.episodes - len(numbers)
         if earlier:
@@ -221,11 +221,11 @@ async def roll_out(
 
 
 def _lost_hint(names: Sequence[str], *, keeps_failed: bool) -> str | None:
-    """Return what to look at when an environment does not answer; None: the daemon has none."""
+    """Return a hint for environments that do not answer; None if the daemon runs none of them."""
     if not (known := [name for name in names if "://" not in name]):
         return None
     command = f"openenv status {known[0]}" if len(names) == 1 else "openenv status"
-    again = "" if keeps_failed else "; the same rollout again plays what is missing"
+    again = "" if keeps_failed else "; run the same rollout again to play the missing episodes"
     return f"{command} tells what happened{again}"
 
 
@@ -235,14 +235,14 @@ def missing(episodes: int, existing: frozenset[str]) -> list[int]:
 
 
 def claim_folder(config: RunConfig) -> list[str]:
-    """Records in the folder what the rollout is, or compares it with the record.
+    """Records the rollout's settings in the folder, or compares them with the recorded ones.
 
     Returns:
-        What was damaged, for people. The folder is then taken for one of the same rollout.
+        Messages about a damaged record. The folder is then taken for one of the same rollout.
 
     Raises:
         OtherRollout: The folder holds a different rollout.
-        OutputUnwritable, OutputFull: It is a file, or the file system refuses.
+        OutputUnwritable, OutputFull: The folder's path is a file, or the file system refused.
     """
     path, now = config.folder / RECORD, config.record()
     try:
@@ -262,7 +262,7 @@ def claim_folder(config: RunConfig) -> list[str]:
                     raise OtherRollout(
                         f"{config.folder} holds a rollout with a different {key}: {found!r}, not "
                         f"{value!r}",
-                        "write to another folder, or ask for the same as before to continue it",
+                        "write to another folder, or repeat the settings to continue that rollout",
                     )
             return []
         partial = path.with_suffix(".partial")

@@ -115,28 +115,29 @@ class ServeOptions:
         auto=True,
     )
     isolate: bool | None = option(
-        None, "A process for each session. By default where the class needs it."
+        None, "Run each session in its own process. Default: only if the class needs it."
     )
     session_memory_mb: int | None = option(
         None,
-        "Memory limit of each session. It has a process of its own: 64M.",
+        "Memory limit of each session, such as 64M. Each session then runs in its own process.",
         least=MIN_SESSION_MEMORY_MB,
     )
     admission_timeout_seconds: float = option(
-        5.0, "How long a client waits for a session when all are taken.", least=0
+        5.0, "Time that a client waits for a session when all slots are taken.", least=0
     )
     step_timeout_seconds: float | None = option(
         None, "Time limit of a reset, step or tool. Past it the client gets an error.", above=0
     )
     reset_first: bool | None = option(
-        None, "Refuse a session's steps before its first reset. By default as the class says: yes."
+        None,
+        "Refuse a session's steps before its first reset. Default: as the class says, else yes.",
     )
     http_session_idle_seconds: float = option(
         900.0, "A session without a WebSocket ends when unused for so long; 0: never.", least=0
     )
     max_message_mb: int = option(
         DEFAULT_MESSAGE_MB,
-        "Size limit of a message or body that a client sends: 100M.",
+        "Size limit of a message or body that a client sends, such as 100M.",
         least=1,
         most=2048,
     )
@@ -151,14 +152,14 @@ class ServeOptions:
     )
     allow_origin: list[str] = option(  # noqa: RUF009  a field with a factory
         list,
-        "Origin whose web pages may connect: https://host. Clients may call it by that name, too. "
+        "Origin whose web pages may connect: https://host. Clients may also use that host name. "
         "Repeatable.",
         metavar="ORIGIN",
     )
     token: str | None = option(
         None,
-        "What clients must send. `auto` makes one, @FILE reads it. By default where others can "
-        "reach the environment.",
+        "Token that clients must send. `auto` makes one, @FILE reads it. Default: `auto` where "
+        "others can reach the environment.",
         metavar="auto|TOKEN|@FILE",
     )
 

@@ -32,7 +32,7 @@ from ..output.output import Output, good
 def scale(name: str, replicas: int, is_async: bool, output: Output, **options: Any) -> int:
     """Give an environment N replicas, at the same address.
 
-    Too many: the youngest begin no session any more, and end with their last one.
+    With fewer replicas than before, the youngest accept no new sessions, and exit after their last.
     """
     payload = {"name": name, "replicas": replicas, **given_options(DrainOptions, options)}
     return carry_out(connect(output), "scale", payload, output, _scaled, is_async=is_async)
@@ -79,7 +79,7 @@ def _restarted(final: Json) -> tuple[Json, list[str]]:
 @click.command()
 @click.argument("names", nargs=-1, metavar="NAME…", shell_complete=completion.environments)
 @click.option("--all", "everything", is_flag=True, help="Take down all environments.")
-@click.option("--strays", is_flag=True, help="Stop what runs without a record.")
+@click.option("--strays", is_flag=True, help="Stop replicas that openenv has no record of.")
 @click.option("--async", "is_async", is_flag=True, help="Print the requests' ids, and return.")
 @json_option
 def down(
@@ -131,7 +131,7 @@ def prune(output: Output) -> int:
     for image in result["images"]:
         output.result(f"removed the image {image}")
     if not result["removed"] and not result["images"]:
-        output.result("nothing to remove: all are in use, or were within the last minute")
+        output.result("nothing to remove: everything is in use, or was used within the last minute")
     elif result["removed"]:
         output.result(f"freed {phrases.size(result['freed_bytes'])}")
     return exit_codes.OK
@@ -140,7 +140,7 @@ def prune(output: Output) -> int:
 def _submit(
     client: DaemonClient, names: list[str], output: Output, *, ignore_gone: bool
 ) -> tuple[list[Json], list[ApiRefused]]:
-    """One request each, and what was refused; an unknown name does not keep the others up."""
+    """Submit a request for each name, also beside unknown ones; return requests and refusals."""
     submitted, refused = [], []
     for name in names:
         try:
@@ -154,7 +154,7 @@ def _submit(
 
 
 def _follow(client: DaemonClient, request: Json, output: Output) -> Json:
-    """Show how far it is, without its log, and why it failed; returns the request, final."""
+    """Show a request's progress without its log, and why it failed; return the final request."""
     final = follow_request(client, request, output, is_shown_later=lambda _: True)
     if final["state"] != RequestState.SUCCEEDED:
         return final
@@ -171,7 +171,7 @@ def _what_it_was(client: DaemonClient, down: Json) -> str:
     # The newest, or the one before: the name may have been taken again meanwhile.
     launches = client.requests(operation="launch", environment=down["environment"], limit=2)
     for launch in launches:
-        # The daemon calls launches off as it writes the `down`, at the same time to the bit.
+        # The daemon cancels launches when it writes the `down`, with exactly the same time.
         is_called_off = launch["cancel_requested_at"] == down["created_at"]
         if is_called_off and launch["state"] in (RequestState.RUNNING, RequestState.CANCELLED):
             return " (its launch was cancelled)"

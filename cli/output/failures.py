@@ -54,7 +54,7 @@ def request_failure(request: Json, *, shown: Iterable[str] = ()) -> list[str]:
 
 
 def environment_failure(environment: Json) -> list[str]:
-    """The block of an environment that failed, or some of whose replicas are not well."""
+    """The lines about an environment that failed, or that has unhealthy replicas."""
     lines: list[str] = []
     name = environment["name"]
     if environment["state"] == EnvironmentState.FAILED:
@@ -85,7 +85,7 @@ def _remarks(name: str, replica: Json) -> Iterator[str]:
 
 
 def exit_lines(where: str, replica: Json, now: float) -> Iterator[str]:
-    """The last exits of processes of a replica, or of the gateway, and how many there were."""
+    """The latest process exits of a replica or of the gateway, and a count of all by kind."""
     exits = replica.get("exits") or []
     for one in exits[:_MAX_EXITS]:
         ago = phrases.duration(now - (one.get("at") or now))

@@ -179,7 +179,8 @@ async def test_an_endpoint_that_nobody_serves_is_named_with_what_to_do(
 
 
 @pytest.mark.parametrize(
-    ("keep_failed", "more"), [(False, "; the same rollout again plays what is missing"), (True, "")]
+    ("keep_failed", "more"),
+    [(False, "; run the same rollout again to play the missing episodes"), (True, "")],
 )
 async def test_an_environment_that_does_not_answer_is_named_with_what_to_do(
     tmp_path: Path, unused_port: int, keep_failed: bool, more: str
