@@ -82,7 +82,7 @@ class Connections:
 
     @property
     def problem(self) -> str | None:
-        """Return why a client may be refused, and by whom; None where there is room."""
+        """Return why clients may be refused, and who is connected; None where there is room."""
         if not _is_full(self.open, self.max):
             return None
         users = "".join(

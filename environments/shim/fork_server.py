@@ -8,7 +8,7 @@
 What it forks owns only the pages that it writes: a shim and its server together 8 MB instead of
 the 33 MB of two programs that import everything for themselves, and are ready in tens of
 milliseconds. One thread and no event loop, so that forking is safe. Started when it is first
-needed (`fork_server_client.py`), of one list of modules and one environment.
+needed (`client.py`), of one list of modules and one environment.
 
 Wire (Unix SEQPACKET, a pair whose other end its starter has), one message each way:
 

@@ -56,7 +56,7 @@ class RestartSchedule:
 
 
 def restart_delay_seconds(early_exits: int) -> float:
-    """Return how long to wait after `count` early exits in a row; the first costs nothing."""
+    """Return how long to wait after `early_exits` in a row; there is no wait after the first."""
     return backoff_seconds(
         early_exits - 1, first=FIRST_BACKOFF_SECONDS, longest=MAX_BACKOFF_SECONDS
     )
