@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from ..system.text.json_lines import Json
 from .api import DaemonClient, RequestFilters
-from .following import Reconnect, look
+from .following import Reconnect, look, pauses
 from .handles import (
     Environment,
     EnvironmentData,
@@ -26,7 +26,6 @@ from .handles import (
     RequestData,
     environment_of,
     json_of,
-    pauses,
 )
 from .options import DrainOptions, LaunchOptions, RequestOptions, RolloutOptions
 from .session import ANSWER_SECONDS, AsyncSession

@@ -19,7 +19,8 @@ from .errors import ConnectionLost, RequestFailed
 from .http import ServerEvent
 
 COME_BACK_SECONDS = 5.0
-_POLL_INTERVAL_SECONDS = 0.1
+_POLL_INTERVAL_SECONDS = 0.1  # while there is no daemon
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.02, 0.5  # between two looks at a request
 
 Reconnect = Callable[[], DaemonClient | None]
 
@@ -79,6 +80,29 @@ def wait(client: DaemonClient, request_id: str, *, reconnect: Reconnect | None =
         if event.name == "state":
             request = event.data
     return request
+
+
+def wait_at_most(find: Reconnect, request_id: str, seconds: float) -> Json:
+    """Return a request when it is final, or as it is after `seconds`.
+
+    Raises:
+        ApiRefused, ConnectionLost: As `look`.
+    """
+    deadline, looks = time.monotonic() + seconds, pauses()
+    while True:
+        _, request = look(find, request_id)
+        left = deadline - time.monotonic()
+        if request["state"] in FINAL_STATES or left <= 0:
+            return request
+        time.sleep(min(next(looks), left))
+
+
+def pauses() -> Iterator[float]:
+    """Yield how long to wait before the next look at a request, longer each time."""
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        yield pause
+        pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
 
 def run(

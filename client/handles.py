@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from .synchronous import Client
 
 Result = TypeVar("Result")
-
-_FIRST_POLL_SECONDS = 0.02
-_POLL_INTERVAL_SECONDS = 0.5  # at most, between two looks at a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +125,9 @@ class Request(RequestData[Result]):
             reconnect = self.client.find_daemon
             self.data = following.wait(self.client.daemon(), self.id, reconnect=reconnect)
             return self.result()
-        deadline, looks = time.monotonic() + timeout, pauses()
-        while not self.refresh().is_final:
-            if (left := deadline - time.monotonic()) <= 0:
-                raise TimeoutError(f"request {self.id} has not ended within {timeout:g} s")
-            time.sleep(min(next(looks), left))
+        self.data = following.wait_at_most(self.client.find_daemon, self.id, timeout)
+        if not self.is_final:
+            raise TimeoutError(f"request {self.id} has not ended within {timeout:g} s")
         return self.result()
 
     def __iter__(self) -> Iterator[Progress]:
@@ -273,11 +267,3 @@ def environment_of(client: Client, result: Json) -> Environment:
 def json_of(client: Client, result: Json) -> Json:
     """Return a result as the API has it."""
     return result
-
-
-def pauses() -> Iterator[float]:
-    """Yield how long to wait before the next look at a request, longer each time."""
-    pause = _FIRST_POLL_SECONDS
-    while True:
-        yield pause
-        pause = min(2 * pause, _POLL_INTERVAL_SECONDS)

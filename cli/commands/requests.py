@@ -10,26 +10,35 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
+from ...client import following
 from ...client.api import DaemonClient
-from ...client.errors import ApiRefused
+from ...client.errors import ApiRefused, ClientError
 from ...schema.spec import LaunchOptions
 from ...schema.states import FINAL_STATES, RequestState
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import TextStream
 from .. import completion, exit_codes
 from ..following import async_option, follow, leave, wait_quietly
-from ..options import Duration, WholeNumber, connect, declared_options, find_target, json_option
+from ..options import (
+    Duration,
+    WholeNumber,
+    connect,
+    declared_options,
+    find_target,
+    json_option,
+    reconnect,
+)
 from ..output import phrases
 from ..output.failures import environment_failure, request_failure
 from ..output.output import Output, bad, good, requests_table
 
 DEFAULT_LIMIT = 50
-_POLL_INTERVAL_SECONDS = 0.2  # of `wait --timeout`
 MEMORY_LIMITS = ("memory_mb", "session_memory_mb")  # that `retry` may change
 _STATES = click.Choice([state.value for state in RequestState], case_sensitive=False)
 
@@ -94,8 +103,13 @@ def wait(request_ids: tuple[str, ...], timeout: float | None, output: Output) ->
     ended: list[Json] = []
     deadline = None if timeout is None else time.monotonic() + timeout
     for request in found:
-        final = _wait_until(deadline, client, request)
-        if final is None:
+        final = request
+        if deadline is not None:
+            left_seconds = deadline - time.monotonic()
+            final = following.wait_at_most(reconnect, request["id"], left_seconds)
+        elif request["state"] not in FINAL_STATES:
+            final = wait_quietly(client, request["id"])
+        if final["state"] not in FINAL_STATES:
             wanted = phrases.duration(timeout or 0.0)
             left = phrases.plural(len(found) - len(ended), "request")
             output.note(bad(f"{left} not final within {wanted}; {request['label']} continues"))
@@ -144,18 +158,6 @@ def retry(request_id: str, output: Output, is_async: bool, **limits: int | None)
     if request["operation"] == "rollout":
         return follow_rollout(client, request, output)
     return follow(client, request, output, lambda final: ({"result": final.get("result")}, []))
-
-
-def _wait_until(deadline: float | None, client: DaemonClient, request: Json) -> Json | None:
-    """Wait for a request, and return it; None when the deadline has come before its end."""
-    while request["state"] not in FINAL_STATES:
-        if deadline is None:
-            return wait_quietly(client, request["id"])
-        if (left := deadline - time.monotonic()) <= 0:
-            return None
-        time.sleep(min(left, _POLL_INTERVAL_SECONDS))
-        request = client.request(request["id"])
-    return request
 
 
 def _tell(request: Json, output: Output) -> None:
@@ -223,16 +225,34 @@ def logs(
             if request["state"] == RequestState.FAILED:
                 output.note(*request_failure(request, shown=seen))
 
-    if not follow or len(found) == 1:
+    if follow and len(found) > 1:
+        _at_once(show, found)
+    else:
         for each in found:
             show(*each)
-        return exit_codes.OK
-    threads = [threading.Thread(target=show, args=each, daemon=True) for each in found]
+    return exit_codes.OK
+
+
+def _at_once(show: Callable[..., None], found: list[tuple[Any, ...]]) -> None:
+    """Show logs beside each other until all have ended; raise the first error.
+
+    The threads are daemons: Ctrl-C ends the command while the logs go on.
+    """
+    errors: list[ClientError] = []
+
+    def show_one(*one: Any) -> None:
+        try:
+            show(*one)
+        except ClientError as exc:
+            errors.append(exc)
+
+    threads = [threading.Thread(target=show_one, args=each, daemon=True) for each in found]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return exit_codes.OK
+    for error in errors:
+        raise error
 
 
 def _show_environment(

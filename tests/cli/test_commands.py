@@ -590,6 +590,11 @@ def test_logs_of_several_are_named_and_lines_are_chosen(cli: Cli) -> None:
         [f'{{"target": "{ID}", "line": "a two"}}', f'{{"target": "{ID}", "line": "b"}}'] * 2
     )
     assert cli("logs", "trial", "--grep", "(").code == 2
+    gone = {"error": {"kind": "not_found", "message": "its log is gone"}}
+    cli.get("/v1/requests/2", {"request": new_request("2")})
+    cli.get("/v1/requests/2/logs", (404, gone))
+    answer = cli("logs", "-f", ID, "2")
+    assert (answer.code, answer.err) == (4, "error: its log is gone\n")
 
 
 def test_logs_json_is_lines(cli: Cli) -> None:
