@@ -150,28 +150,30 @@ def episodes(rollouts: Rollouts, offset: int, limit: int) -> Json:
     ids = rollouts.episode_ids()
     shown = ids[offset : offset + min(limit, MAX_EPISODES)]
     rows = [rollouts.episode(episode_id).row for episode_id in shown]
-    return {"total": len(ids), "offset": offset, "episodes": [_shown(row) for row in rows]}
+    return {"total": len(ids), "offset": offset, "episodes": [episode_view(row) for row in rows]}
 
 
-def _shown(row: Any) -> Json:
+def episode_view(row: Any) -> Json:
+    """What is shown of an episode's row."""
     return {name: row[name] for name in SHOWN}
 
 
 def steps(episode: EpisodeRow, first: int) -> Json:
-    """Steps of an episode, as many as fit; behind the last one, what was observed at the end."""
+    """As many steps of an episode as fit into an answer."""
     found: list[Json] = []
     size_bytes = 0
-    for step in islice(_frames(episode, first), MAX_STEPS):
+    for step in islice(frames(episode, first), MAX_STEPS):
         size_bytes += len(_encoded(step))
         if found and size_bytes > MAX_BYTES:
             break
         found.append(step)
     end = first + len(found)
     is_last = bool(found) and found[-1]["is_end"]
-    return {"episode": _shown(episode.row), "steps": found, "next": None if is_last else end}
+    return {"episode": episode_view(episode.row), "steps": found, "next": None if is_last else end}
 
 
-def _frames(episode: EpisodeRow, first: int) -> Iterator[Json]:
+def frames(episode: EpisodeRow, first: int) -> Iterator[Json]:
+    """Steps of an episode from `first` on; behind the last one, what was observed at the end."""
     yield from map(_step, islice(episode.steps(), first, None))
     rest, images = take_images(episode.final_observation)
     last = {"observation": _text(rest), "images": _images(images)}

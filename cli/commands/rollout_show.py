@@ -10,8 +10,9 @@ import click
 
 from ...client.sources import working_folder
 from ...rollouts import replay
+from ...rollouts.episodes import episode_id
 from ...rollouts.errors import RolloutError
-from ...rollouts.folder.readers import EpisodeRow, open_rollouts
+from ...rollouts.folder.readers import open_rollouts
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
 from .. import exit_codes
@@ -37,7 +38,12 @@ def show(words: tuple[str, ...], output: Output) -> int:
             found = replay.summary(rollouts)
             lines = summary_lines(str(folder), found)
         else:
-            found = _episode(rollouts.episode(words[1].zfill(6)))
+            number = words[1]
+            episode = rollouts.episode(episode_id(int(number)) if number.isdecimal() else number)
+            found = {
+                "episode": replay.episode_view(episode.row),
+                "steps": list(replay.frames(episode, 0)),
+            }
             lines = episode_lines(found)
     except (RolloutError, OSError) as exc:
         output.note(bad(plain(str(exc))))
@@ -49,15 +55,6 @@ def show(words: tuple[str, ...], output: Output) -> int:
     output.json(found)
     output.result(*lines)
     return exit_codes.OK
-
-
-def _episode(episode: EpisodeRow) -> Json:
-    """Return all steps of an episode, which the dashboard reads page by page."""
-    found = replay.steps(episode, 0)
-    while found["next"] is not None:
-        more = replay.steps(episode, found["next"])
-        found = {**more, "steps": found["steps"] + more["steps"]}
-    return found
 
 
 def summary_lines(folder: str, found: Json) -> list[str]:
