@@ -19,7 +19,7 @@ from ..output.output import Output, good
 
 
 def numbers(read: Callable[[str], float], what: str) -> Callable[[str], list[float]]:
-    """Return what reads several numbers in one word: `32,128,512`."""
+    """Return a function that reads numbers separated by commas, such as `32,128,512`."""
 
     def read_all(text: str) -> list[float]:
         try:

@@ -91,7 +91,7 @@ class Played:
         """Write a test for the plug-in of pytest, which plays the same and expects the same."""
         steps = [{"action": action, "answer": _json_of(answer)} for action, answer in self.steps]
         episode = {"reset": self.reset, "first": self.first.observation, "steps": steps}
-        text = json.dumps(episode, indent=1).replace('"""', '\\u0022""')
+        text = json.dumps(episode, indent=1)  # in which three quotes never follow one another
         path.write_text(_PYTEST.format(source=source, episode=text))
 
     async def save_rollout(self, folder: Path, environment: str) -> None:
@@ -179,7 +179,7 @@ def _value(name: str, text: str, schema: Json) -> Any:
 
 
 def _check(action: Json, fields: Json, schema: Json) -> None:
-    """Refuse what the schema certainly refuses: unknown and missing fields, values of an enum."""
+    """Raise `PlayError` for unknown or missing fields, and for values outside an enum."""
     missing = [name for name in schema.get("required", ()) if name not in action]
     unknown = [name for name in action if name not in fields]
     if missing:
@@ -316,7 +316,8 @@ def _lines(prompt: str, schema: Json) -> Iterator[str]:
 
     readline.set_completer(complete)
     readline.set_completer_delims(" ")
-    readline.parse_and_bind("tab: complete")
+    is_libedit = "libedit" in (readline.__doc__ or "")  # as on macOS
+    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
     with suppress(OSError):
         readline.read_history_file(history)
     readline.set_history_length(_HISTORY_LINES)

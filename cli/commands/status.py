@@ -159,7 +159,7 @@ def _remarks(environment: Json, now: float, *, is_named: bool) -> Iterator[str]:
 
 
 def _strays(strays: list[Json]) -> Iterator[str]:
-    """Return the replicas that run although the database has no record of them."""
+    """Return lines about replicas that run but have no record in the database."""
     head = f"{phrases.plural(len(strays), 'stray')} without a record"
     yield f"{head}; openenv down --strays stops them:"
     for stray in strays:
@@ -301,7 +301,7 @@ class Changes:
             self.happened.set()  # whatever was missed
 
     def _look_for_daemon(self) -> ClientError | None:
-        """Find the daemon; return why there is none."""
+        """Look for the daemon again; return an error if there is none."""
         try:
             found = reconnect()
         except ClientError as exc:
