@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strays: what runs with this home's label, and has no record.
 
-    on an engine    an instance without a run file: the agent writes down which there are
-    any provider    a replica with a run file, of a launch that no table knows, and whose
-                    environment's name is another launch's by now; one whose run file was set
-                    aside, and that no table knows
+    on an engine    an instance without a run file; the agent keeps a list of these
+    any provider    a replica whose launch is in no table, and whose environment's name belongs to
+                    another launch by now; or one in no table, whose run file was set aside
 
-They are shown, and stopped on request: a lost table must not cost what runs.
+They are shown, and stopped only on request: losing a table must not stop running replicas.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def strays_seen(layout: Layout) -> list[Json]:
     """Return the strays on engines, as their agents have seen them last. Reads a file for each."""
     found = {
         (at.engine, stray["id"]): {"provider": at.engine, **stray}
-        for at in engines_used(layout)  # of which two may be one, by another name
+        for at in engines_used(layout)  # two may be the same engine by other names
         for stray in _read(layout, at)
     }
     return list(found.values())

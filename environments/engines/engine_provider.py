@@ -75,12 +75,12 @@ class EngineProvider(Provider):
         return self._open(spec, count, None, {each.port for each in known}), _with_own_plan
 
     def _begin(self, run_file: RunFile, listeners: Listeners) -> None:
-        """Write it down: from then on its port is reserved, and it is found."""
+        """Write the run file, which reserves the port, and by which the replica is found."""
         run_file.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(str(run_file.run_dir / RUN_FILE_NAME), run_file.data, sync=True)
 
     def _finish(self, replica: RunFile) -> None:
-        """Have the agent start it, when the engine can publish its port."""
+        """Have the agent start it; the engine can publish its port by now."""
         run_files.revive(replica)
 
     def _with_plan(

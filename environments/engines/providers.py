@@ -179,15 +179,15 @@ class Provider:
     def _begin_more(
         self, like: RunFile, spec: EnvironmentSpec, count: int, known: RunFiles
     ) -> Beginning:
-        """Return the same for further replicas."""
+        """Open sockets as `_begin_launch` does, for further replicas."""
         raise NotImplementedError
 
     def _begin(self, run_file: RunFile, listeners: Listeners) -> None:
-        """Write one replica down, and start it if it needs its sockets for that."""
+        """Write a replica's run file; start the replica if it needs its open sockets."""
         raise NotImplementedError
 
     def _finish(self, replica: RunFile) -> None:
-        """Start one replica, if that has not happened; no socket is open any more."""
+        """Start one replica that `_begin` has not started; our sockets are closed by now."""
 
     def _start_each(
         self, listeners: list[Listeners], count: int, described: Callable[[int, int], RunFileData]
@@ -201,7 +201,7 @@ class Provider:
                 for index in range(count):
                     of_one = index % len(listeners)
                     data = described(index, ports[of_one])
-                    # Before it is started: it must be stopped if that fails.
+                    # Noted before it is started: it must be stopped if the start fails.
                     started.append(RunFile.of(Path(data["run_dir"]), data))
                     self._begin(started[-1], listeners[of_one])
             for each in started:
@@ -215,7 +215,7 @@ class Provider:
     def _open(
         self, spec: EnvironmentSpec, count: int, port: int | None, taken: Collection[int] = ()
     ) -> list[Listeners]:
-        """Listen at several free ports, the first time at `port` if there is one."""
+        """Listen at `count` free ports; the first is `port`, if that is given."""
         owner = PortOwner(spec.name, self._layout.runs)
         with contextlib.ExitStack() as stack:
             opened: list[Listeners] = []
@@ -254,10 +254,10 @@ def run_file_like(
     max_sessions: int | None,
     started_by: str,
 ) -> RunFileData:
-    """Return the run file of a replica that a request adds to one that runs.
+    """Return the run file of a replica that a request adds to a running environment.
 
-    Its id has a part of that request's: one that has ended, and whose folder is being removed, had
-    another.
+    Its id has a part of that request's id. So it differs from the id of a replica that has ended,
+    and whose folder is being removed.
     """
     own = _its_own(layout, spec.name, f"{started_by[:ID_PART]}-{other.request_id}", place)
     alike = {key: value for key, value in other.data.items() if key not in _NOT_ALIKE}
@@ -291,7 +291,7 @@ def child_environment(
 
 
 def names_of(data: RunFileData) -> dict[str, str]:
-    """Return the headers by which a replica's server names itself."""
+    """Return the headers in which a replica's server names the replica."""
     return {
         ENVIRONMENT_HEADER: data["environment"],
         GENERATION_HEADER: data["request_id"],

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between the daemon and Envoy: the files that it reads, and what its admin interface answers.
+"""Connects the daemon and Envoy: Envoy's files, and the answers of its admin interface.
 
-Files are replaced by rename, which Envoy watches for, and only if changed. They are written in an
-order in which none names what is not there yet: endpoints, clusters, routes; what nothing names any
-more is removed last. What was written is remembered (`BackendFiles`), so that a change of one
+Files are replaced by rename, which Envoy watches for, and only if changed: endpoints, clusters,
+routes, so that none names a file or cluster that does not exist yet. Files that are no longer named
+are removed last. What was written is remembered (`BackendFiles`), so that a change of one
 environment costs nothing for the others. The admin interface is on a Unix socket; asking it blocks.
 """
 
@@ -32,7 +32,7 @@ from .configuration import Backend, Endpoint, GatewayOptions
 
 ANSWER_SECONDS = 5.0
 
-_FULL_SHARE = 0.95  # of the connections: some are closed and opened at any time
+_FULL_SHARE = 0.95  # of the maximum: connections open and close all the time
 _USERS_SHOWN = 3
 _ESTABLISHED = "01"
 
@@ -67,7 +67,7 @@ def endpoint_statuses(admin_socket: Path) -> list[EndpointStatus]:
         _status(cluster["name"], host)
         for cluster in answer.get("cluster_statuses", ())
         for host in cluster.get("host_statuses", ())
-        if "socket_address" in host["address"]  # not what holds requests meanwhile
+        if "socket_address" in host["address"]  # not the pipe that holds requests
     ]
 
 
@@ -78,11 +78,11 @@ class Connections:
     open: int
     max: int
     refused: int  # since Envoy was started: closed as soon as they were accepted
-    users: dict[str, int]  # of this machine, by name, with most of them; read when there is no room
+    users: dict[str, int]  # of this machine, with the most connections; empty while there is room
 
     @property
     def problem(self) -> str | None:
-        """Return why clients may be refused, and who is connected; None where there is room."""
+        """Return why clients may be refused, and who fills the room; None if there is room."""
         if not _is_full(self.open, self.max):
             return None
         users = "".join(
@@ -188,7 +188,7 @@ _MAX_FDS = 2**20  # where there is no limit
 
 
 def write_start_files(folder: Path, options: GatewayOptions, admin_socket: Path) -> Path:
-    """Write what Envoy is started with, and nothing that the daemon has written; the bootstrap."""
+    """Write Envoy's start files that the daemon has not written; return the bootstrap's path."""
     make_private(folder / "endpoints")
     where = str(folder)
     _replace(folder / "certificates.json", configuration.certificates(options))
@@ -206,8 +206,8 @@ def write_start_files(folder: Path, options: GatewayOptions, admin_socket: Path)
 class BackendFiles:
     """Envoy's clusters, routes and endpoints, as they were last written. Used by one thread a time.
 
-    Files that others have replaced or removed since, as a restarted gateway does, are
-    all looked at again.
+    If others have replaced or removed files since, as a restarted gateway does, all files are
+    compared again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -221,7 +221,7 @@ class BackendFiles:
         """Write the files for these environments, as far as they have changed.
 
         Raises:
-            OSError: A file cannot be written; those before it are, and nothing is half written.
+            OSError: A file cannot be written. Earlier ones have been, and none is half written.
         """
         wanted = {backend.name: backend for backend in backends}
         if not self._identities or self._identities != self._identify():
@@ -239,7 +239,7 @@ class BackendFiles:
             path = configuration.endpoints_file(str(self._folder), name)
             _replace(Path(path), configuration.endpoints(backend))
             texts[name] = _Texts.of(backend, path)
-        # A cluster that is new must be there before its route, one that goes after it.
+        # A new cluster must be written before its route, and a removed one must go after its route.
         folder, before = self._folder / "endpoints", self._texts
         old = self._written.keys() or {path.stem for path in folder.glob("*.json")}
         routes = configuration.routes(orjson.Fragment(each.routes) for each in texts.values())
@@ -261,7 +261,7 @@ class BackendFiles:
 
 
 class _Texts(NamedTuple):
-    """What the files of all environments say of one: items of a list of JSON."""
+    """One environment's entries in the files that all environments share: items of a JSON list."""
 
     cluster: bytes
     routes: bytes
@@ -288,7 +288,7 @@ def _replace(path: Path, content: Json) -> None:
 
 
 def _create(path: Path, content: Json) -> None:
-    """Write a file unless there is one, of the daemon's, by now."""
+    """Write a file, unless the daemon has written it by now."""
     first = path.with_suffix(f".first.{os.getpid()}")
     replace_file(str(first), orjson.dumps(content))
     with contextlib.suppress(FileExistsError):

@@ -6,7 +6,7 @@
                                                  └──{"ready": true}──▶ the shim's notify pipe
 
 Envoy knows nothing of notify pipes, and a process between it and the shim would cost memory for as
-long as it runs. So one that ends asks in its place; it is the shim's child then, which reaps it.
+long as it runs. So a process that ends asks instead; the shim adopts that process, and reaps it.
 
 Standard library alone, and none of our modules: it is a program of its own for the shim.
 """
@@ -54,7 +54,7 @@ def _announce(pid: int, notify_fd: int, admin_socket: str) -> None:
     deadline = time.monotonic() + READY_SECONDS
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < deadline:
-            os.kill(pid, 0)  # whether it is there
+            os.kill(pid, 0)  # raises once Envoy has ended
             if _listens(admin_socket):
                 os.write(notify_fd, b'{"ready": true}\n')
                 return

@@ -5,20 +5,20 @@
                                                    │                 │                │
                                                    └───── pages of what it imported ──┘  shared
 
-What it forks owns only the pages that it writes: a shim and its server together 8 MB instead of
-the 33 MB of two programs that import everything for themselves, and are ready in tens of
-milliseconds. One thread and no event loop, so that forking is safe. Started when it is first
-needed (`client.py`), of one list of modules and one environment.
+Forked processes own only the pages they write: a shim and its server take 8 MB together, not the
+33 MB of two programs with their own imports, and are ready in tens of milliseconds. One thread and
+no event loop, so that forking is safe. A fork server is started when it is first needed
+(`client.py`), for one list of modules and one set of environment variables.
 
-Wire (Unix SEQPACKET, a pair whose other end its starter has), one message each way:
+Wire (a Unix SEQPACKET pair with the process that started it), one message each way:
 
     {"run_dir", "title"} + control socket, log, listeners…               ▶  {"pid": 4711}
     what cannot be done                                                  ▶  {"refused": "why"}
 
 What happens when
 
-    it is not needed           no shim of its own and no request for `idle_seconds`: it exits. With
-                               shims it stays, for the pages are held anyway
+    it is not needed           it exits after `idle_seconds` with no shim and no request. With shims
+                               it stays: they keep the shared pages in memory anyway
     the daemon exits           it exits, since the socket ends; its shims go on (they are detached)
     it is killed               the same; the next launch starts another
     it hangs                   the shim is started as a program, and the next launch starts another
@@ -67,7 +67,7 @@ class ForkServer:
         self._shims: set[int] = set()
         self._requested_at = time.monotonic()
         self._must_exit = False
-        self._refusal: str | None = None  # why it forks nothing
+        self._refusal: str | None = None  # why it refuses every request; None: it does not
         self._selector = selectors.DefaultSelector()
         self._selector.register(requests, selectors.EVENT_READ, self._on_message)
         self._signals = SignalPipe((signal.SIGTERM, signal.SIGCHLD), ignored=TERMINAL_SIGNALS)
@@ -118,14 +118,14 @@ class ForkServer:
 
 
 def is_idle(shims: int, silent_seconds: float, idle_seconds: float) -> bool:
-    """Whether it is not needed. Beside its shims it costs next to nothing."""
+    """Whether the fork server may end. While its shims run, it costs almost nothing."""
     return not shims and silent_seconds >= idle_seconds
 
 
 def _become_shim(
     run_dir: str, title: str, control: int, log: int, listeners: Sequence[int]
 ) -> NoReturn:
-    """Be a shim, in the child: never back into the fork server's loop, whatever happens."""
+    """Run a shim in the forked child. Never returns to the fork server's loop, whatever happens."""
     try:
         os.setsid()
         forking.reset_signals()
@@ -137,7 +137,7 @@ def _become_shim(
         loop.run_shim(run_dir, is_forked=True)
         os._exit(0)
     except SystemExit as exc:
-        print(exc, file=sys.stderr, flush=True)  # noqa: T201  another shim has it
+        print(exc, file=sys.stderr, flush=True)  # noqa: T201  why, for the log
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -153,7 +153,7 @@ def main() -> NoReturn:
     config = json.loads(sys.argv[1])
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.chdir("/")
-    # As a shim does: whatever its starter is.
+    # Reset as in a shim, regardless of the score and cgroup of the process that started this one.
     set_oom_score_adj(os.getpid(), 0)
     group = enter_shims_group()
     forking.close_all_but([config["requests"]])

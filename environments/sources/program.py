@@ -20,7 +20,7 @@ from .needs import read_toml, table_in
 from .resolve import Bundled, ClassSource, Image, Project, ResolvedSource
 
 HOST_PROGRAM = Path(__file__).resolve().parents[2] / "env_host" / "__main__.py"
-# The same without exec, where its modules have been imported: a host in our own Python.
+# The same program for a fork without exec, with its modules imported: a host in our own Python.
 HOST_ENTRY = "openenvd.env_host.main:main"
 HOST_PRELOAD = (
     "openenvd.env_host.preload",
@@ -42,7 +42,7 @@ class Program:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """`-P`: the folder it runs in is on `sys.path` only where the configuration says so."""
+        """The command line. `-P`: only the configuration puts the working folder on `sys.path`."""
         return (str(self.python), "-P", str(HOST_PROGRAM))
 
     @property
@@ -59,7 +59,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class ContainerImage:
-    """An image that replicas run: what names the same one for good, and how it was named."""
+    """An image that replicas run: the reference that never changes, and the name it was given."""
 
     reference: str
     name: str
@@ -173,7 +173,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, int) and value.bit_length() > 63:
-        return hex(value)  # its digits may be more than Python writes
+        return hex(value)  # as decimal it may exceed Python's limit on digits
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`scale` and `restart` change an environment's replicas; `down`, `down_strays`, `prune` free them.
 
-The daemon itself carries out the first three (`server/reconcile/changes.py`). What frees memory is
-SHORT, so that launches never delay it. Strays are replicas that no one has written down: the daemon
-knows which these are (`status`), and a worker does not, so the request names them.
+The daemon itself carries out the first three (`server/reconcile/changes.py`). Operations that free
+memory are SHORT, so that launches never delay them. Strays are replicas without a record. The
+daemon knows which these are (`status`), but a worker does not, so the request names them.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class RestartPayload(ChangePayload):
     )
     max_surge: str | None = Field(
         None,
-        description="How many more replicas there may be meanwhile, or a percentage; by default as"
-        " its launch says, or 1.",
+        description="Extra replicas allowed meanwhile, a number or a percentage; by default as its"
+        " launch says, or 1.",
     )
     max_unavailable: str | None = Field(
         None,
-        description="How many may be missing meanwhile, or a percentage; by default as its launch"
-        " says, or none.",
+        description="Replicas that may be missing meanwhile, a number or a percentage; by default"
+        " as its launch says, or none.",
     )
 
     _spell = field_validator("max_surge", "max_unavailable", mode="before")(base.spell_number)
@@ -75,7 +75,7 @@ class ScalePayload(ChangePayload):
             raise ValueError(f"{value} replicas would serve nobody; `openenv down` stops it")
         if value > MAX_REPLICAS:
             raise ValueError(
-                f"{value} replicas are more than the {MAX_REPLICAS} of one environment"
+                f"{value} replicas are more than the {MAX_REPLICAS} that one environment may have"
             )
         return value
 
@@ -161,7 +161,7 @@ class DownStrays(base.Operation):
 
 
 class Prune(base.Operation):
-    """Removes what the next launch of such a project makes again."""
+    """Removes virtual environments and images, which a project's next launch makes again."""
 
     name = "prune"
     summary = "Remove projects' virtual environments and images that nothing uses."
@@ -170,7 +170,7 @@ class Prune(base.Operation):
     def run(payload: base.Payload, context: base.OperationContext) -> dict[str, Any]:
         """`{"removed": [{"path", "project", "used_at", "freed_bytes"}], "images", "freed_bytes"}`.
 
-        `freed_bytes` is of virtual environments: images share their layers.
+        `freed_bytes` counts virtual environments only, because images share their layers.
         """
         from ...environments.preparation.image_build import prune_images
         from ...environments.preparation.venv_cleanup import prune

@@ -2,23 +2,23 @@
 """`Changes`: carries out `launch`, `scale`, `restart` and `down`, which start replicas or end them.
 
     launch       start what a worker has prepared ─▶ all ready ─▶ the gateway has them
-    scale up     start ─▶ all ready ─▶ they are its own; the sessions are divided again
+    scale up     start ─▶ all ready ─▶ the environment keeps them; the sessions are divided again
     scale down   share out ─▶ drain the youngest; the request does not wait for their sessions
-    restart      `replacement_step` says how many to start, and how many to drain, until nothing
-                 is left to do: by default one after another, those that end `together` in one go
+    restart      `replacement_step` says how many to start and how many to drain, until all are
+                 replaced: by default one after another, but those that end `together` at once
     update       the same, of what another launch has started; by default all are started at once.
                  When all are ready the environment's row names the new launch, and what is left of
                  the old one is drained
     down         stop all; its row says so
 
-Of local replicas one is always left, which has the others' sockets.
+One local replica always remains, because it holds the others' sockets.
 
-Nothing is kept of how far a change has come. Its row says that it is under way, the environment's
-row which launch serves and how many replicas there are to be, and each run file which request has
-started its replica: so whoever carries out the request again looks again, and goes on. Until a new
+The progress of a change is not stored. The request's row says that it is under way; the
+environment's row says which launch serves and how many replicas are wanted; each run file says
+which request started its replica. Whoever carries the request out again reads these. Until a new
 replica is ready, it is not restarted, gets no session if others serve, and does not count for the
 environment's state (`ReplicaWatch.is_kept`). In an update this holds until all that were started
-are ready. Those of a first launch are kept by the reconciler, once they serve.
+are ready. The reconciler marks replicas of a first launch as kept once they serve.
 
 `docs/decisions/0032` says what follows when a process dies.
 """
@@ -69,7 +69,7 @@ from .replica_watch import BEGIN_SESSIONS, ReplicaWatch
 from .replicas import ReplicaManager, is_leaving
 from .watches import Part
 
-DRAIN_SECONDS = DrainOptions().drain_timeout_seconds  # after a launch that is no longer known
+DRAIN_SECONDS = DrainOptions().drain_timeout_seconds  # used if the launch is no longer known
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Changes:
     async def carry_out(
         self, request: Request, context: OperationContext, prepared: Any = None
     ) -> dict[str, Any]:
-        """Carry out a request; one at a time changes an environment that serves.
+        """Carry out a request; only one at a time may change an environment that serves.
 
         Args:
             request: The request.
@@ -92,10 +92,10 @@ class Changes:
             prepared: What the worker of a launch has returned.
 
         Returns:
-            Of a `launch`, `{"environment": {"name", "state", "address", …, "replicas": […]}}`. Of a
-            `scale`, `{"environment", "replicas": N, "started": [ids], "draining": [ids],
-            "sessions": N}`, where the replicas of the `environment` are those that were started,
-            and the sessions those of the draining ones. Of a `restart`, `{"environment",
+            For a `launch`, `{"environment": {"name", "state", "address", …, "replicas": […]}}`. For
+            a `scale`, `{"environment", "replicas": N, "started": [ids], "draining": [ids],
+            "sessions": N}`: `environment` lists the replicas that were started, and `sessions`
+            counts the sessions of the draining replicas. Of a `restart`, `{"environment",
             "restarted": [{"old", "new"}]}`. Of a `down`, `{"environment": {"name", "state"},
             "stopped": [ids]}`.
 
@@ -120,7 +120,7 @@ class Changes:
     ) -> dict[str, Any]:
         environment = await self.store.read(queries.environment(name))
         if environment is None or environment.state is not EnvironmentState.STOPPING:
-            # An earlier daemon has taken it down, and another may have the name by now.
+            # An earlier daemon took it down, and another environment may have the name by now.
             return {"environment": {"name": name, "state": "STOPPED"}, "stopped": []}
         sessions = {w.replica.id: w.sessions for w in self.replicas.watched(name)}
         left = SessionsLeft(context, sessions, grace_seconds)
@@ -133,7 +133,7 @@ class Changes:
         return {"environment": {"name": name, "state": "STOPPED"}, "stopped": stopped}
 
     async def end_surplus(self, environment: Environment) -> None:
-        """Drain the youngest replicas beyond the number that is wanted, if nothing changes that."""
+        """Drain the youngest replicas beyond the wanted number, unless a request is changing it."""
         wanted = wanted_replicas(environment)
         staying = self.replicas.staying(environment.name, environment.request_id)
         if wanted is None or len(staying) <= wanted:
@@ -145,7 +145,7 @@ class Changes:
             await watch.drain(DRAIN_SECONDS, leaves=False)
 
     async def end_other_generations(self, environment: Environment) -> None:
-        """Drain what an update has replaced, or has left when it failed."""
+        """Drain replicas that an update has replaced, or has left behind when it failed."""
         name = environment.name
         for each in await self.store.read(queries.generations(name)):
             if each.request_id == environment.request_id or each.request_id in self._retiring:
@@ -173,7 +173,7 @@ class Changes:
     async def _until_retired(
         self, generation: Generation, state: GenerationState, error: str | None, seconds: float
     ) -> None:
-        """Drain a generation that serves no more, and write its end when all has ended."""
+        """Drain a generation that no longer serves; record its end once all its replicas ended."""
         name, launch = generation.environment, generation.request_id
         try:
             await self.replicas.adopt(name, launch)
@@ -207,7 +207,7 @@ def wanted_replicas(environment: Environment) -> int | None:
 
 
 def under_way(operation: str, name: str) -> queries.Query[list[Request]]:
-    """The request of this operation that an environment waits for."""
+    """The query for an environment's pending or running request of this operation."""
     states = frozenset({RequestState.PENDING, RequestState.RUNNING})
     return queries.list_requests(states, operation=operation, environment=name, limit=1)
 
@@ -268,7 +268,7 @@ class _Launch(Change):
         )
         self._divide(self._prepared["spec"], spec.replicas, self._roster.each(*self.models))
         first = started[0]
-        is_known = first.is_at_gateway or not first.is_elsewhere  # some engines tell it later
+        is_known = first.is_at_gateway or not first.is_elsewhere  # some engines report it later
         where = f" at {first.address}" if is_known else ""
         self._phases.enter_aloud("starting", f"{plural(count, 'replica')} starting{where}")
         return None
@@ -285,7 +285,7 @@ class _Launch(Change):
                 watched = self._replicas.watched(self.name, self._launch)
                 seconds = min(ACCEPT_SECONDS, self._spec.ready_timeout_seconds)
                 await self._gateway.until_reached(self.name, watched, seconds)
-        except BaseException:  # also when the daemon stops: the next one begins again
+        except BaseException:  # also if the daemon stops: the next daemon starts over
             with contextlib.suppress(EngineFailed):
                 await self._replicas.stop_launch(self.name, self._launch, 0.0)
             raise
@@ -295,7 +295,7 @@ class _Launch(Change):
         environment = await self._find_updatable()
         if environment is None:
             raise NotRunning(f"{self.name} was taken down meanwhile", "launch it again")
-        self._is_switched = environment.request_id == self._context.request_id  # by a killed daemon
+        self._is_switched = environment.request_id == self._context.request_id  # earlier
         await self._look(self._context.request_id)
         olds = list(self._roster.each(Part.OLD))
         self._keeps_one = any(watch.run_file.is_local for watch in olds)
@@ -334,7 +334,7 @@ class _Launch(Change):
         await super()._keep()
 
     def _check_ready(self) -> None:
-        """Refuse what would never be scaled, or whose sessions would all fail.
+        """Refuse replicas that would never be scaled, or whose sessions would all fail.
 
         Raises:
             InvalidSpec, ReplicaFailed
@@ -342,9 +342,9 @@ class _Launch(Change):
         is_sized = all(each.max_sessions is not None for each in self._started)
         if self._spec.max_replicas is not None and not is_sized:
             raise InvalidSpec(
-                f"the server in {self._spec.source} is its own, and does not say how many sessions"
-                " it has: it would never be scaled (--max)",
-                "leave that out; or build an image with our server: openenv image build",
+                f"{self._spec.source} runs its own server, which does not report how many sessions"
+                " it has: the environment would never be scaled (--max)",
+                "leave out --max, or build an image with our server: openenv image build",
             )
         cause = next((each.sessions_fail for each in self._started if each.sessions_fail), None)
         if cause is not None:
@@ -363,7 +363,7 @@ class _Launch(Change):
         self._is_switched = True
 
     async def _until_none_begins(self, batch: Iterable[ReplicaWatch]) -> None:
-        """Wait until what was replaced begins no session any more; for a limited time."""
+        """Wait, for a limited time, until replaced replicas no longer begin sessions."""
         left = {each.replica.id for each in batch if each.replica.state in BEGIN_SESSIONS}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ACCEPT_SECONDS):
@@ -373,7 +373,7 @@ class _Launch(Change):
                             left.discard(watch.replica.id)
 
     async def _undo(self) -> None:
-        """Drain the new replicas that serve, and start those again that were drained for them."""
+        """Drain the new replicas that serve, and restart those that were drained for them."""
         if self._is_switched:
             return
         await super()._undo()
@@ -394,7 +394,7 @@ class _Scale(Change):
     """Starts the replicas that an environment lacks, or drains those beyond the wanted number."""
 
     async def run(self, payload: ScalePayload) -> dict[str, Any]:
-        """Give it the number of replicas that is asked for."""
+        """Give the environment the number of replicas that is asked for."""
         await self._begin(payload.reason)
         staying, wanted = self._staying(), payload.replicas
         spec = staying[0].run_file.data["spec"]
@@ -459,7 +459,7 @@ class _Restart(Change):
             room = (surge, unavailable)
             await self._replace(wanted, wanted, room, payload.drain_timeout_seconds)
         olds = list(self._drained)
-        before: list[str | None] = [None] * (len(self._ready) - len(olds))  # an earlier attempt's
+        before: list[str | None] = [None] * (len(self._ready) - len(olds))  # drained earlier
         pairs = zip([*before, *olds], self._ready, strict=False)
         return {
             "environment": {"name": self.name},
@@ -473,7 +473,7 @@ class _Restart(Change):
         return payload.replica in (None, ordinal)
 
     def _check_replaced(self, staying: list[ReplicaWatch]) -> None:
-        """Refuse to restart a replica that was never there."""
+        """Refuse to restart a replica that the environment never had."""
         if not any(map(self._is_new, staying)):
             numbers = ", ".join(
                 str(number) for number in sorted(w.replica.ordinal for w in staying)
@@ -484,7 +484,7 @@ class _Restart(Change):
 
 
 def _cannot_be_missing(name: str) -> InvalidSpec:
-    return InvalidSpec(f"{name} has one replica, which cannot be missing", "allow one more")
+    return InvalidSpec(f"{name} has one replica, which cannot be missing", "set max_surge: 1")
 
 
 def _share_out(watches: list[ReplicaWatch], shares: list[int | None], wanted: int) -> None:

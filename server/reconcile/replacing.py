@@ -49,8 +49,8 @@ from .replicas import ReplicaManager, is_leaving
 from .watches import Moves, Part, Roster
 
 READY_SECONDS = 600.0
-ACCEPT_SECONDS = 30.0  # for what takes over to accept connections, before the others end
-STOP_SECONDS = 15.0  # for what has not ended by itself, after its time
+ACCEPT_SECONDS = 30.0  # for new replicas to accept connections, before the old ones end
+STOP_SECONDS = 15.0  # for a replica that has not ended by itself in its time
 PATIENT_SECONDS = 10.0  # without another replica that is ready, until the reason is logged
 POLL_INTERVAL_SECONDS = 1.0  # while no replica changes: a time may be over
 _THREADS = ThreadPoolExecutor(32, "provider")  # an engine that hangs keeps its own request alone
@@ -84,11 +84,11 @@ class Change:
         self._roster = Roster(self._part_of)
         self._ready: dict[str, StartedReplica] = {}  # those that were started, by id
         self._drained: dict[str, ReplicaWatch] = {}
-        self._keeps_one = False  # of those that there are; their sockets are the others'
+        self._keeps_one = False  # the last replica: its sockets are the new ones'
         self._wanted = 0
-        self._shares: deque[int | None] = deque()  # of those that may be started yet
+        self._shares: deque[int | None] = deque()  # of the replicas that may still be started
         self._left: SessionsLeft | None = None
-        self._ended_by = 0.0  # monotonic: when what was drained last is to have ended
+        self._ended_by = 0.0  # monotonic: when the replicas drained last should have ended
         self._note_start(READY_SECONDS, 0)
 
     async def _begin(self, reason: str | None) -> Environment:
@@ -183,7 +183,7 @@ class Change:
     async def _call(
         self, provider: str, work: Callable[[Provider], list[RunFile]]
     ) -> list[RunFile]:
-        """Have a provider start replicas; when cancelled, too, it has ended when this returns."""
+        """Have a provider start replicas; returns once it has ended, also when cancelled."""
         home = self._context.home
         loop = asyncio.get_running_loop()
         thread = loop.run_in_executor(_THREADS, lambda: work(provider_named(provider, home)))
@@ -205,7 +205,7 @@ class Change:
         self._deadline = self._waits_since + ready_seconds
 
     def _divide(self, spec: dict[str, Any], wanted: int, others: Iterable[ReplicaWatch]) -> None:
-        """Divide the sessions among all that are wanted; new ones get what `others` do not have."""
+        """Divide the sessions among `wanted` replicas; new ones get what `others` do not have."""
         self._wanted = wanted
         free = Counter(shares_of(spec, wanted))
         free.subtract(Counter(watch.run_file.max_sessions for watch in others))
@@ -220,7 +220,7 @@ class Change:
         return changed
 
     async def _wait(self) -> list[ReplicaWatch]:
-        """Wait until a replica has changed, or a time may be over; those that have changed.
+        """Wait until a replica changes, or a time may be over; return the changed replicas.
 
         Raises:
             EnvironmentsError: One that was started has failed, or one was not ready in time.
@@ -308,13 +308,13 @@ class Change:
             wait.cancel()
         if at_gateway:
             accepting = [watch for watch in batch if watch.accepts.is_set()]
-            with contextlib.suppress(NotReady):  # it learns of them, and will
+            with contextlib.suppress(NotReady):  # Envoy learns of them a little later
                 await self._gateway.until_reached(self.name, accepting, ACCEPT_SECONDS)
 
     async def _drain(
         self, batch: Sequence[ReplicaWatch], seconds: float, *, leaves: bool = False
     ) -> None:
-        """Take replicas away, which end with their last sessions."""
+        """Drain replicas: each ends with its last session."""
         for watch in batch:
             watch.is_draining = True
             self._drained[watch.replica.id] = watch
@@ -346,7 +346,7 @@ def shares_of(spec: dict[str, Any], replicas: int) -> list[int | None]:
 
 
 def is_ready(watch: ReplicaWatch) -> bool:
-    """Whether what an earlier attempt has started is ready, as far as it has been written down."""
+    """Whether a replica of an earlier attempt is ready, by its status file."""
     status = read_status_file(watch.run_file.run_dir) or {}
     is_there = is_alive(status) or not watch.run_file.is_local
     return is_there and status.get("state") in READY

@@ -5,8 +5,8 @@
     a status, a state ──note──▶ sums of its launch's replicas ──▶ occupancy(name, launch)
                          └────▶ `Moves` ──▶ `Roster`: the replicas of a change, by their parts in it
 
-A replica's status changes the sums, and its part, by what it differs from the last one: it costs
-the same whether an environment has ten replicas or a thousand. Everything here runs on the daemon's
+A status updates the sums and the replica's part by its difference from the last one: it costs the
+same whether an environment has ten replicas or a thousand. Everything here runs on the daemon's
 loop.
 """
 
@@ -136,7 +136,7 @@ class Moves:
         self._has_changed.set()
 
     async def next(self, seconds: float) -> list[ReplicaWatch]:
-        """Wait until replicas have changed, or for so long; return these."""
+        """Wait until replicas have changed, at most for `seconds`; return them."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._has_changed.wait()
@@ -151,15 +151,15 @@ class Part(Enum):
     STAYS = "stays"
     OLD = "old"  # it is to be replaced, and serves
     WAITING = "waiting"  # it was started, and is not ready
-    READY = "ready"  # the same, ready; it may still be dropped
-    KEPT = "kept"  # the same, and the environment's own by now
+    READY = "ready"  # it was started, and is ready; it may still be dropped
+    KEPT = "kept"  # it was started, and belongs to the environment
     ENDING = "ending"  # it is drained, and has not ended
 
 
 class Roster:
     """The replicas that a change sees, by their parts in it, each in the order in which they came.
 
-    `part_of` says which part a replica has; None: none any more.
+    `part_of` says which part a replica has; None: it has left the change.
     """
 
     def __init__(self, part_of: Callable[[ReplicaWatch], Part | None]) -> None:

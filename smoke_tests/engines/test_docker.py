@@ -50,7 +50,7 @@ def test_an_image_of_others_is_launched_by_its_name(
     docker_machine.ok("down", "env")
     refused = docker_machine.run("launch", "docker://others/env:1", "--max", "2", timeout=200)
     assert refused.code != 0
-    assert "does not say how many sessions it has" in refused.err
+    assert "does not report how many sessions it has" in refused.err
     assert containers(docker_engine) == []
 
 

@@ -117,7 +117,7 @@ class LocalProvider(Provider):
         return [[socket.socket(fileno=fd) for fd in fds]], complete
 
     def _begin(self, run_file: RunFile, listeners: Listeners) -> None:
-        """Start its shim, which has the sockets then; it writes the run file first."""
+        """Start its shim, which writes the run file first and keeps the sockets."""
         fds = [one.fileno() for one in listeners]
         try:
             start_shim(run_file.run_dir, run_file.data, listen_fds=fds)

@@ -2,20 +2,20 @@
 """`RayDriver`: the process that is connected to a Ray cluster, as the agent sees it.
 
     agent's threads ──(number, function, arguments)──▶ driver process ──Ray's library──▶ GCS, actors
-          ◀──thread "ray answers"──(number, whether it did, result)──┘ a thread for each question
+          ◀──thread "ray answers"──(number, succeeded, result)──┘ a thread for each question
 
-Ray's library ends its process when the cluster is gone, and blocks until then. So it has a process
-of its own (`cluster.py`), and each question may take so long at most. Questions do not wait for
-each other: an actor on a node that is lost answers none. Nothing is lost with the process: whatever
+Ray's library ends its process when the cluster is gone, and blocks until then. So it runs in a
+process of its own (`cluster.py`), and each question has a time limit. Questions do not wait for
+each other: an actor on a lost node never answers. Nothing is lost with the process: whatever
 matters is in the cluster.
 
 Failure cases
 
-    the cluster is gone       the driver ends itself, or is killed when it does not answer in time:
-                              `EngineGone`; calls that wait get it at once, and the next question,
-                              a little later, starts another one, if anything listens there
+    the cluster is gone       the driver exits, or is killed if it does not answer in time. Waiting
+                              calls raise `EngineGone` at once; a little later, the next question
+                              starts another driver, if anything listens at the address
     the agent is killed       its end of the socket closes, and the driver ends
-    a call raises by surprise the driver continues; the agent gets `EngineGone`, and tries again
+    an unexpected exception   the driver continues; the agent gets `EngineGone`, and tries again
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CALL_SECONDS = 15.0
 CONNECT_SECONDS = 60.0  # Ray's library takes seconds to import on a busy machine
 QUESTIONS = 128  # at a time
 FUNCTIONS = f"{__package__}.cluster"
-PAUSE_SECONDS = 1.0  # after a failure, for which all get the same error
+PAUSE_SECONDS = 1.0  # after a failure: until it is over, all calls get the same error
 # How long Ray's library waits for a cluster that is gone before it ends the process.
 _RAY_SETTINGS = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
@@ -55,7 +55,7 @@ class RayDriver:
     """One driver process at a time, started when it is needed, and none once this is closed."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ, functions: str = FUNCTIONS) -> None:
-        """Start nothing yet. `functions` names the module of `connect` and all that is called."""
+        """Start nothing yet. `functions` names the module of `connect` and all other calls."""
         self._environ = environ
         self._functions = functions
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class RayDriver:
 
         Raises:
             EngineGone: The cluster does not answer.
-            EngineRefused: It says no.
+            EngineRefused: The cluster refuses the call.
         """
         process = self._connected()
         try:
@@ -86,7 +86,7 @@ class RayDriver:
             process.end()
 
     def _connected(self) -> _Process:
-        with self._lock:  # several who wait have one
+        with self._lock:  # threads that wait share one process
             if self._failure is not None and time.monotonic() - self._failed_at < PAUSE_SECONDS:
                 raise self._failure
             if self._is_closed:
@@ -153,7 +153,7 @@ class _Process:
 
         Raises:
             DriverEnded: There is none within `seconds`.
-            EngineGone, EngineRefused: The driver's own.
+            EngineGone, EngineRefused: Raised by the function in the driver.
         """
         answer: Future[Any] = Future()
         with self._lock:
@@ -161,7 +161,7 @@ class _Process:
                 raise _gone()
             number = next(self._numbers)
             self._asked[number] = answer
-            with contextlib.suppress(OSError):  # then its end is read
+            with contextlib.suppress(OSError):  # the driver has ended: `_read` notices
                 self._pipe.send((number, function, arguments))
         try:
             return answer.result(seconds)
@@ -210,9 +210,9 @@ class _Answers:
             try:
                 number, function, arguments = self._pipe.recv()
             except (EOFError, OSError):
-                os._exit(0)  # Ray's own end would wait for a cluster that may be gone
+                os._exit(0)  # Ray's shutdown would wait for a cluster that may be gone
             call = partial(getattr(functions, function), *arguments)
-            if function == "connect":  # Ray wants the first thread for it
+            if function == "connect":  # Ray requires the main thread for it
                 self._answer(number, call)
             else:
                 threads.submit(self._answer, number, call)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`memory`: what a session holds, after a reset and a step. `leaks`: what stays of many sessions.
+"""`memory`: what one session holds after a reset and a step. `leaks`: what many leave behind.
 
-    a tenth more, to warm up ─▶ ten batches ─▶ looked at after each, when no session is left
+    an extra tenth, to warm up ─▶ ten batches ─▶ measured after each, with no session open
                                      │ memory has grown?
-                                     └──▶ as many again: a cache that was filling has filled by
-                                          now, and Python has collected its garbage. Memory is
-                                          looked at when the server has given back what it had freed
-                                          and kept for the next sessions (`env_host.sessions`)
+                                     └──▶ as many again: by then, caches have filled, and Python
+                                          has collected its garbage. Memory is measured once the
+                                          server has returned the freed memory that it had kept
+                                          for the next sessions (`env_host.sessions`)
 
 What grows from the first batch to the last is a leak; what goes up and down is not.
 """
@@ -29,11 +29,11 @@ MAX_AT_ONCE = 32  # sessions that are held
 LARGE_BYTES = 256 * MB  # of one session: a machine holds some dozens of them, not thousands
 
 BATCHES = 10
-LATE_POLLS = 5  # at memory, while as many sessions are played once more
+LATE_POLLS = 5  # memory samples, while as many sessions are played once more
 GIVE_BACK_SECONDS = POLL_INTERVAL_SECONDS + 1
 MIN_BYTES = 2_000_000  # of growth over all sessions: less is the allocator's
 RISING_SHARE = 0.6  # of the steps between batches
-PER_SESSIONS = 20  # one thing that stays of this many sessions is a leak
+PER_SESSIONS = 20  # a leak: one item left behind per this many sessions
 _COUNTED = {
     "descriptors": (
         "file descriptors stay open",
@@ -59,7 +59,7 @@ _COUNTED = {
 
 
 async def check_memory(subject: Subject, result: CheckResult) -> None:
-    """Hold sessions, and compare with none."""
+    """Compare the server with sessions held open and without any."""
     count = min(MAX_AT_ONCE, subject.max_sessions)
     before = await subject.settled()
     async with AsyncExitStack() as stack:
@@ -86,7 +86,7 @@ async def check_memory(subject: Subject, result: CheckResult) -> None:
         result.findings.append(
             Finding(
                 f"each session holds {size(each)}",
-                "a machine has memory for few sessions, and a burst of them ends it",
+                "a machine has memory for few sessions, and a burst of them uses it up",
                 "load what sessions only read (a model, a data set) once, when the module is "
                 "imported: all sessions share that memory",
                 is_failure=False,
@@ -121,15 +121,14 @@ async def check(subject: Subject, result: CheckResult) -> None:
     }
     seen = size(max(MIN_BYTES, largest_fall(memory)) / (batch * BATCHES))
     result.summary = (
-        f"nothing stays of {run.played:,} sessions; of memory, less than {seen} a session would "
-        "not be seen"
+        f"no leak in {run.played:,} sessions; a memory leak below {seen} a session would go unseen"
     )
     if result.findings:
         result.summary = f"something stays of {run.played:,} sessions"
 
 
 async def _once_more(subject: Subject, run: _Sessions, batch: int) -> list[int]:
-    """Return the memory between batches, each time when freed memory has been given back."""
+    """Return memory samples between batches, each taken once freed memory was given back."""
     memory = []
     for number in range(LATE_POLLS + 1):
         if number:
@@ -142,11 +141,11 @@ async def _once_more(subject: Subject, run: _Sessions, batch: int) -> list[int]:
 def growth(values: Sequence[float], sessions_between: int) -> float | None:
     """Return by how much a value grows with each session; None if it does not.
 
-    The median of all slopes (Theil and Sen), which single outliers do not change; of the second
-    half, too: what has stopped growing was a cache. Most single steps must go up. And the least of
-    the second half must be above the least of the first one, by half of what that slope makes: a
-    codec's memory, in which the allocator leaves holes, grows for a thousand sessions and falls
-    back, with no byte lost.
+    The growth is the median of all slopes (Theil and Sen), which single outliers do not change, or
+    that of the second half if it is less: what has stopped growing was a cache. Most single steps
+    must go up. The minimum of the second half must also exceed that of the first half, by at least
+    half of the growth over half the batches at that slope: a codec's memory, in which the allocator
+    leaves holes, grows for a thousand sessions and falls back, with no byte lost.
     """
     whole, late = _slope(values), _slope(values[len(values) // 2 :])
     slope = min(whole, late)
@@ -159,13 +158,13 @@ def growth(values: Sequence[float], sessions_between: int) -> float | None:
 
 
 def largest_fall(values: Sequence[float]) -> float:
-    """Return by how much a value has fallen at most: less growth than that is not seen."""
+    """Return the largest fall of a value: growth smaller than that cannot be detected."""
     highest = itertools.accumulate(values, max)
     return max(before - value for before, value in zip(highest, values, strict=True))
 
 
 def left_over(counts: Sequence[int], sessions_between: int) -> float:
-    """Return how many of a thing stay of each session: 0 if it goes down again."""
+    """Return how many items each session leaves behind; 0 if their number goes down again."""
     half = len(counts) // 2
     if min(counts[half:]) <= max(counts[:half]):
         return 0.0
@@ -182,8 +181,8 @@ def findings(
         found.append(
             Finding(
                 f"memory grows by {size(bytes_per_session)} with each session, and did not stop",
-                f"{size(bytes_per_session * 10_000)} after 10,000 sessions: the server is killed "
-                "for memory in the end, with all sessions that it has",
+                f"{size(bytes_per_session * 10_000)} after 10,000 sessions: in the end, the server "
+                "is killed for lack of memory, with all its sessions",
                 "look for what outlives its session: lists and dictionaries of the module or the "
                 "class, caches without a bound (functools.cache on methods), callbacks that are "
                 "never removed; tracemalloc in close() says where it was allocated",
@@ -194,7 +193,7 @@ def findings(
         if None in counts:
             continue
         if each := left_over(counts, batch):
-            sentence = f"{what}: {each:.2g} of each session ({counts[0]} before, {counts[-1]} now)"
+            sentence = f"{what}: {each:.2g} per session ({counts[0]} before, {counts[-1]} now)"
             found.append(Finding(sentence, means, remedy))
     return found
 
@@ -209,7 +208,7 @@ def size(count: float) -> str:
 
 
 def _slope(values: Sequence[float]) -> float:
-    """The median of the slopes between all pairs, for each step."""
+    """The median of the slopes between all pairs of values; a slope is the change per step."""
     pairs = itertools.combinations(enumerate(values), 2)
     return statistics.median([(b - a) / (j - i) for (i, a), (j, b) in pairs] or [0.0])
 

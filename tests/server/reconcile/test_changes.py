@@ -538,7 +538,7 @@ def test_the_room_of_a_replacement_is_a_number_or_a_percentage(
 
 @pytest.mark.parametrize("replicas", [10, 100, 1000])
 def test_a_change_looks_at_no_more_replicas_than_have_changed(replicas: int) -> None:
-    """Those of a whole restart: each is looked at a fixed number of times."""
+    """A whole restart examines each replica a fixed number of times."""
     looked_at, parts = 0, dict[str, Part | None]()
 
     def part_of(watch: ReplicaWatch) -> Part | None:
@@ -596,7 +596,7 @@ def test_a_replica_that_is_missing_is_started_by_the_way() -> None:
     ("options", "told"),
     [
         ({"replicas": 0}, "0 replicas would serve nobody; `openenv down` stops it"),
-        ({"replicas": 1001}, "1001 replicas are more than the 1000 of one environment"),
+        ({"replicas": 1001}, "1001 replicas are more than the 1000 that one environment may have"),
         ({"min_replicas": 5, "max_replicas": 3}, "min_replicas: 5 is more than max_replicas,"),
         ({"replicas": 4, "max_replicas": 3}, "replicas: 4 is more than max_replicas, which is 3"),
         ({"min_replicas": 2}, "min_replicas: it scales itself only with a max_replicas"),
