@@ -154,6 +154,9 @@ class RunFile:
         return cls(**{**fields, "run_dir": run_dir, "data": data})
 
 
+Known = Mapping[str, RunFile] | None  # by the replica's id
+
+
 @dataclass(frozen=True, slots=True)
 class SetAside:
     """A replica, or the gateway, whose run file cannot be used."""
@@ -237,7 +240,7 @@ def is_usable(data: Mapping[str, object], version: int | str) -> bool:
 def look(runs: Path, name: str | None = None) -> tuple[list[RunFile], list[SetAside]]:
     """Every replica of one environment, or of all; and those whose run files cannot be used."""
     # A replica's id begins with its environment's name: other folders are not even opened.
-    found = [each for each in _look_at_all(runs, "" if name is None else f"{name}-") if each]
+    found = [each for each in _look_at_all(runs, "" if name is None else f"{name}-", None) if each]
     own = [each for each in found if name in (None, each.environment)]
     usable = _in_order(each for each in own if isinstance(each, RunFile))
     return usable, [each for each in own if isinstance(each, SetAside)]
@@ -266,14 +269,14 @@ def by_service(run_file: RunFile) -> tuple[bool, float]:
     return run_file.is_held, -run_file.created_at
 
 
-def of_environment(runs: Path, name: str) -> list[RunFile]:
-    """The replicas of one environment, by ordinal."""
-    return look(runs, name)[0]
+def of_environment(runs: Path, name: str, known: Known = None) -> list[RunFile]:
+    """The replicas of one environment, by ordinal; no run file that is `known` is read."""
+    return _in_order(each_of_environment(runs, name, known))
 
 
-def each_of_environment(runs: Path, name: str) -> Iterator[RunFile]:
-    """The replicas of one environment, each read when it is asked for."""
-    for each in _look_at_all(runs, f"{name}-"):
+def each_of_environment(runs: Path, name: str, known: Known = None) -> Iterator[RunFile]:
+    """The replicas of one environment, each read when it is asked for, if it is not `known`."""
+    for each in _look_at_all(runs, f"{name}-", known):
         if isinstance(each, RunFile) and each.environment == name:
             yield each
 
@@ -282,10 +285,11 @@ def _in_order(found: Iterable[RunFile]) -> list[RunFile]:
     return sorted(found, key=lambda r: (r.environment, r.ordinal, r.replica_id))
 
 
-def _look_at_all(runs: Path, prefix: str) -> Iterator[RunFile | SetAside | None]:
+def _look_at_all(runs: Path, prefix: str, known: Known) -> Iterator[RunFile | SetAside | None]:
+    known = known or {}
     with contextlib.suppress(FileNotFoundError):
         names = [entry.name for entry in os.scandir(runs) if entry.name.startswith(prefix)]
-        yield from (_look(runs / name) for name in sorted(names))
+        yield from (known.get(name) or _look(runs / name) for name in sorted(names))
 
 
 def stop_environment(
@@ -413,8 +417,8 @@ def revive(run_file: RunFile) -> None:
         return
     clean_up_after_shim(run_file.run_dir)
     run_file = read(run_file.run_dir) or run_file  # its share of the sessions may be another
-    siblings = of_environment(run_file.run_dir.parent, run_file.environment)
-    others = [each for each in siblings if each.replica_id != run_file.replica_id]
+    siblings = each_of_environment(run_file.run_dir.parent, run_file.environment)
+    others = (each for each in siblings if each.replica_id != run_file.replica_id)
     listen_fds = listeners_of(others, run_file.port)
     if not listen_fds:
         opened = open_listening_sockets(run_file.host, run_file.port)

@@ -35,10 +35,10 @@ from ..sources.program import ContainerImage, Prepared
 from .base import Labels, ReplicaPlan
 from .providers import (
     MAX_SESSIONS_VARIABLE,
+    Batch,
     Beginning,
     Listeners,
     Provider,
-    RunFiles,
     child_environment,
     names_of,
 )
@@ -50,29 +50,22 @@ _OUTSIDE = ("gpus",)  # an option of the instance: the server in it sees those t
 class EngineProvider(Provider):
     """Starts replicas on one engine, through its agent."""
 
-    def _begin_launch(
-        self,
-        spec: EnvironmentSpec,
-        prepared: Prepared,
-        count: int,
-        known: RunFiles,
-        replaced: RunFiles | None,
-    ) -> Beginning:
+    def _begin_launch(self, batch: Batch, prepared: Prepared) -> Beginning:
         """Listen at a port for each: what is replaced has ports of its own."""
-        listeners = self._open(spec, count, spec.port, {each.port for each in known})
+        spec, ports = batch.spec, {each.port for each in batch.known}
+        listeners = self._open(spec, batch.size, spec.port, ports)
         return listeners, partial(self._with_plan, spec, prepared)
 
-    def _begin_more(
-        self, like: RunFile, spec: EnvironmentSpec, count: int, known: RunFiles
-    ) -> Beginning:
+    def _begin_more(self, like: RunFile, batch: Batch) -> Beginning:
         """Listen at a port for each.
 
         Raises:
             InvalidSpec: It has the address of its one replica: others would be at other ones.
         """
         if not like.is_at_gateway:
-            raise _not_at_the_gateway(like, spec.replicas)
-        return self._open(spec, count, None, {each.port for each in known}), _with_own_plan
+            raise _not_at_the_gateway(like, batch.spec.replicas)
+        ports = {each.port for each in batch.known}
+        return self._open(batch.spec, batch.size, None, ports), _with_own_plan
 
     def _begin(self, run_file: RunFile, listeners: Listeners) -> None:
         """Write the run file, which reserves the port, and by which the replica is found."""

@@ -68,6 +68,15 @@ Beginning = tuple[list[Listeners], Complete]  # each replica's sockets, or those
 RunFiles = list[RunFile]
 
 
+class Batch(NamedTuple):
+    """Replicas that are started together."""
+
+    spec: EnvironmentSpec
+    size: int
+    known: RunFiles  # all that the environment has
+    replaced: RunFiles | None = None  # in an update
+
+
 class Place(NamedTuple):
     """Where a replica is among those of its environment."""
 
@@ -125,9 +134,8 @@ class Provider:
         known = run_files.of_environment(self._layout.runs, spec.name)
         numbers = run_files.free_numbers((each.number for each in known), len(shares))
         others = [each for each in known if each.request_id != launch_id]
-        listeners, complete = self._begin_launch(
-            spec, prepared, len(shares), known, None if replaces is None else others
-        )
+        batch = Batch(spec, len(shares), known, others if replaces else None)
+        listeners, complete = self._begin_launch(batch, prepared)
 
         def described(index: int, port: int) -> RunFileData:
             place = Place(index, numbers[index], port)
@@ -137,7 +145,13 @@ class Provider:
         return self._start_each(listeners, len(shares), described)
 
     def add(
-        self, like: RunFile, shares: Sequence[int | None], *, replicas: int, started_by: str
+        self,
+        like: RunFile,
+        shares: Sequence[int | None],
+        *,
+        replicas: int,
+        started_by: str,
+        watched: run_files.Known = None,
     ) -> list[RunFile]:
         """Start further replicas of a running environment, where its clients find them.
 
@@ -146,15 +160,16 @@ class Provider:
             shares: For each new one, how many sessions it may have.
             replicas: How many the environment is to have then.
             started_by: The request that starts them, which their run files say.
+            watched: The run files that need not be read again.
         """
         count = len(shares)
         spec = EnvironmentSpec(**{**like.data["spec"], "replicas": replicas})
-        known = run_files.of_environment(self._layout.runs, spec.name)
+        known = run_files.of_environment(self._layout.runs, spec.name, watched)
         # A replica's id contains its ordinal, which none of the same launch has.
         taken = (each.ordinal for each in known if each.request_id == like.request_id)
         ordinals = run_files.free_numbers(taken, count)
         numbers = run_files.free_numbers((each.number for each in known), count)
-        listeners, complete = self._begin_more(like, spec, count, known)
+        listeners, complete = self._begin_more(like, Batch(spec, count, known))
 
         def described(index: int, port: int) -> RunFileData:
             place = Place(ordinals[index], numbers[index], port)
@@ -165,20 +180,11 @@ class Provider:
 
         return self._start_each(listeners, count, described)
 
-    def _begin_launch(
-        self,
-        spec: EnvironmentSpec,
-        prepared: Prepared,
-        count: int,
-        known: RunFiles,
-        replaced: RunFiles | None,
-    ) -> Beginning:
+    def _begin_launch(self, batch: Batch, prepared: Prepared) -> Beginning:
         """Open sockets; raises `EnvironmentsError`: the launch cannot be carried out."""
         raise NotImplementedError
 
-    def _begin_more(
-        self, like: RunFile, spec: EnvironmentSpec, count: int, known: RunFiles
-    ) -> Beginning:
+    def _begin_more(self, like: RunFile, batch: Batch) -> Beginning:
         """Open sockets as `_begin_launch` does, for further replicas."""
         raise NotImplementedError
 

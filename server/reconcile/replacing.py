@@ -171,11 +171,11 @@ class Change:
         seconds = like.data["spec"].get("ready_timeout_seconds") or READY_SECONDS
         self._note_start(seconds, len(shares))
         self._awaited.report(f"{plural(len(shares), 'replica')} starting")
+        watched = {each.replica.id: each.run_file for each in self._replicas.watched(self.name)}
+        by = self._context.request_id
         started = await self._call(
             like.provider,
-            lambda provider: provider.add(
-                like, shares, replicas=wanted, started_by=self._context.request_id
-            ),
+            lambda it: it.add(like, shares, replicas=wanted, started_by=by, watched=watched),
         )
         for each in started:
             self._context.say(f"replica {each.ordinal} is starting")

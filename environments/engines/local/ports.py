@@ -67,14 +67,18 @@ def open_listeners(
         PortInUse: naming who has it, or for whom it is reserved.
         OSError: the address is not this machine's.
     """
-    # No run file is read twice in one search.
-    ports_of = functools.cache(lambda owner: frozenset(_ports_of(owner)))
+
+    def others_ports(other: PortOwner) -> Iterable[int]:
+        return () if other == owner else _ports_of(other)
+
+    # No run file is read twice in one search, and none of the owner's.
+    ports_of = functools.cache(lambda other: frozenset(others_ports(other)))
     every = range(FIRST_PORT, LAST_PORT + 1)
     ordered, others = every[:ORDERED_PORTS], every[ORDERED_PORTS:]
     wanted = [*ordered, *random.sample(others, len(others))] if port is None else [port]
     for candidate in wanted:
         # Not even tried, for a moment: an engine may be about to publish it.
-        if candidate in taken or reserved_for(candidate, ports_of) not in (None, owner):
+        if candidate in taken or reserved_for(candidate, ports_of) is not None:
             continue
         try:
             listeners = open_listening_sockets(host, candidate)
@@ -82,7 +86,7 @@ def open_listeners(
             if exc.errno != errno.EADDRINUSE:
                 raise
             continue
-        if reserved_for(candidate) in (None, owner):  # not reserved by another one meanwhile
+        if reserved_for(candidate, others_ports) is None:  # not reserved by another one meanwhile
             reserve(candidate, owner)
             return listeners
         for listener in listeners:

@@ -42,10 +42,10 @@ from ...sources.program import HOST_PRELOAD, Prepared, Program
 from .. import host_options
 from ..providers import (
     RUN_DIR_VARIABLE,
+    Batch,
     Beginning,
     Listeners,
     Provider,
-    RunFiles,
     child_environment,
     names_of,
     server_options,
@@ -62,14 +62,7 @@ THREADS_OF_SHARD = 2  # its own, and the one that watches its loop
 class LocalProvider(Provider):
     """Starts replicas on this machine."""
 
-    def _begin_launch(
-        self,
-        spec: EnvironmentSpec,
-        prepared: Prepared,
-        count: int,
-        known: RunFiles,
-        replaced: RunFiles | None,
-    ) -> Beginning:
+    def _begin_launch(self, batch: Batch, prepared: Prepared) -> Beginning:
         """Take over the sockets of what is replaced, if they are where the spec wants them.
 
         Raises:
@@ -77,6 +70,7 @@ class LocalProvider(Provider):
             NoProcesses: there is no room for theirs.
         """
         assert isinstance(prepared, Program)  # as its `Preparation` says
+        spec, count, _, replaced = batch
         found = host_options.find_gpus({**os.environ, **spec.env}) if spec.gpus else ()
         if spec.gpus:
             host_options.share(found, spec.gpus, 0)
@@ -97,15 +91,14 @@ class LocalProvider(Provider):
             return [[socket.socket(fileno=fd) for fd in fds]], complete
         return self._open(spec, count if spec.gateway else 1, port), complete
 
-    def _begin_more(
-        self, like: RunFile, spec: EnvironmentSpec, count: int, known: RunFiles
-    ) -> Beginning:
+    def _begin_more(self, like: RunFile, batch: Batch) -> Beginning:
         """Share the sockets of the others; behind the gateway, each has one of its own.
 
         Raises:
             NoProcesses
             NotRunning: no shim has the environment's sockets.
         """
+        spec, count, known, _ = batch
         check_process_room(replace(spec, replicas=count), process_room())
         complete = partial(self._adapt, like)
         if spec.gateway:

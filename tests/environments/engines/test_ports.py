@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from openenvd.environments import run_files
 from openenvd.environments.engines.local import ports
 from openenvd.environments.engines.local.ports import (
     FIRST_PORT,
@@ -163,10 +164,17 @@ def test_a_free_port_among_many_reserved_ones_is_found_with_few_reads(
         write_run_file(PortOwner("many", tmp_path / "run"), number, FIRST_PORT + number)
     renew_reservations(tmp_path / "run")
     monkeypatch.setattr("random.sample", lambda every, _: reversed(every))
+    many = run_files.of_environment(tmp_path / "run", "many")
     read_folders.clear()
     with port_of() as port:
         assert port > FIRST_PORT + 200
     assert len(read_folders) == ORDERED_PORTS
+    read_folders.clear()
+    for one in open_listeners(LOOPBACK, None, owners[0]):
+        one.close()
+    known = {each.replica_id: each for each in many[1:]}
+    assert run_files.of_environment(tmp_path / "run", "many", known) == many
+    assert read_folders == [many[0].replica_id]  # and none of the owner's
 
 
 def test_an_error_for_a_taken_port_names_its_process() -> None:

@@ -514,9 +514,8 @@ async def test_replicas_that_end_together_are_restarted_in_one_go(trial: Changed
     assert {each["old"] for each in result["restarted"]} == {each.replica_id for each in ending}
     assert trial.ids[0] == kept.replica_id
     assert {each["new"] for each in result["restarted"]} == set(trial.ids[1:])
-    assert trial.log.index("replica 4 is starting") < trial.log.index(
-        "draining replica 1: its sessions have 7 s"
-    )
+    index = trial.log.index
+    assert index("replica 4 is starting") < index("draining replica 1: its sessions have 7 s")
     assert (await trial.run("restart", together=[9]))["restarted"] == []
 
 
@@ -568,16 +567,10 @@ def test_replacements_keep_to_the_room_and_the_number_that_there_is_to_be(
 ) -> None:
     """Of four replicas, when each step takes effect before the next is decided."""
     old, ready, starting, ending, steps = 4, 0, 0, 0, 0
+    room = {"surge": surge, "unavailable": unavailable}
     while ready < 4 or old or ending:
         start, drain = replacement_step(
-            4,
-            staying=0,
-            old=old,
-            new=ready + starting,
-            ready=ready,
-            ending=ending,
-            surge=surge,
-            unavailable=unavailable,
+            4, staying=0, old=old, new=ready + starting, ready=ready, ending=ending, **room
         )
         starting, old, ending = starting + start, old - drain, ending + drain
         assert least <= old + ready <= old + ready + starting + ending <= most
