@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A project's own app around what is ours: its routes, and its middleware.
+"""A project's own app, and its relation to the env host: the project's routes, and its middleware.
 
 What a project serves besides sessions (the web interface and gradio, routes and WebSockets of its
 own) keeps its state in its process. So one process answers all of it, and runs the project's
@@ -11,8 +11,8 @@ be given back. Sessions, our routes and upstream's stateless ones are answered b
     a kept connection ─▶ `KeptConnection` looks at the next request ─ the same; what is not answered
                          as it is, handshakes above all, is routed as one that has just arrived
 
-What is not known to be shared (`environment/upstream_project.py`) is the home's. A connection that
-went there stays there: it can answer everything.
+A path that is not known to be shared (`environment/upstream_project.py`) goes to the home shard. A
+connection that was handed to the home shard stays there, since that shard can answer everything.
 
     home is not forked yet    the connection waits in its inbox, which the supervisor holds
     home exits                those that it had taken are reset, those in its inbox go to its
@@ -20,7 +20,8 @@ went there stays there: it can answer everything.
     home is full              it answers 503, as any shard does
     home hangs                own routes wait; sessions on other shards go on
     pipelined requests        one for an own path, sent to shard a before a's last answer was read,
-                              is answered 421 and the connection closed: the client may ask again
+                              is answered 421 and the connection closed: the client may ask again;
+                              a handshake waits until the requests before it are answered
 
 Where each session has a process of its own, the front-end shard is the home shard.
 
@@ -31,12 +32,12 @@ Its middleware runs around what is ours: the handshakes of sessions, and POST to
                      ├─▶ a slot in any shard, the session
                      └─▶ the refusal: 403, or the answer that the middleware gave instead
 
-It may refuse a handshake, and add headers; it does not see the session's messages. The route stands
-where upstream's stands in the app (`environment/upstream_project.py`).
+Middleware may refuse a handshake or add headers, but does not see the session's messages. The route
+`/ws` takes the place of upstream's in the app (`environment/upstream_project.py`).
 
     it raises, or sends nothing   500, as from upstream's server
     it does not answer in time    500
-    it answers with what is none  500, from `shard/base.py`
+    its answer is not HTTP        500, from `shard/base.py`
 """
 
 from __future__ import annotations
@@ -52,13 +53,21 @@ from urllib.parse import unquote
 
 from ...schema.protocol import NO_SESSIONS, Serving
 from ...system.net.access import split_target, without_parameter
-from ...system.net.http_limits import MAX_HEAD_BYTES, Message, Receive, Send, send_answer
+from ...system.net.http_limits import (
+    MAX_HEAD_BYTES,
+    HttpLimits,
+    Message,
+    Receive,
+    Send,
+    send_answer,
+)
 from ..environment.upstream_project import answered_by
 from ..ipc.fd_messages import duplicate
-from ..websocket.handshake import END_OF_HEAD, Upgrade
+from ..websocket.handshake import Upgrade
 
 NOT_FOUND = HTTPStatus.NOT_FOUND.value
 _ASKED = (("GET", "/health"), ("GET", "/capacity"))
+ANSWERED_POLL_SECONDS = 0.02  # between two looks whether what is before a handshake is answered
 CHECK_SECONDS = 30.0  # for the middleware to answer
 ASK_SECONDS = 5.0  # for an app that is asked whether it has sessions
 _LOOPBACK = ("127.0.0.1", 80)
@@ -72,8 +81,8 @@ class AppAsItIs:
     """An app that is not upstream's; without sessions, it refuses who begins one.
 
     By `/health` and `/capacity` an engine's agent and the gateway see that the server is ready:
-    where an app without sessions answers 404, they are answered here. `route` is one to try, for
-    people. An app without `has_route`, a route of sessions that it shows, is asked when it starts.
+    where an app without sessions answers 404, they are answered here. `route` is a path that a user
+    can try. An app without `has_route`, a route of sessions that it shows, is asked when it starts.
     """
 
     def __init__(self, app: Any, route: str | None, *, has_route: bool) -> None:
@@ -106,7 +115,7 @@ class AppAsItIs:
             await send_answer(send, NOT_FOUND, headers, body, "websocket.http.response")
 
     async def _start(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Run the app's own start, and ask it before uvicorn listens."""
+        """Run the app's own startup, and find out if it has sessions before uvicorn listens."""
 
         async def send_later(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete":
@@ -115,7 +124,7 @@ class AppAsItIs:
 
         try:
             await self._app(scope, receive, send_later)
-        finally:  # it may know no lifespan, which uvicorn allows
+        finally:  # the app may not support lifespan, which uvicorn permits
             await self._ask(scope)
 
     async def _ask(self, lifespan: Message) -> None:
@@ -144,47 +153,71 @@ class AppAsItIs:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Which later requests of a connection are routed as the first one was."""
+    """Decides which later requests on a connection are routed again, as the first one was."""
 
     is_own: Callable[[str], bool]  # whether a path is the project's own, and this another shard
     handshakes: frozenset[str]  # the paths of sessions
     take: Callable[[int, bytes], None]  # routes a connection, of which these bytes were read
 
 
-class KeptConnection:
-    """One HTTP connection: a mixin before uvicorn's protocol with limits (`HttpLimits`)."""
+class KeptConnection(HttpLimits):
+    """One HTTP connection: a mixin before uvicorn's protocol with limits."""
 
     routing: Routing | None = None  # None: every request is answered here
 
-    # uvicorn's, and `HttpLimits`'
-    cycle: Any
-    transport: Any
-    _is_refused: bool
-    _unused_bytes: int
+    # uvicorn's
+    headers: list[tuple[bytes, bytes]]
+    scope: Message
+    url: bytes
 
     _beginning = b""  # of a request whose path has not arrived
+    _handshake = b""  # that came behind requests which are being answered
 
     def data_received(self, data: bytes) -> None:
         """Pass on what is for this process; give the connection away when a request is not."""
-        if self.routing is None or not self._is_between_requests():
-            super().data_received(data)  # type: ignore[misc]
+        if self._handshake:
+            self.transport.abort()  # its client has not waited for the answer to its handshake
             return
-        data = self._beginning + data
-        line, end, _ = data.partition(b"\r\n")
-        words = line.split(b" ")
-        path = split_target(words[1])[0].decode("latin-1") if end and len(words) == 3 else ""
-        is_handshake = words[0] == b"GET" and unquote(path) in self.routing.handshakes
-        is_enough = END_OF_HEAD in data if is_handshake else bool(end)
-        self._beginning = data if not is_enough and len(data) <= MAX_HEAD_BYTES else b""
-        if self._beginning:
+        if self.routing is not None and self._is_between_requests():
+            data = self._beginning + data
+            line, end, _ = data.partition(b"\r\n")
+            self._beginning = data if not end and len(data) <= MAX_HEAD_BYTES else b""
+            if self._beginning:
+                return
+            words = line.split(b" ")
+            path = split_target(words[1])[0].decode("latin-1") if len(words) == 3 else ""
+            if end and path and self.routing.is_own(path):
+                self._give_away(self.routing, data)
+                return
+        super().data_received(data)
+
+    def handle_websocket_upgrade(self, *request: Any) -> None:
+        """Route a handshake, once the requests before it are answered.
+
+        uvicorn would open the WebSocket at once, and write their answers into it.
+        """
+        target = request[0].target if request else self.url  # h11, httptools
+        path = unquote(split_target(target)[0].decode("latin-1"))
+        if self.cycle is None or self.routing is None or path not in self.routing.handshakes:
+            super().handle_websocket_upgrade(*request)
             return
-        if is_enough and path and (is_handshake or self.routing.is_own(path)):
-            fd = None if self.transport.is_closing() else duplicate(self.transport)
-            self.transport.abort()  # this descriptor only: the connection has another
-            if fd is not None:
-                self.routing.take(fd, data)
-        else:
-            super().data_received(data)  # type: ignore[misc]
+        lines = [b"%b: %b\r\n" % header for header in self.headers]
+        method = self.scope["method"].encode()
+        self._handshake = b"%b %b HTTP/1.1\r\n%b\r\n" % (method, target, b"".join(lines))
+        self._route_handshake(self.routing)
+
+    def _route_handshake(self, routing: Routing) -> None:
+        self._unused_bytes = 0
+        if self._is_between_requests():
+            self._give_away(routing, self._handshake)
+        elif not self.transport.is_closing():
+            self.loop.call_later(ANSWERED_POLL_SECONDS, self._route_handshake, routing)
+
+    def _give_away(self, routing: Routing, data: bytes) -> None:
+        fd = None if self.transport.is_closing() else duplicate(self.transport)
+        self.transport.abort()  # this descriptor only: the connection has another
+        if fd is not None:
+            routing.take(fd, data)
 
     def _is_between_requests(self) -> bool:
         cycle = self.cycle

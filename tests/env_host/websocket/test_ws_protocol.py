@@ -22,7 +22,9 @@ from openenvd.system.net.websocket import PING, PONG, frame_head
 
 from ..conftest import ECHO, StartHost
 from ..hosts import WAIT_SECONDS, Host
-from ..raw import HEAD, frame, opened, raw
+from ..raw import HEAD, HEALTH, frame, opened, raw
+
+HEALTHY = b'{"status":"healthy"}'
 
 
 @pytest.fixture
@@ -40,6 +42,21 @@ def test_a_handshake_may_arrive_byte_by_byte_and_with_frames_behind_it(host: Hos
         assert b"101" in client.head()
         assert client.answer()["type"] == "observation"
         assert client.answer()["type"] == "state"
+
+
+@pytest.mark.parametrize("pieces", [(HEALTH + HEAD,), (HEALTH, HEAD), (HEALTH * 3, HEAD)])
+def test_a_handshake_behind_requests_begins_a_session_after_their_answers(
+    host: Host, pieces: tuple[bytes, ...]
+) -> None:
+    with raw(host) as client:
+        for piece in pieces:
+            client.send(piece)
+        for _ in range(b"".join(pieces).count(HEALTH)):
+            assert b" 200 " in client.head()
+            assert client.read(len(HEALTHY)) == HEALTHY
+        assert b" 101 " in client.head()
+        client.text('{"type":"reset"}')
+        assert client.answer()["type"] == "observation"
 
 
 def test_an_invalid_handshake_is_refused_with_a_reason(host: Host) -> None:
