@@ -20,6 +20,7 @@ from openenvd.system.process.loop_lag import (
     LagSnapshot,
     LagWindow,
     lags_of,
+    quantile,
 )
 
 
@@ -98,6 +99,12 @@ def test_the_window_slides_and_the_worst_is_remembered() -> None:
     assert snapshot.samples == 10
     assert snapshot.max_seconds == pytest.approx(0.0, abs=1e-6)
     assert snapshot.worst_seconds == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 2), (0.75, 3), (0.9, 4), (1.0, 4)])
+def test_quantiles_are_values_that_occurred(share: float, value: float) -> None:
+    assert quantile([1, 2, 3, 4], share) == value
+    assert quantile([], share) == 0.0
 
 
 async def test_another_thread_reads_while_the_loop_is_held() -> None:
