@@ -400,7 +400,7 @@ def try_mutant(mutant: Mutant, tests: list[str], worktree: Worktree) -> dict[str
             status, by = _run_until_failure(worktree, left)
             if by not in left:
                 break
-            # A failure by chance does not count: it fails again, or those behind it decide.
+            # A failure counts if the test fails again; otherwise the tests after it decide.
             status, _ = _run_until_failure(worktree, [by])
             left = left[left.index(by) + 1 :]
     finally:
@@ -469,7 +469,7 @@ def main() -> int:
     add("--list", action="store_true", help="print the mutants alone")
     add("--allowed", type=float, default=0.08, help="share of survivors that is no failure")
     options = parser.parse_args()
-    # It ends after the mutants that are being tried.
+    # At SIGTERM the campaign ends once the mutants that are being tried have ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     drawn = draw(ROOT, options.number, options.seed)
     if options.list:

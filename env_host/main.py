@@ -5,9 +5,9 @@
                                 ├─▶ one of those, when it had to be started as a program
                                 └─▶ the project's own app, as it is: one process, no shards
 
-All that serves is imported before the environment: it may have a `queue.py` or a folder `uvicorn`,
-which comes first from then on. A failure to start is reported twice: to the log for people, and
-through the notify pipe for the process that waits.
+All code that serves is imported before the environment, whose folder comes first on the path from
+then on, and may have a `queue.py` or a folder `uvicorn`. A failure to start is reported twice: to
+the log for people, and through the notify pipe for the process that waits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from .startup import ChildConfig
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
-# Files whose frames say nothing about an environment that does not import.
+# Files whose stack frames do not explain why an environment cannot be imported.
 _NOT_THE_USERS = (__file__.removesuffix("main.py"), importlib.__file__, "<frozen ")
 EXIT_SECONDS = 2.0  # for the interpreter's own end: atexit, threads of executors
 
@@ -96,7 +96,7 @@ def read_inputs() -> Inputs:
         raise ConfigError(f"{protocol.HOST_CONFIG_VARIABLE} is not a configuration: {exc}") from exc
     if not config.app_candidates and not config.env_class:
         raise ConfigError(f"{protocol.HOST_CONFIG_VARIABLE} names neither an app nor a class")
-    # What the environment starts must not get the token.
+    # Processes that the environment starts must not inherit the token.
     del os.environ[protocol.HOST_CONFIG_VARIABLE]
     os.environ.pop(protocol.HOST_OPTIONS_VARIABLE, None)
     child = os.environ.pop(protocol.CHILD_CONFIG_VARIABLE, None)
@@ -113,7 +113,7 @@ def read_inputs() -> Inputs:
 def _run(inputs: Inputs, notifier: Notifier) -> None:
     config = inputs.config
     if config.venv is not None:
-        # Another environment may lie below it.
+        # Another virtual environment may lie below the same folder.
         write_bytecode_below(str(Path(config.venv).parent), _PACKAGE)
     from . import preload
 
@@ -129,7 +129,7 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
     elif inputs.child is not None:
         _serve_as_program(config, definition, inputs.child)
     else:
-        if fd_limit == resource.getrlimit(resource.RLIMIT_NOFILE):  # else it is the environment's
+        if fd_limit == resource.getrlimit(resource.RLIMIT_NOFILE):  # else the environment set it
             raise_fd_limit()
         _supervise(inputs, notifier, definition)
 
@@ -184,7 +184,7 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
     from .supervisor.spawn import what_forbids_forking
     from .supervisor.supervisor import Supervisor
 
-    # What is forked from now on is waited for, also where the environment ignores SIGCHLD.
+    # Children forked from now on are reaped, even if the environment ignores SIGCHLD.
     take_over((signal.SIGCHLD,), lambda number: signal.signal(number, signal.SIG_DFL))
     config = inputs.config
     max_fds, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -282,7 +282,7 @@ async def _run_child(
     scoreboard: Scoreboard,
     head: bytes,
 ) -> None:
-    """Run a shard, or an isolated session of whose connection `head` has been read."""
+    """Run a shard, or an isolated session; `head` was already read from its connection."""
     from .serving.app import HostApp
     from .serving.uvicorn_server import Server
     from .shard.shard import IsolatedSession, Shard
@@ -342,7 +342,7 @@ def _fd(variable: str) -> int | None:
 def _fail(notifier: Notifier, message: str, cause: BaseException) -> int:
     if isinstance(cause, ShardFailed):
         lines = cause.log_tail
-    elif isinstance(cause, StartError):  # the message tells all of it; the lines would be our own
+    elif isinstance(cause, StartError):  # the message is complete; a traceback has only our frames
         sys.stderr.write(f"{message}\n")
         lines = []
     else:
@@ -352,7 +352,7 @@ def _fail(notifier: Notifier, message: str, cause: BaseException) -> int:
 
 
 def _traceback(cause: BaseException) -> list[str]:
-    """Log a traceback, without our frames and the import's if there are others, and return it."""
+    """Log and return a traceback, without our frames and the import's if others remain."""
     frame = where = cause.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.tb_next
@@ -362,7 +362,7 @@ def _traceback(cause: BaseException) -> list[str]:
 
 
 def _log_to_stderr() -> None:
-    """Our own and uvicorn's messages to the log; the project's logging stays its own."""
+    """Log our own and uvicorn's messages to stderr; leave the project's logging as it is."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)  # a killed process must not lose its last line

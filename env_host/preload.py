@@ -3,8 +3,8 @@
 
 Importing them starts no thread and makes no loop. A module that is missing here costs each host a
 copy of its own, and may be taken from the project's folder, which comes first on the path later: it
-may have a `queue.py`. Upstream's server has imported most of these by then, too. A file with the
-name of one of the others is found by the project's code there, and so it is here: `yield_names`.
+may have a `queue.py`. Upstream's server has imported most of these by then, too. Of the others, the
+project's code finds its own file of that name there, and so it does here: `yield_names`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import ModuleType
 
 from .event_loop import host_libraries
 
-# Of the standard library: what we import, and upstream's server does not before the app does.
+# Standard-library modules that we import, but that upstream's server does not before the app does.
 OURS_ALONE = ("mmap", "resource", "stringprep", "sysconfig")
 _PATCHED = (
     *("_thread", "os", "queue", "select", "selectors"),
@@ -64,10 +64,10 @@ def preload() -> None:
 
 
 def take_own_view() -> None:
-    """Give our modules copies of those that libraries patch for a whole process, once for all.
+    """Give our modules copies of the modules that libraries patch process-wide, once for all.
 
-    After `gevent.monkey.patch_all()` or `eventlet.monkey_patch()` a new thread is none, and what
-    waits for a child or a socket waits for a loop that does not run here.
+    After `gevent.monkey.patch_all()` or `eventlet.monkey_patch()` a new thread is not a real one,
+    and code that waits for a child or a socket waits for a loop that does not run here.
     """
     copies: dict[int, ModuleType] = {}
     for name in _PATCHED:
@@ -90,4 +90,4 @@ def yield_names(folders: Iterable[str]) -> None:
 
 
 preload()
-take_own_view()  # here, where a fork server does it for all its hosts: it touches many pages
+take_own_view()  # on import: a fork server does it once for all hosts, as it touches many pages

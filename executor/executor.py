@@ -138,8 +138,7 @@ class BurstableExecutor:
     def start(self) -> None:
         """Start the zygote and the thread; returns before the zygote is ready.
 
-        Raises:
-            OSError: this interpreter cannot be started a second time.
+        Raises `OSError`: this interpreter cannot be started a second time.
         """
         # It is never written. Workers hold the reading end, the daemon alone the writing one.
         first = self._preforked_zygote

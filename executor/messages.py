@@ -192,8 +192,7 @@ class FrameReader:
     def feed(self, data: bytes) -> list[Any]:
         """Return the frames that `data` completed.
 
-        Raises:
-            FrameError: the other end sent something else.
+        Raises `FrameError`: the other end sent something else.
         """
         buffer, frames = self._buffer, []
         buffer += data

@@ -71,8 +71,7 @@ class AsyncStore:
     ) -> R:
         """Run `work` in a transaction; what it wrote is durable when this returns.
 
-        Raises:
-            DatabaseError: nothing of the transaction has been done.
+        Raises `DatabaseError`: nothing of the transaction has been done.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[R] = loop.create_future()

@@ -113,8 +113,7 @@ def create_engine(path: Path, *, syncs: bool = False) -> Engine:
 def check(connection: Connection, path: Path) -> None:
     """Look for damaged pages, for at most `CHECK_SECONDS`; what is not reached is met when read.
 
-    Raises:
-        DatabaseCorrupt: there are some.
+    Raises `DatabaseCorrupt`: there are some.
     """
     driver: Any = connection.connection.driver_connection
     until = time.monotonic() + CHECK_SECONDS

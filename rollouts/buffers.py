@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits how many episodes run, by the memory that each of them holds while it runs.
 
-What an episode holds is learned from those before: how large observations are is not known until
-they arrive. So `SCOUTS` go ahead, and each step that is taken lets `FOLLOWERS` follow, with room
-reserved for the largest observation there was. (A first observation is often a small one: when it
-let all others in, they came to hold three times the limit.) While an episode runs it is never kept
-waiting for more, which might be held by others that wait in the same way.
+An episode's memory use is estimated from earlier episodes, because the size of an observation is
+unknown until it arrives. So `SCOUTS` episodes start first, and each completed step lets `FOLLOWERS`
+more start, with memory reserved for the largest observation so far. (A first observation is often a
+small one: when it let all others in, they came to hold three times the limit.) While an episode
+runs it is never kept waiting for more, which might be held by others that wait in the same way.
 
-Where steps go to disk as they are taken, that is the observation that is being decided on, and the
-one that is coming. Where whole episodes are kept, it is the largest there was; until one has ended
-their number of steps is not known, and they are taken to have `GUESSED_STEPS`.
+If each step is written to disk at once, an episode holds two observations: the one the policy is
+deciding on, and the next one. If whole episodes are kept in memory, the estimate is the largest
+episode so far. Until one has ended, their length is unknown and assumed to be `GUESSED_STEPS`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 SCOUTS = 8
-FOLLOWERS = 3  # of each step: hundreds run after three steps, one after the other
-OBSERVATIONS = 2  # one is decided on, one comes
-GUESSED_STEPS = 32  # without a guess, the first of them held six times the limit
+FOLLOWERS = 3  # for each step: after three successive steps, hundreds of episodes run
+OBSERVATIONS = 2  # the one being decided on, and the next one
+GUESSED_STEPS = 32  # without this guess, the first episodes held six times the limit
 MIN_BYTES = 512  # a step is never smaller than its own objects
 
 
 class ByteBudget:
     """`limit_bytes` of memory that coroutines of one event loop share.
 
-    Those who wait are admitted in order. Something larger than all of it passes alone.
+    Waiters are admitted in order. A reservation larger than the whole budget is admitted alone.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -41,7 +41,7 @@ class ByteBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def reserve(self, size_bytes: int) -> Hold:
-        """Room for `size_bytes`, waited for in line."""
+        """Reserve `size_bytes`, after waiting in order of arrival."""
         size_bytes = max(size_bytes, MIN_BYTES)
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size_bytes, admitted))
@@ -50,7 +50,7 @@ class ByteBudget:
             await admitted
         except asyncio.CancelledError:
             if admitted.cancelled():
-                self._admit()  # who waited behind it
+                self._admit()  # admit those that waited behind it
             else:
                 self.change(-size_bytes)
             raise
@@ -76,7 +76,7 @@ class ByteBudget:
 
 
 class Hold:
-    """Room in a budget until it is released; twice is once."""
+    """A reservation in a budget, until it is released. Releasing it twice has no further effect."""
 
     __slots__ = ("_budget", "size_bytes")
 
@@ -98,7 +98,7 @@ class Hold:
             budget.change(-self.size_bytes)
 
 
-# Takes the bytes of a step that was taken, and of the observation that has come of it.
+# Called with the size in bytes of a step, and of the observation that the step returned.
 HoldStep = Callable[[int, int], None]
 
 
@@ -110,7 +110,7 @@ class ConcurrencyLimit:
         self._keeps_episodes = keeps_episodes
         self._permits = asyncio.Semaphore(SCOUTS)  # to begin; none is ever given back
         self._most_bytes = 0
-        self._has_ended = False  # one of them
+        self._has_ended = False  # whether any episode has ended
 
     @property
     def peak_bytes(self) -> int:

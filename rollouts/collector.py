@@ -174,8 +174,7 @@ class RolloutCollector:
         It continues until `episodes` were played, or without end. Leaving the loop ends it;
         `aclose()` of the iterator does so at once.
 
-        Raises:
-            LoopLagged: the event loop was held for longer than `max_loop_lag_seconds`.
+        Raises `LoopLagged`: the event loop was held for longer than `max_loop_lag_seconds`.
         """
         numbers = itertools.count() if episodes is None else iter(range(episodes))
         sink = BatchSink(self._buffer_bytes)
@@ -211,8 +210,7 @@ class RolloutCollector:
             sink: Takes steps and finished episodes.
             keeps_episodes: Whether the sink holds the steps of an episode in memory until it ends.
 
-        Raises:
-            RolloutError: The sink's; `LoopLagged`.
+        Raises `RolloutError`: the sink's; `LoopLagged`.
         """
         pool = SessionPool(self._concurrency, timing=self._timing, followed=self._followed)
         threads = CpuThreads(on_hung=self.stats.hang)

@@ -99,7 +99,7 @@ class OutputDamaged(OutputError):
 
 
 class OutputUnwritable(OutputError):
-    """It cannot be opened or written."""
+    """The folder of rollouts cannot be opened or written."""
 
     default_hint = "fix the folder's permissions, or write to another one"
 

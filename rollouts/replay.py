@@ -74,8 +74,7 @@ def main() -> int:
 def answer_to(question: Json) -> Json:
     """The answer as JSON values.
 
-    Raises:
-        RolloutError: The folder has no rollouts, or damaged ones; or no such episode.
+    Raises `RolloutError`: the folder has no rollouts, or damaged ones; or no such episode.
     """
     rollouts = open_rollouts(question["folder"], keep_cached=False)
     if question["show"] == "summary":

@@ -139,8 +139,7 @@ async def roll_out(
     Returns:
         The last report as JSON values, with the folder.
 
-    Raises:
-        RolloutError: The run as a whole failed; what had finished is kept.
+    Raises `RolloutError`: the run as a whole failed; what had finished is kept.
     """
     addresses = list(config.environments.values())
     collector = RolloutCollector(

@@ -62,8 +62,7 @@ class Followed(Protocol):
     def is_starting(self) -> bool:
         """Return whether it does not answer now, and is to come back; blocks.
 
-        Raises:
-            Exception: It was taken down, or given up: waiting is useless.
+        Raises `Exception`: it was taken down, or given up: waiting is useless.
         """
 
 
@@ -73,8 +72,7 @@ class EpisodeSession(Session):
     async def reset(self, arguments: Mapping[str, Any], *, seconds: float | None) -> Answer:
         """Begin an episode.
 
-        Raises:
-            EpisodeFailed: The environment answered with an error, or the session has ended.
+        Raises `EpisodeFailed`: the environment answered with an error, or the session has ended.
         """
         text = orjson.dumps({"type": "reset", "data": arguments})
         return await self._answered(text, seconds, "reset")
@@ -268,8 +266,7 @@ def reserve_descriptors(sockets: int) -> None:
 def environment_url(address: str) -> str:
     """The address of a WebSocket session there.
 
-    Raises:
-        NoEnvironment: It cannot be the address of a server.
+    Raises `NoEnvironment`: it cannot be the address of a server.
     """
     try:
         return session_url(address)

@@ -27,8 +27,8 @@ The shim sets environment variables, and reads the *notify pipe*, one JSON objec
 `oom_kills` are counted in the server's cgroup, before the exit and after; `machine_oom_kills`
 instead on the whole machine, where there is no such group. `number` counts the reports.
 
-`serving` is a `Serving`; `max_sessions` is null when sessions are not counted (`as_is` and `http`:
-there are no shards then). `route` is one to try where there are no sessions. `notes`, if any, are
+`serving` is a `Serving`; `max_sessions` is null when sessions are not counted (with `as_is` and
+`http`, which lack shards). `route` is one to try where there are no sessions. `notes`, if any, are
 for its user. `sessions` of a `shard_exit`: how many ended with it. Error codes: `errors.py`.
 """
 
@@ -49,29 +49,29 @@ GATE_FD_VARIABLE = "OPENENVD_GATE_FD"
 TRIAL_VARIABLE = "OPENENVD_TRIAL"
 CHILD_CONFIG_VARIABLE = "OPENENVD_CHILD_CONFIG"  # supervisor to a child that is started, not forked
 HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
-# In containers, whose image has the configuration: the fields that one replica changes, as JSON,
-# and the address to listen on, `HOST:PORT`.
+# In containers, where the image holds the configuration: the fields that this replica overrides, as
+# JSON, and the address to listen on, `HOST:PORT`.
 HOST_OPTIONS_VARIABLE = "OPENENVD_HOST_OPTIONS"
 LISTEN_ADDRESS_VARIABLE = "OPENENVD_LISTEN"
 CONTAINER_PORT = 8000  # upstream's images listen there, too
 
-# Headers of every answer, handshakes included: whose it is. A client that connects again asks
-# whether it is still the same environment, and the same launch of it. Headers of every request that
-# a gateway sends, too: who may have it (`serving/access.py`).
+# Headers of every response, handshakes included, that identify the environment, launch and replica.
+# A client that connects again asks whether it is still the same environment, and the same launch of
+# it. Headers of every request that a gateway sends, too: who may have it (`serving/access.py`).
 ENVIRONMENT_HEADER = "OpenEnvd-Environment"
 GENERATION_HEADER = "OpenEnvd-Generation"  # the launch's request
 REPLICA_HEADER = "OpenEnvd-Replica"
 
 # Between a gateway and replicas (`websocket/handshake.py`).
 RETRY_HEADER = "OpenEnvd-Retry"  # of an answer: nothing was begun, another replica may
-ATTEMPTS_HEADER = "OpenEnvd-Attempts"  # of a handshake: how many replicas may be asked
-ATTEMPT_HEADER = "X-Envoy-Attempt-Count"  # which of them this is
+ATTEMPTS_HEADER = "OpenEnvd-Attempts"  # in a handshake: the maximum number of replicas to try
+ATTEMPT_HEADER = "X-Envoy-Attempt-Count"  # the number of this attempt
 
 # Drains a replica that no signal can be sent to: POST with the secret of its `HostConfig`.
 DRAIN_ROUTE = "/openenvd/drain"
 DRAIN_HEADER = "OpenEnvd-Drain"
 
-# What a project's app without sessions answers to who begins one; also said of it elsewhere.
+# The reply of a project's app without sessions to a client that begins one; also shown elsewhere.
 NO_SESSIONS = (
     "this app has no sessions: it has no WebSocket at /ws, and answers HTTP requests alone"
 )
@@ -82,7 +82,7 @@ MIN_SESSION_MEMORY_MB = 16  # a session's process holds about 14 before it has d
 LOOPBACK = "127.0.0.1"
 # The folder in a project's virtual environment with libraries that are the host's alone.
 HOST_LIBRARIES = "openenvd-libraries"
-DEFAULT_MESSAGE_MB = 100  # one WebSocket message; what upstream's client accepts itself
+DEFAULT_MESSAGE_MB = 100  # for one WebSocket message; the limit that upstream's client has, too
 MAX_MESSAGE_BYTES = DEFAULT_MESSAGE_MB * MB
 FAILURE_LOG_LINES = 20  # most lines of a traceback in a `failed` line
 
@@ -97,7 +97,7 @@ class Serving(StrEnum):
 
     SESSIONS = "sessions"  # the env host
     AS_IS = "as_is"  # the project's own app, untouched
-    HTTP = "http"  # the same, which has no sessions
+    HTTP = "http"  # the project's own app, which has no sessions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +166,7 @@ class ServeOptions:
     @property
     def wants_isolation(self) -> bool | None:
         """Return whether each session is to have a process; None: as the class needs it."""
-        # A limit is of a process: without one for each session it would limit nothing.
+        # A memory limit applies to a process: without a process per session it would limit nothing.
         return True if self.session_memory_mb is not None else self.isolate
 
     @property
@@ -184,9 +184,9 @@ class ServeOptions:
 class HostConfig(ServeOptions):
     """The configuration of an env host.
 
-    Either `app_candidates` (an upstream project: dotted `module:attribute`, tried in order, each
-    imported with `import_paths` in front of `sys.path`; then, if none of them exists,
-    `app_fallbacks`) or `env_class` (`module:Class`).
+    Either `app_candidates` or `env_class` (`module:Class`) is set. `app_candidates` are for an
+    upstream project: dotted `module:attribute` names, tried in order, each imported with
+    `import_paths` in front of `sys.path`; if none of them exists, `app_fallbacks` are tried.
     `max_sessions` is this replica's share; None: `DEFAULT_SESSIONS` if the class allows, else 1.
     """
 
@@ -199,10 +199,10 @@ class HostConfig(ServeOptions):
     venv: str | None = None  # made for this project: its byte code and notes are kept there
     idle_timeout_seconds: float | None = None
     replica: int = 0  # the number of this one
-    doors: str = ""  # how the paths of all replicas' doors begin; empty: it has none
+    doors: str = ""  # path prefix of all replicas' control sockets; empty: this replica has none
     shares_address: bool = False  # all replicas accept from the same sockets
     manifest: dict[str, Any] = field(default_factory=dict)  # openenv.yaml, for /metadata
-    memory_bytes: int | None = None  # what all of it may use, where it is known
+    memory_bytes: int | None = None  # memory that the whole replica may use; None: not known
     cores: int | None = None  # the same; None: as many as it may run on
     headers: dict[str, str] = field(default_factory=dict)  # of every answer: whose it is
     sleep_after_seconds: float | None = None  # without a connection; None: never

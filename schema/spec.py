@@ -6,9 +6,9 @@
         │                              fields of the launch's payload
         └── EnvironmentSpec            and what is launched, under which name
 
-How a source becomes something that runs stands in `sources/`; what runs it, in `engines/`.
+`sources/` turns a source into a program that runs; `engines/` runs it.
 
-What an environment may be called: the name becomes a folder, a label and part of an address.
+It also validates environments' names: a name becomes a folder, a label and part of an address.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LaunchOptions(ServeOptions):
     )
     gateway: bool = option(
         False,
-        "Balance sessions over its replicas by Envoy. Its address is the gateway's.",
+        "Balance sessions over the replicas with Envoy. Clients use the gateway's address.",
     )
     memory_mb: int | None = option(
         None,
@@ -87,7 +87,7 @@ class LaunchOptions(ServeOptions):
         None, "CPU limit of each replica, on an engine: 0.5, 4.", above=0, most=4096, metavar="CPUS"
     )
     base: str = option(
-        DEFAULT_BASE, "Image that those built for engines are based on.", metavar="IMAGE"
+        DEFAULT_BASE, "Base image of the images that are built for engines.", metavar="IMAGE"
     )
     sandbox: bool = option(
         False, "On an engine: read-only root, no capabilities. No new privileges either."
@@ -101,7 +101,7 @@ class LaunchOptions(ServeOptions):
     ready_timeout_seconds: float = option(600.0, "Fail when it is not ready by then.", above=0)
     max_surge: str | None = option(
         None,
-        "Replicas beyond their number during an update [100%] or restart [1]: 2, 25%.",
+        "Extra replicas allowed during an update [100%] or a restart [1]: 2, 25%.",
         metavar="N|N%",
     )
     max_unavailable: str | None = option(
@@ -182,10 +182,10 @@ class LaunchOptions(ServeOptions):
 
 
 def check_room(max_surge: str | None, max_unavailable: str | None) -> None:
-    """Check how many replicas there may be more, and fewer, while they are replaced.
+    """Check how many extra and how many missing replicas are allowed during a replacement.
 
     Raises:
-        ValueError: One is no number or percentage; or nothing could be replaced.
+        ValueError: A value is neither a number nor a percentage, or the two allow no replacement.
     """
     for name, value in (("max_surge", max_surge), ("max_unavailable", max_unavailable)):
         if value is not None and not re.fullmatch(r"\d{1,4}%?", value):
@@ -221,7 +221,7 @@ class EnvironmentSpec(LaunchOptions):
         return replace(self, token=token, allow_origin=origins)
 
     def with_range(self) -> EnvironmentSpec:
-        """This spec with as many replicas as there are at least."""
+        """This spec, with `replicas` raised to `min_replicas` if it is less."""
         return replace(self, replicas=max(self.replicas, self.min_replicas or 1))
 
     @property
@@ -243,7 +243,7 @@ class EnvironmentSpec(LaunchOptions):
 
 MAX_NAME_LENGTH = 63  # one DNS label
 
-# Docker's names, and Python's, which upstream's projects have.
+# Names as Docker allows them, and as Python does, since upstream's projects use Python names.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _UNUSABLE = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -256,7 +256,7 @@ def validate_name(name: str) -> str:
 
 
 def why_not(name: str) -> str | None:
-    """Return what keeps the text from being a name, by its character; None when it is one."""
+    """Return why the text is not a valid name, and the first bad character; None if it is valid."""
     if not name:
         return "an environment's name is empty"
     if len(name) > MAX_NAME_LENGTH:

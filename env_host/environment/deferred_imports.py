@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defers what upstream's server imports for a few projects, until it is used.
+"""Defers imports in upstream's server that only a few projects need, until they are used.
 
-gradio (3 s, 75 MB), where the web interface is off: upstream imports it under
-`except ModuleNotFoundError`, so it does not exist while upstream's package is imported. All other
-code gets it, as does code that asks upstream's package for what it has of gradio later.
+gradio (3 s, 75 MB), where the web interface is off: upstream can do without it (it catches
+`ModuleNotFoundError`), so gradio is hidden while upstream's package is imported. All other code can
+import gradio. So can code that later accesses the names in upstream's package that depend on it.
 
 fastmcp and mcp (0.7 s, 45 MB), for the one class `MCPEnvironment`: its module is executed with
 stand-ins for the classes that it takes from there. Calling one, asking for an attribute or for its
@@ -54,7 +54,7 @@ def _imports_upstream(frame: FrameType | None) -> bool:
 
 
 def keep_gradio_out() -> None:
-    """Make upstream's package go without gradio, unless its web interface is on."""
+    """Hide gradio from upstream's package, unless its web interface is on."""
     is_wanted = os.environ.get(WEB_INTERFACE_VARIABLE, "").lower() in _ON
     if not is_wanted and _WithoutGradio not in sys.meta_path:
         sys.meta_path.insert(0, _WithoutGradio)

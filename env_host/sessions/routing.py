@@ -5,18 +5,18 @@
                                         ▲  └──the same POST, on the other end──▶ b serves it
                                         └──────────── b's answer ◀─────────────┘
 
-With `--isolate`, `a` is the front-end shard and `b` the process of a session: the pair's end goes
-through the supervisor, which forks a process for a new session and passes it there.
+With `--isolate`, `a` is the front-end shard and `b` the process of a session. The pair's end goes
+to the supervisor, which passes it to that process, forking one for a new session.
 
 The pair's end for a session of another replica goes to its control socket (`ipc/fd_messages.py`).
 
-An HTTP connection is kept alive, and its next request may be for any session. So the request alone
-travels, as HTTP: to `b` it is a connection like any other. A session's id names its owner
-(`shard/connections.py`).
+An HTTP connection is kept alive, and its next request may be for any session. So only the request
+is forwarded, as HTTP; to `b`, the socket pair is a connection like any other. A session's id names
+its owner (`shard/connections.py`).
 
     b exits meanwhile     its end of the pair closes: the client gets a JSON-RPC error that says so
-    b had exited before   its replacement is another generation: `Unknown session_id`
-    b is busy             the client waits as it would have waited there
+    b had exited before   its replacement has another generation, so it answers `Unknown session_id`
+    b is busy             the client waits as long as it would if it were connected to b
     the client leaves     the request continues: it may have had effects already
 """
 
@@ -32,7 +32,7 @@ from ...system.text.json_lines import Json
 from ..errors import SessionError
 
 Give = Callable[[int], None]  # gives another process a descriptor, and closes it here
-GetReady = Callable[[], Awaitable[Give]]  # to give a descriptor away
+GetReady = Callable[[], Awaitable[Give]]  # waits until a descriptor can be handed over
 Route = Callable[[int, bytes], None]  # a connection, of which some bytes were read
 
 _HEAD = (
@@ -88,7 +88,7 @@ def body_of(response: bytes) -> Json:
     """
     head, _, body = response.partition(_END_OF_HEAD)
     if b" 200 " not in head.partition(b"\r\n")[0]:
-        raise ValueError("no JSON: it was not answered")
+        raise ValueError("not a JSON answer: the status is not 200")
     found = json.loads(body)
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")

@@ -67,10 +67,10 @@ class Hooks(Protocol):
 
 
 class AbandonedCalls:
-    """Calls on threads that still run although their session has ended."""
+    """Calls that are still running on threads although their sessions have ended."""
 
     def __init__(self) -> None:
-        # Called with their number, and the time at which the oldest began.
+        # Called with the number of abandoned calls, and the time when the oldest of them began.
         self.on_change: Callable[[int, float], None] = lambda *_: None
         self._began: dict[Session, float] = {}
 
@@ -107,7 +107,7 @@ class SessionTable:
     ) -> None:
         self.definition = definition
         self.step_timeout_seconds = step_timeout_seconds
-        self.idle_seconds = idle_seconds  # that end a session
+        self.idle_seconds = idle_seconds  # idle time after which a session ends
         self.unattached_seconds = unattached_seconds  # the same, of one without a WebSocket
         self.max_sessions = max_sessions
         self._exclusive = exclusive
@@ -250,11 +250,10 @@ class SessionTable:
         return self._finish_later(_end(session, after, self._closed, waits=not abandoned))
 
     async def one_shot(self, what: str, call: Callable[[Session], Coroutine[Any, Any, _T]]) -> _T:
-        """Call an environment of its own for one HTTP request, outside the table.
+        """Create an environment for one HTTP request, and call it; its session is not in the table.
 
-        The time of the call is limited, that of the creation is not. Raises `CallTimedOut`: it is
-        dealt with as on a WebSocket: cancelled, or left to its thread, and the environment is
-        closed after it.
+        The call has a time limit, the creation has none. Raises `CallTimedOut`: as on a WebSocket,
+        the call is cancelled or left running on its thread, and the environment is closed after it.
         """
         async with self._one_shot:
             session = self._new()
@@ -273,7 +272,7 @@ class SessionTable:
                     await asyncio.wait({ending})
 
     async def within_limit(self, session: Session, what: str, call: Coroutine[Any, Any, _T]) -> _T:
-        """Await a call that MCP makes of a session, within the time limit.
+        """Await a call to a session made over MCP, within the time limit.
 
         Raises `CallTimedOut`: the call took too long; the session ends, as on a WebSocket.
         """

@@ -9,9 +9,9 @@
                                      ▼ too long
                                   served here, with a ticket that says so: `CAPACITY_REACHED`
 
-A client waits before its handshake is answered: until then a connection is its descriptor and the
-bytes of its head, and can go to the shard that has room first. After the handshake wait only
-sessions that would exceed a client's handshake timeout, or begin over HTTP (`wait_for_room`).
+A client waits before its handshake is answered: until then a connection is only a descriptor and
+the bytes of its head, and can be handed to whichever shard has room first. After the handshake wait
+only sessions that would exceed a client's handshake timeout, or begin over HTTP (`wait_for_room`).
 
 A promise is kept until the session begins, in the same iteration or the next. One that is not used
 (the client left, the handshake was invalid) is dropped after `PROMISE_SECONDS`.
@@ -41,7 +41,7 @@ class _Ticket(NamedTuple):
     """The decision about a connection, made before the connection asks for its slot."""
 
     issued_at: int
-    rest_seconds: float | None  # that it may still wait; None: it was promised a slot
+    rest_seconds: float | None  # left for it to wait; None: it was promised a slot
 
 
 class Admission:
@@ -57,10 +57,10 @@ class Admission:
         refuse: Callable[[Arrival], None] | None = None,
         hand_over: Callable[[Arrival, int], None],
     ) -> None:
-        """Wait for `changed` and for timers.
+        """Start with nothing waiting; `changed` and timers drive it.
 
-        `refuse` answers a connection that gets no slot; it is given where sessions run in other
-        processes: then a served connection counts at once, and no slot is promised.
+        `refuse` answers a connection that gets no slot. It is passed where sessions run in other
+        processes; there, a served connection counts at once, and no slot is promised.
         """
         self._scoreboard = scoreboard
         self._counters = scoreboard[index]
@@ -94,7 +94,7 @@ class Admission:
             self._publish()
 
     def changed(self) -> None:
-        """Publish a promise that was taken, now that its session counts; a slot may be free."""
+        """Publish that a promise was used, as its session counts now; check for free slots soon."""
         self._publish()
         if self._waiting or self._local:
             self._check_in(0.0)
@@ -104,8 +104,8 @@ class Admission:
     def take_promise(self) -> bool:
         """Take the slot that the next session was promised; False when it was promised none.
 
-        It counts as promised until the session counts (`changed`): between the two the supervisor
-        would see room that there is not.
+        The slot counts as promised until the session counts (`changed`). Otherwise, between the
+        two, the supervisor would see room that does not exist.
         """
         self._drop_stale_tickets()
         if not self._tickets or self._tickets[0].rest_seconds is not None:
@@ -202,7 +202,7 @@ class Admission:
     def _expire(self) -> None:
         now = now_microseconds()
         before = self._timeout_seconds
-        if self._refuse is None:  # where sessions are not served here, they must not begin here
+        if self._refuse is None:  # sessions that run elsewhere must not begin here
             before = min(before, HANDSHAKE_SECONDS)
         rest = self._timeout_seconds - before
         while self._waiting and now - self._waiting[0].since >= before * MICROSECONDS:
@@ -231,7 +231,7 @@ class Admission:
 def place_of(since: int, own: Counters, others: Sequence[Counters], now: int) -> int | None:
     """Return the shard that is to serve a connection; None while it has to wait.
 
-    The oldest of all goes first, as long as the shard that it waits in can do something about it.
+    The oldest connection of all shards goes first, as long as its own shard is responsive.
     """
     turning = [counters for counters in others if counters.is_responsive(now)]
     patience = int(FAIR_SECONDS * MICROSECONDS)

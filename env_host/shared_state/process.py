@@ -13,9 +13,9 @@ Every public method may be called. A parameter named `session` gets the number o
 session (an int, never given to two sessions), one named `body` the call's bytes, when it has any.
 A method returns None, a JSON value, bytes, or (JSON value, bytes).
 
-Plain methods run to their end on the loop, one after the other: that is what makes the state one.
-Asynchronous ones run beside each other. A connection's end is the end of its sessions: the state
-is notified once for each (`session_ended`), after the last of its calls.
+Synchronous methods run to completion on the event loop, one at a time, so all sessions see one
+consistent state. Asynchronous methods run concurrently. When a connection closes, its sessions end:
+the state is notified of each one once (`session_ended`), after that session's last call.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from ..event_loop import run_loop
 from .connection import EXPIRED, MAX_CALLS, socket_name
 from .frames import Buffer, Frame, Kind, WireError, WireProtocol, encode, encode_value
 
-BACKLOG = 128  # shards that connect at the same time
+BACKLOG = 128  # the listen backlog: how many shards may be connecting at once
 STOP_SECONDS = 3.0  # between SIGTERM and SIGKILL
 WATCH_SECONDS = 1.0  # how often it checks that its supervisor is alive
 
 EXIT_STATE_FAILED = 4  # `create_state` raised
-STATE_CONFIG = "shared_state"  # the key of a `StateConfig` in the values of a started process
+STATE_CONFIG = "shared_state"  # the key of the `StateConfig` in the values passed to `spawn`
 
 SESSIONS_PER_CONNECTION = 2**32
 RESERVED = frozenset({"session_ended", "close"})  # never called by a client
@@ -78,7 +78,7 @@ class StateConfig(NamedTuple):
 
 
 class StateProcess:
-    """The state process of one supervisor, which is single-threaded."""
+    """The state process of one supervisor. The supervisor must be single-threaded."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class StateProcess:
     ) -> None:
         """Listen on a socket to which only this user may connect.
 
-        The process comes with `start`, and must not keep `fds_to_close()`. `spawn` starts it as a
-        program, where a fork is not safe.
+        `start` creates the process, which must close `fds_to_close()`. Where forking is not safe,
+        `spawn` starts it as a program instead.
         """
         self._env_class = env_class
         self._fds_to_close = fds_to_close
@@ -103,13 +103,13 @@ class StateProcess:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(socket_name(self.address))
         self._listener.listen(BACKLOG)
-        self.listen_fd = self._listener.fileno()  # which children must not keep
-        self.restarts = RestartSchedule()  # of one, whose index is 0
+        self.listen_fd = self._listener.fileno()  # child processes must close it
+        self.restarts = RestartSchedule()  # for one process, with index 0
         self.epoch = 0
         self.pid: int | None = None
 
     def start(self, *, wait: bool = True) -> None:
-        """Start the next one; with `wait`, return when it is ready or raise `StartError`."""
+        """Start the next process. With `wait`, return once it is ready, or raise `StartError`."""
         assert self.pid is None
         self.epoch += 1
         self.restarts.cancel()
@@ -150,7 +150,7 @@ class StateProcess:
         if self.restarts.take_due(time.monotonic()):
             try:
                 self.start(wait=False)
-            except OSError as exc:  # no room for a process: the supervisor continues
+            except OSError as exc:  # a process could not be created: the supervisor keeps running
                 self.restarts.could_not_start(0, time.monotonic())
                 log.warning("the shared state has no process yet: %s", exc)
 
@@ -179,7 +179,7 @@ def serve_as_program(env_class: Any, values: dict[str, Any]) -> Never:
 
 
 def _become(env_class: Any, config: StateConfig, to_close: Iterable[int]) -> Never:
-    """Serve, then exit: nothing of the supervisor's may run in its child."""
+    """Serve, then exit. None of the supervisor's own code may run in this child process."""
     try:
         gc.freeze()  # the supervisor's objects must not be finalized here
         forking.leave_parent(config.supervisor_pid, f"state {env_class.__name__}", to_close)
@@ -272,10 +272,10 @@ class StateConnection(WireProtocol):
         self._first_session = next(server.numbers) * SESSIONS_PER_CONNECTION
         self._running: dict[asyncio.Task[None], int] = {}  # and the session each is for
         self._sessions: set[int] = set()
-        self._leaving: set[int] = set()  # of those, which end with their last call
+        self._leaving: set[int] = set()  # sessions that end when their last running call returns
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet a peer of this user; leave any other."""
+        """Send WELCOME if the peer runs as this user; otherwise close the connection."""
         super().connection_made(transport)
         is_ours = True  # on macOS the socket's folder keeps other users out
         if hasattr(socket, "SO_PEERCRED"):
@@ -295,7 +295,7 @@ class StateConnection(WireProtocol):
 
     def _handle(self, frame: Frame) -> None:
         if frame.epoch != self._server.epoch or frame.kind not in (Kind.CALL, Kind.LEAVE):
-            raise WireError(f"a frame of kind {frame.kind} and epoch {frame.epoch} of a shard")
+            raise WireError(f"a shard sent a frame of kind {frame.kind} and epoch {frame.epoch}")
         if frame.kind == Kind.CALL:
             self._call(frame)
         else:

@@ -98,8 +98,7 @@ def plan_workers(
     `daemon_bytes` is what the daemon and the zygote themselves use, `expected` the expected
     memory of one worker by schedule.
 
-    Raises:
-        PlanError: when one LONG and one SHORT worker do not fit.
+    Raises `PlanError`: when one LONG and one SHORT worker do not fit.
     """
     long_bytes, short_bytes = max(1, expected[LONG]), max(1, expected[SHORT])
     in_group = limits.memory_bytes < limits.machine_memory_bytes

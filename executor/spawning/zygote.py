@@ -184,8 +184,7 @@ class PreforkedZygote:
 def prefork_zygote(modules: Sequence[str], home: str) -> PreforkedZygote | None:
     """Import `modules`, then fork; None when there are threads by then.
 
-    Raises:
-        OSError: the system will not fork.
+    Raises `OSError`: the system will not fork.
     """
     began = time.monotonic()
     preload(modules, collect=False)  # the daemon is being waited for

@@ -7,20 +7,20 @@
                                           look for a worker over its cap   (the others)
     a task fails, a worker exits ──▶ evidence ──▶ `tasks.py`
 
-Counters only ever grow, so `evidence` holds what moved since the last reading. A kill during a task
-that then runs on is no reason of a later SIGKILL, so the counters are looked at once a second too:
-a SIGKILL is explained by what moved since the last look but one. (Not the last: a kill is counted
-before its victim has exited.)
+Counters only grow, so `evidence` holds the increase since the last reading. A kill that a task
+survives does not explain a later SIGKILL, so the counters are also read once a second. A SIGKILL is
+explained only by an increase since the second-to-last of these reads. (The last read is too recent:
+the kernel counts a kill before the victim has exited.)
 
-The supervisor's thread looks. `apply_limit`, `note_busy` and `AvailableMemory` are used on any
-thread, under the pools' lock.
+The supervisor's thread reads the counters and runs the watchdog. `apply_limit`, `note_busy` and
+`AvailableMemory` are used on any thread, under the pools' lock.
 
-Ends a worker's whole process tree, and what a worker has left behind.
+This module also ends a worker's whole process tree, and any processes that it left behind.
 
-While a worker lives, all its descendants can be found, also those that made a session of their
-own. Afterwards its process group, its session and its cgroup identify them. A process that must
-outlive a worker (a replica's shim) is a grandchild in a session of its own, and leaves the worker's
-cgroup.
+While a worker is alive, all its descendants can be found, including those that started a session of
+their own. Afterwards its process group, its session and its cgroup identify them. A process that
+must outlive a worker (a replica's shim) is a grandchild in a session of its own, and leaves the
+worker's cgroup.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Group:
 
 
 class WorkerMemory:
-    """Holds workers to their memory caps, and gathers the evidence of their exits."""
+    """Enforces workers' memory caps, and gathers evidence of why they exited."""
 
     def __init__(
         self, pools: Pools, wake_up: WakeUp, plan: Plan, timing: Timing, *, use_cgroups: bool
@@ -153,8 +153,8 @@ class WorkerMemory:
             )
         before, after, peak = group.read_counters()
         if has_exited and (wait_status is None or wait_status & 0x7F == signal.SIGKILL):
-            # Only a kill of just now is the cause. Of a worker that exited by itself any kill may
-            # be the cause, also of a grandchild and long ago.
+            # After SIGKILL, only a recent kill can be the cause. If the worker exited on its own,
+            # any earlier kill may be the cause, even one of a grandchild long ago.
             before = max(before, group.looks[0])
         line = None
         if after > before:
@@ -172,12 +172,12 @@ class WorkerMemory:
         )
 
     def read_counters(self, worker: PooledWorker) -> None:
-        """Leave what was counted until now out of the evidence of later tasks."""
+        """Exclude everything counted so far from the evidence of later tasks."""
         if worker.cgroup is not None:
             self._groups[worker.name].read_counters()
 
     def note_busy(self, worker: PooledWorker, now: float) -> None:
-        """Begin to look, since a worker gets a task. Under the pools' lock."""
+        """Start periodic checks, because a worker is getting a task. Under the pools' lock."""
         if worker.cgroup is None and self._watchdog_at == math.inf:
             self._watchdog_at = now + self._timing.watchdog
             self._wake_up.wake_by(self._watchdog_at)
@@ -198,8 +198,8 @@ class WorkerMemory:
     def look_at_cgroups(self, now: float) -> None:
         """Note what was counted; twice more after the last task, so that it is no later one's.
 
-        Reads one file, not one for each worker, unless the kernel has killed a process somewhere
-        on the machine since the last look but one.
+        Reads one file in all. It reads one for each worker only if the kernel has killed a process
+        anywhere on the machine since the second-to-last read.
         """
         workers = self._pools.workers()
         before, last = self._machine_looks
@@ -216,7 +216,7 @@ class WorkerMemory:
             self._was_busy = is_busy
 
     def _find_violator(self, now: float) -> PooledWorker | None:
-        """Find the largest of those that exceed their caps and have no cgroup to hold them."""
+        """Find the largest worker that exceeds its cap and has no cgroup to enforce it."""
         with self._pools.lock:
             watched = {
                 worker.name: (worker, worker.run.task.memory_bytes or self._plan.worker_bytes)
@@ -243,9 +243,9 @@ class WorkerMemory:
 
 
 class AvailableMemory:
-    """What the machine would still give, less the reserve and what running tasks will grow by.
+    """The machine's available memory, less the reserve and the expected growth of running tasks.
 
-    Read at most every 0.1 s; what is submitted in between is counted with what it is expected to
+    Read at most every 0.1 s. Tasks submitted in between count with the memory they are expected to
     need. Used under the pools' lock.
     """
 
@@ -299,7 +299,7 @@ def sweep_cgroups() -> list[str]:
 
 def kill_tree(worker: PooledWorker) -> None:
     """Send SIGKILL to the worker and all its descendants, without waiting for their exit."""
-    # Found before the worker exits: afterwards they are another process's children.
+    # Find the descendants before the worker exits: afterwards they have another parent process.
     members = tree_of(worker.pid, cgroup=worker.cgroup)
     signal_group(worker.pid, worker.sentinel, signal.SIGKILL)
     for member in members:
@@ -324,10 +324,10 @@ def kill_leftovers(worker: PooledWorker) -> list[int]:
 def sweep_orphans(records: Iterable[tuple[int, float]]) -> list[int]:
     """End every worker of `(pid, started_at)` that still lives, its whole session with it.
 
-    Workers of a killed daemon are named so by its database. As a rule none is left: the kernel
-    ends a worker's process group with its daemon (`worker.py`). This is for a machine
-    where that does not exist or was defeated. A pid that now belongs to another process is left
-    alone. Returns the pids that were ended.
+    The database of a killed daemon lists its workers in this form. As a rule none is left: the
+    kernel ends a worker's process group with its daemon (`worker.py`). This function is for
+    machines where that mechanism does not exist or has failed. A pid that now belongs to another
+    process is left alone. Returns the pids that were ended.
     """
     ended = []
     for pid, started_at in records:

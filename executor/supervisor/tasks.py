@@ -146,8 +146,7 @@ class Tasks:
     def on_frame(self, worker: PooledWorker, frame: Frame) -> bool:
         """Act on a frame of the worker; returns whether the worker has to exit.
 
-        Raises:
-            KeyError, TypeError: a worker does not send such a frame.
+        Raises `KeyError`, `TypeError`: a worker does not send such a frame.
         """
         run = worker.run
         if run is None or frame["task"] != run.task.id:

@@ -199,7 +199,7 @@ def session_of(pid: int) -> list[psutil.Process]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It and everything of its session, at once: peers are not measured ending."""
+    """Kill the peer and its session at once: no figure is about how peers end."""
     deadline = time.monotonic() + STOP_SECONDS
     while family := _all_of(process):
         for one in family:

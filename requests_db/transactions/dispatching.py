@@ -81,8 +81,7 @@ def record(
     which worker took which request, `progress` what operations reported while they ran; `learned`
     are memory estimates, in the place of those known before.
 
-    Raises:
-        InvalidTransition: an outcome's state is not final.
+    Raises `InvalidTransition`: an outcome's state is not final.
     """
     current = _current(connection, {*(p[0] for p in progress), *(r.request_id for r in retries)})
     workers = {row[0]: dict(zip(_WORKER_FIELDS, row[1:], strict=True)) for row in started}

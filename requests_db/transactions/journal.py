@@ -66,8 +66,7 @@ class Journal:
 
         The event carries the request when it is given as it is afterwards.
 
-        Raises:
-            InvalidTransition: the table of transitions does not allow it.
+        Raises `InvalidTransition`: the table of transitions does not allow it.
         """
         check_transition(request.id, before, after)
         self._moves[before] -= 1

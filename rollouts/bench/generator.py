@@ -10,18 +10,18 @@ all processes of a machine share: every generator starts at the same moment and 
 
     without a window   at `go` all sockets, made beforehand, are connected in one loop, and only
                        then is anything read or written
-    with a window      at most `window` handshakes are under way; waiting for it is connecting too
+    with a window      at most `window` handshakes at once; waiting for a turn counts as connecting
 
 Without a window, the burst fills the server's queue of connections; the kernel drops what does not
 fit, and tries again after one second. Training code that opens its sessions in one `gather` sees
-the same. A window well below the length of that queue hides it.
+the same. A window well below the length of that queue hides this effect.
 
 A session goes through its phases on a WebSocket as light as Python allows:
 
     connect ─▶ upgrade ─▶ reset ─▶ step ─▶ close message, close frame ─▶ the server's close
 
-Written by hand (docs/decisions/0019-bench-sessions.md): every session of a batch sends the same
-bytes, made once. The mask is zero, which leaves a payload as it is.
+The WebSocket client is written by hand (docs/decisions/0019-bench-sessions.md): every session of a
+batch sends the same bytes, which are made once. The mask is zero, which leaves a payload as it is.
 
 The total and the connect time count from the start of the batch, not from when this process began
 the session: a generator that is late must not look like a server that is quick.
@@ -61,7 +61,7 @@ from ...system.process.proc import raise_fd_limit
 from ...system.text.json_lines import Json
 
 HANDSHAKE_SECONDS = 10.0  # as upstream's client gives it (`connect_timeout_s`)
-# Linux: `connect` chooses the port, knowing both ends; `bind` would use one up for all ends.
+# Linux: `connect` chooses the port, knowing both ends; `bind` would reserve one for all peers.
 _IP_BIND_ADDRESS_NO_PORT = 24
 MAX_MESSAGE_CHARS = 300  # of an error
 RESET = unmasked_client_frame(b'{"type":"reset","data":{}}')
@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
     """One connection. A subclass defines what follows on each event: the methods `on_…`."""
 
     def __init__(self, opening: bytes) -> None:
-        self.is_closed = False  # here: what else the server sends is not read
+        self.is_closed = False  # closed on this side: nothing more from the server is read
         self._transport: asyncio.Transport | None = None
         self._opening = opening  # the request for the upgrade
         self._is_open = False
@@ -186,7 +186,7 @@ class Session(Connection):
         self.outcome = Outcome()
         self.over = asyncio.get_running_loop().create_future()  # it has ended, well or not
         self.started_at = 0.0  # of the batch
-        self.phase_began_at = 0.0  # as the batch, or as the last phase ended
+        self.phase_began_at = 0.0  # when the batch began, or when the last phase ended
         self._step = step
         self._on_admitted = on_admitted
 
@@ -238,14 +238,14 @@ class Session(Connection):
             self.close()
 
     def _end(self, kind: str, message: str) -> None:
-        """End it because the server has; a failure only if the step is unanswered."""
+        """End the session because the server ended it; it failed only if the step is unanswered."""
         is_answered = self.outcome.step_seconds is not None and self.outcome.error_kind is None
         self.fail(kind, message)
         if is_answered:
             self.outcome.error_kind = self.outcome.error_message = None
 
     def _end_phase(self) -> float:
-        """Return how long the phase took that ends now."""
+        """Return the duration of the phase that ends now."""
         now = time.monotonic()
         seconds, self.phase_began_at = now - self.phase_began_at, now
         return seconds
@@ -291,7 +291,7 @@ class Generator:
         }
 
     async def _connect(self, session: Session, opened: socket.socket) -> None:
-        """Connect once there is room, which the session gives back when it is admitted."""
+        """Connect once a handshake may begin; an admitted session lets the next one begin."""
         loop, seconds = asyncio.get_running_loop(), self._batch.handshake_seconds
 
         def check_admitted() -> None:

@@ -65,7 +65,7 @@ class Target:
 
 
 def processes_of(target: Target) -> list[psutil.Process]:
-    """Its processes that are there now."""
+    """The processes of the server that exist now."""
     found: dict[int, psutil.Process] = {}
     for pid in target.root_pids:
         with contextlib.suppress(psutil.Error):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs: files of several episodes, whose last line has an index behind it.
+"""Packs: files that hold several episodes each. The last line of a pack ends with an index.
 
 Small files become larger ones, also packs; `folder/__init__.py` says what a crash leaves:
 
@@ -33,7 +33,7 @@ from .readers import (
 from .rows import END_OF_LINE, parsed_end, without_index
 
 PACK_BYTES = 64 << 20
-SMALL_BYTES = 1 << 20  # of a file that is packed
+SMALL_BYTES = 1 << 20  # files smaller than this are packed
 _WRITE_BYTES = 4 << 20
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Pack:
         self.size_bytes += len(content)
 
     def finish(self) -> None:
-        """Writes the last line's index; the pack may be renamed then."""
+        """Appends the index to the last line. After this, the pack may be renamed."""
         self._chunks[-1] = self._chunks[-1][: -len(END_OF_LINE)]
         index = b',"index":' + msgspec.json.encode(self._index) + END_OF_LINE
         self._disk.append(self.path, [*self._chunks, index], write_back=True)
@@ -71,7 +71,7 @@ class Pack:
 def write_pack(
     episodes: Iterable[tuple[str, bytes]], unfinished: Path, final: Path, disk: Disk
 ) -> None:
-    """Writes a pack of these episodes, ids and lines, which is durable when this returns."""
+    """Writes a pack of `episodes`, given as ids and lines. The pack is durable on return."""
     made = Pack(unfinished, disk)
     for episode_id, content in episodes:
         made.add(content, [(episode_id, 0)])
@@ -101,8 +101,7 @@ def pack(
 ) -> None:
     """Packs these files (of episodes, or packs), or as many as the disk has room for.
 
-    Raises:
-        OSError: The file system refuses, otherwise than for want of room.
+    Raises `OSError`: the file system refused for a reason other than lack of space.
     """
     rest = list(files)
     while rest:
@@ -121,7 +120,7 @@ def pack(
             disk.remove(unfinished)
             log.warning("small episodes stay in files of their own: %s", exc)
             return
-        if packed:  # a failure here leaves a state that the next writer completes
+        if packed:  # if this fails, the next writer completes the operation
             packing = folder / PACKS / f"{next(numbers):05}{PACKING}"
             disk.rename(made.path, packing)
             disk.sync(packing.parent)

@@ -51,8 +51,7 @@ def file_name(episode_id: str) -> str:
 def episodes_in(folder: Path) -> dict[str, Place]:
     """All episodes of a folder, also while it is written.
 
-    Raises:
-        OutputDamaged: A pack has no index.
+    Raises `OutputDamaged`: a pack has no index.
     """
     for _ in range(_LISTING_TRIES):
         packs = pack_names(folder)
@@ -88,8 +87,7 @@ def is_group(name: str) -> bool:
 def places_in(path: Path) -> dict[str, Place]:
     """The episodes of a pack, or the one of another file.
 
-    Raises:
-        OutputDamaged: Its last line, which has the index of a pack, is missing.
+    Raises `OutputDamaged`: its last line, which has the index of a pack, is missing.
     """
     _, line = last_line(path)
     row = parsed_end(line, path)
@@ -168,8 +166,7 @@ class Rollouts:
     def episode(self, episode_id: str) -> EpisodeRow:
         """The one with that id.
 
-        Raises:
-            KeyError: there is none.
+        Raises `KeyError`: there is none.
         """
         place = self._places.found[episode_id]
         try:
@@ -184,8 +181,7 @@ class Rollouts:
     def verify(self) -> None:
         """Compares each episode with its checksum.
 
-        Raises:
-            OutputDamaged: A file is missing, or has changed.
+        Raises `OutputDamaged`: a file is missing, or has changed.
         """
         for episode in self:
             episode.verify()
@@ -250,8 +246,7 @@ class EpisodeRow:
     def verify(self) -> None:
         """Compares the episode with its checksum.
 
-        Raises:
-            OutputDamaged: Its file is missing, or has changed.
+        Raises `OutputDamaged`: its file is missing, or has changed.
         """
         digest = hashlib.sha256()
         with self._opened() as file:
@@ -291,8 +286,7 @@ def open_rollouts(folder: Path | str, *, keep_cached: bool = True) -> Rollouts:
     Returns:
         The episodes that had finished by now.
 
-    Raises:
-        OutputDamaged: The folder has no rollouts, or they cannot be understood.
+    Raises `OutputDamaged`: the folder has no rollouts, or they cannot be understood.
     """
     folder = Path(folder).absolute()  # the working directory may change
     if not (folder / EPISODES).is_dir():

@@ -8,8 +8,8 @@
     {"kind": "end", "episode_id": "000042", "step": 12, "episode": {"status": "done", …,
      "last_bytes": 80, "sha256": "…"}}
 
-`sha256` is that of everything of the episode that comes before `,"sha256"`. The last line of a pack
-has the pack's index behind it, as `index`. A line that is read is parsed as far as it is used.
+`sha256` covers all bytes of the episode before `,"sha256"`. The last line of a pack ends with the
+pack's index, in the field `index`. When a line is read, only the fields that are used are parsed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..episodes import Array, BytesLike, Episode, Step, parse
 from ..errors import OutputDamaged
 from .disk import Disk, Stamp, stamp_of
 
-JOIN_BYTES = 32 << 10  # the line of a smaller step is made at once, as one object in memory
+JOIN_BYTES = 32 << 10  # a step smaller than this is encoded immediately, as one bytes object
 LARGE_BYTES = 4 << 20  # of an episode whose file does not stay in the page cache
 _LIKELY_BYTES = 512 << 10  # of what is written at a time: more will come
 STEP, LAST, END = "step", "last", "end"
@@ -63,7 +63,7 @@ class EpisodeFile:
         self.steps = 0
         self.fault: str | None = None  # why it cannot be finished
         self.size_bytes = 0  # on disk
-        self.is_touched = False  # by others than this
+        self.is_touched = False  # whether the file on disk was changed by anything but this object
         self._stamp: Stamp | None = None  # of what is on disk
         self.pending_bytes = 0  # in memory
         self._pending: list[Row | Callable[[], Row]] = []  # large rows are made when written
@@ -116,7 +116,7 @@ class EpisodeFile:
         self.size_bytes += size_bytes
 
     def content(self) -> bytes:
-        """All lines of an episode of which nothing is on disk."""
+        """All lines of the episode; call this only while none of them are on disk."""
         return b"".join(self._take())
 
     def _take(self) -> Row:
@@ -185,8 +185,7 @@ def without_index(line: bytes) -> bytes:
 def parsed_end(line: bytes, path: object) -> dict[str, Any]:
     """An episode's last line: its id as `episode_id`, its totals, checksum and index.
 
-    Raises:
-        OutputDamaged: It is none.
+    Raises `OutputDamaged`: `line` is not the last line of an episode.
     """
     try:
         row = msgspec.json.decode(line)
@@ -200,7 +199,7 @@ def parsed_end(line: bytes, path: object) -> dict[str, Any]:
 class StepRow:
     """One step, as it was written. Each field is parsed when it is first asked for, and kept.
 
-    A row that is kept keeps its own line, and nothing of its neighbours.
+    A row references only its own line, so keeping one does not keep other rows in memory.
     """
 
     __slots__ = ("_fields", "_line")

@@ -53,8 +53,7 @@ class Output:
     def __init__(self, folder: Path, disk: Disk, group: int = 1) -> None:
         """Locks the folder, repairs what an earlier writer left, and sets aside what is damaged.
 
-        Raises:
-            OutputBusy: Another rollout writes there.
+        Raises `OutputBusy`: another rollout writes there.
         """
         self.folder = folder
         self._disk = disk
@@ -233,8 +232,7 @@ class RolloutWriter:
     async def put_step(self, episode_id: str, number: int, step: Step) -> None:
         """Adds a step of an unfinished episode, and waits for the disk where it has to.
 
-        Raises:
-            OutputError: The writer has failed.
+        Raises `OutputError`: the writer has failed.
         """
         self._check()
         file = self._file(episode_id)
@@ -295,8 +293,7 @@ class RolloutWriter:
         Returns:
             What reads it, until the episode is finished; may block.
 
-        Raises:
-            OutputError: The writer has failed.
+        Raises `OutputError`: the writer has failed.
         """
         self._check()
         file = self._file(episode_id)
@@ -321,8 +318,7 @@ class RolloutWriter:
         Returns:
             The episodes that were lost, and what was found, for people; also what `open` has found.
 
-        Raises:
-            OutputError: The writer has failed.
+        Raises `OutputError`: the writer has failed.
         """
         await self._commit_all()
         self._check()
@@ -333,8 +329,7 @@ class RolloutWriter:
     async def close(self) -> None:
         """Returns when all finished episodes exist; forgets the others, and packs small ones.
 
-        Raises:
-            OutputError: The writer has failed, now or before.
+        Raises `OutputError`: the writer has failed, now or before.
         """
         await asyncio.shield(self._close(has_ended=True))
         if self._failure is not None:

@@ -68,8 +68,7 @@ class CpuThreads:
     async def run(self, function: Callable[[], _T]) -> _T:
         """Call a function off the loop, and return its result.
 
-        Raises:
-            PolicyHangs: Too many functions hang.
+        Raises `PolicyHangs`: too many functions hang.
         """
         self._abandoned = {call for call in self._abandoned if call.is_running}
         if (hung := len(self._abandoned)) >= self._max_hung:
@@ -165,8 +164,7 @@ def _work_off(queue: _Queue) -> None:
 async def at_most(seconds: float) -> AsyncIterator[None]:
     """Limit one call of a policy, which is what is awaited inside.
 
-    Raises:
-        EpisodeFailed: It took longer.
+    Raises `EpisodeFailed`: it took longer.
     """
     timeout = asyncio.timeout(seconds)
     token = _clock.set(timeout)
@@ -279,8 +277,7 @@ class CallablePolicy:
 def encoded(decided: Any) -> Encoded:
     """An action or a `Decision` as JSON.
 
-    Raises:
-        TypeError, ValueError: it has no JSON form, or an array is none.
+    Raises `TypeError`, `ValueError`: it has no JSON form, or an array is none.
     """
     if not isinstance(decided, Decision):
         decided = Decision(decided)

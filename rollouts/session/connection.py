@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A WebSocket on which each message is answered by one: `websockets`, but for whole messages.
+"""A WebSocket with one answer to each message: `websockets`, but whole messages are read here.
 
     socket ─▶ data_received ─┬─ a whole message, in one frame ─────────────▶ the answer, or unasked
                              └─ handshake, fragments, pings, closes, what is wrong ─▶ the library
 
-The library takes an answer apart in a generator, queues it, and copies it three times: at 1 kB a
-step took half as long again, and at 1 MB it took four times as long. Whole messages are taken here
-instead, and all other frames are handed to the library one by one, so that it is always between two
-frames. A connection on which fragments come, or a frame right behind the handshake, stays its own.
+The library parses an answer in a generator, queues it, and copies it three times: a step took 1.5
+times as long at 1 kB, and four times as long at 1 MB. Whole messages are read here instead. All
+other frames are handed to the library one by one, so that its parser is always at the start of a
+frame. A connection on which fragments come, or a frame right behind the handshake, stays its own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _END_OF_HANDSHAKE = b"\r\n\r\n"
 
 
 class Connection(ClientConnection):
-    """A connection of which one message is asked at a time.
+    """A connection with one exchange at a time.
 
     Attributes:
         unasked: The first message that has come although nothing was asked. Later ones are dropped.
@@ -49,17 +49,16 @@ class Connection(ClientConnection):
         super().__init__(*args, **more)
         self.unasked: Message | None = None
         self._answer: asyncio.Future[Message | None] | None = None
-        self._is_between_frames = False  # the library is: the next frame may be taken here
-        self._head = b""  # of a frame, or a control frame, that is not all here
-        self._message = bytearray()  # that is not all here
+        self._is_between_frames = False  # true if the library is: the next frame may be read here
+        self._head = b""  # bytes of an incomplete frame head or control frame
+        self._message = bytearray()  # one that is incomplete
         self._missing_bytes = 0  # of it
         self._fragments = bytearray()
 
     async def exchange(self, message: str | bytes) -> Message:
         """Send a message, and return the next one that comes.
 
-        Raises:
-            ConnectionClosed: The connection is closed, now or before.
+        Raises `ConnectionClosed`: the connection was closed before the call, or closes during it.
         """
         if self.state is State.OPEN:
             answer: asyncio.Future[Message | None] = self.loop.create_future()
@@ -71,7 +70,7 @@ class Connection(ClientConnection):
                     return found
             finally:
                 self._answer = None
-        await self.recv(decode=False)  # raises: no message gets there
+        await self.recv(decode=False)  # always raises: no message reaches the library's queue
         raise AssertionError("a closed connection has received a message")
 
     def data_received(self, data: bytes) -> None:
@@ -105,7 +104,7 @@ class Connection(ClientConnection):
         super().connection_lost(exc)
         self._message = self._fragments = bytearray()
         if (end := self.protocol.parser_exc) is not None:
-            end.__traceback__ = None  # its frames hold the last message, in a cycle of references
+            end.__traceback__ = None  # its stack frames hold the last message in a reference cycle
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(None)
 

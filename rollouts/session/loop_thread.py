@@ -46,8 +46,7 @@ class LoopThread:
 
         What interrupts the wait cancels the coroutine.
 
-        Raises:
-            RuntimeError: Python ends.
+        Raises `RuntimeError`: Python ends.
         """
         if sys.is_finalizing():
             coroutine.close()

@@ -76,8 +76,7 @@ class SessionFailed(Exception):
 def session_url(address: str) -> str:
     """`http://host:8000` as `ws://host:8000/ws`.
 
-    Raises:
-        ValueError: It is not the address of an environment.
+    Raises `ValueError`: it is not the address of an environment.
     """
     try:
         parts = urlsplit(address if "://" in address else f"http://{address}")
@@ -179,8 +178,7 @@ class Session:
             seconds: Until the answer must be there; None: no limit.
             what: What is asked, for errors: `step`.
 
-        Raises:
-            SessionFailed: The session has ended, now or before.
+        Raises `SessionFailed`: the session has ended, now or before.
         """
         self._check()
         async with self._turn:

@@ -61,8 +61,7 @@ def tokens_of(step: Step | StepRow) -> TokenStep:
         step: Has `prompt_ids`, `completion_ids` and, optionally, `logprobs`, as arrays or in its
             info. All other arrays are taken to have a row per token.
 
-    Raises:
-        StageError: The step has no ids.
+    Raises `StageError`: the step has no ids.
     """
     arrays = dict(step.arrays)
     given = {name: arrays.pop(name, None) for name in ("prompt_ids", "completion_ids", "logprobs")}
@@ -87,8 +86,7 @@ def interleave(
         steps: In order.
         advantage: Of the episode; copied into each sample.
 
-    Raises:
-        StageError: An array does not fit its step, or changes its form between steps.
+    Raises `StageError`: an array does not fit its step, or changes its form between steps.
     """
     growing: list[_Growing] = []
     for step in steps:

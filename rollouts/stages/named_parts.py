@@ -157,8 +157,7 @@ class Stages:
 def _filter(text: str) -> Filter:
     """Return the filter of a name, or the user's own.
 
-    Raises:
-        ValueError: There is none of this name, or its number is wrong.
+    Raises `ValueError`: there is none of this name, or its number is wrong.
     """
     if ":" in text:
         found: Filter = function_named(text, StageNotFound)

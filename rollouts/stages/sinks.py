@@ -109,8 +109,7 @@ def sift(
 ) -> tuple[list[Finished], dict[str, str]]:
     """Return what is kept; and by which filter each of the others, by its id, was dropped.
 
-    Raises:
-        ValueError: a filter did not answer for each episode.
+    Raises `ValueError`: a filter did not answer for each episode.
     """
     kept, dropped = list(group), dict[str, str]()
     for name, drops in filters.items():
@@ -172,8 +171,7 @@ class GroupSink:
     async def finish(self, episode: Episode) -> None:
         """Adds an episode to its group; the last one passes the whole group on.
 
-        Raises:
-            StageError: a stage failed on the group.
+        Raises `StageError`: a stage failed on the group.
         """
         key = int(episode.id) // self._size
         one = _Waiting(episode, self._steps.pop(episode.id, 0) or len(episode.steps))
@@ -253,8 +251,7 @@ def judge(
 
     Those that are kept have an advantage, unless their reward is no number.
 
-    Raises:
-        ValueError: A stage gave too few answers, too many, or one that is not a finite number.
+    Raises `ValueError`: a stage gave too few answers, too many, or one that is not a finite number.
     """
     kept, dropped = sift(group, filters)
     verdicts = {episode_id: Verdict(filtered=name) for episode_id, name in dropped.items()}

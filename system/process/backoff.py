@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Back-off: how long to wait before something that keeps failing is tried again. Decisions alone.
+"""Back-off: how long to wait before something that keeps failing is tried again. It only decides.
 
-`RestartSchedule` has a process that has exited, or could not be started, started again: at once,
-mostly; later each time when its processes exit early again and again.
+`RestartSchedule` decides when to restart a process that has exited or could not be started: usually
+at once, but after a longer delay each time if it keeps exiting early.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RestartSchedule:
         return frozenset(self._due)
 
     def next_due(self) -> float | None:
-        """Return when to start the next process; None when none is."""
+        """Return when to start the next process; None if none is scheduled."""
         return min(self._due.values(), default=None)
 
     def take_due(self, now: float) -> list[int]:
@@ -62,11 +62,11 @@ def restart_delay_seconds(early_exits: int) -> float:
     )
 
 
-_MAX_DOUBLINGS = 30  # any bound is reached before; keeps the power a small number
+_MAX_DOUBLINGS = 30  # any `longest` is reached before this; it keeps the power small
 
 
 def backoff_seconds(failures: int, *, first: float, longest: float) -> float:
-    """Return the seconds to wait after `failures` in a row: `first`, doubled by each more."""
+    """Return the seconds to wait after `failures` in a row: `first`, doubled for each one more."""
     if failures <= 0:
         return 0.0
     return float(min(first * 2.0 ** min(failures - 1, _MAX_DOUBLINGS), longest))

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares a process to fork others, and the forks to run in place of exec.
+"""Prepares a process for forking, and forked children to run a program without exec.
 
     before the first fork              `preload`, `thread_count`
 
     what exec would do                 here
     descriptors close on exec          `close_all_but`
-    handlers and mask are the default  `reset_signals`; our own (`signal_pipe`) at every fork
+    handlers and mask are the default  `reset_signals`; `signal_pipe` undoes its own at every fork
     a new argv and environment         `set_environment`
     the program runs, then exits       `run_and_exit`
 
-The parent's Python objects are still there, and live as long as the process: the caller must
-not return from the frame that forked, or a socket that is garbage there would close a descriptor
-that has another use by then.
+The parent's Python objects still exist in the child, and live as long as it does. So the caller
+must not return from the frame that forked: a socket of that frame would be garbage-collected, and
+would close a descriptor number that has another use by then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from .descriptors import close_all
 from .prctl import die_with_parent, set_thread_name
 
-EXIT_UNCAUGHT = 1  # as Python itself says it
+EXIT_UNCAUGHT = 1  # the code with which Python itself exits
 
 _FIRST_FREE_FD = 3
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
@@ -41,7 +41,7 @@ _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 TAKEN_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT)
 
 
-forks = 0  # on the way from the first process to this one
+forks = 0  # the number of forks between the first process and this one
 
 
 def _count_fork() -> None:
@@ -55,10 +55,10 @@ os.register_at_fork(after_in_child=_count_fork)
 def preload(modules: Iterable[str], *, collect: bool = True) -> None:
     """Import modules whose pages forked processes are to share, and see to it that they do.
 
-    A module that cannot be imported is left to the process that needs it, which reports it. To
-    `collect` what importing left as garbage takes some tens of milliseconds.
+    A module that cannot be imported is left to the process that needs it, which reports it.
+    Collecting the garbage that imports leave (`collect`) takes some tens of milliseconds.
     """
-    gc.disable()  # what imports allocate stays: nothing to collect, much to look through
+    gc.disable()  # objects that imports make stay: a collection scans many, frees none
     for module in modules:
         try:
             importlib.import_module(module)
@@ -85,12 +85,12 @@ def close_all_but(kept: Iterable[int]) -> None:
     keep = set(kept)
     for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208
         if int(name) >= _FIRST_FREE_FD and int(name) not in keep:
-            with contextlib.suppress(OSError):  # that of the folder itself
+            with contextlib.suppress(OSError):  # `listdir`'s own descriptor, which is closed by now
                 os.close(int(name))
 
 
 def leave_parent(parent: int, name: str, to_close: Iterable[int]) -> None:
-    """Become a process of its own after `fork`, called `name`, which is killed with its parent."""
+    """Set up a forked child named `name`, which is killed when its parent dies."""
     die_with_parent(parent)
     close_all(to_close)
     set_thread_name(name)
@@ -98,7 +98,7 @@ def leave_parent(parent: int, name: str, to_close: Iterable[int]) -> None:
 
 
 def tell_libraries() -> None:
-    """Give libraries other random numbers than the parent's, as Python's own, and other loops."""
+    """Reseed libraries' random numbers, as Python does its own, and give gevent a new loop."""
     for name, function in (
         ("numpy.random", "seed"),
         ("torch.random", "seed"),
@@ -125,13 +125,13 @@ def reset_signals() -> None:
 
 
 def reset_handlers() -> None:
-    """Reset the handlers that are not ours either: some are ignored since before we started."""
+    """Reset handlers that we did not set, too: some signals were ignored before we started."""
     for number in TAKEN_OVER:
         signal.signal(number, signal.SIG_DFL)
 
 
 def set_environment(environ: Mapping[str, str], argv: Sequence[str]) -> None:
-    """Set these environment variables and no others, and what Python would have read from them."""
+    """Replace all environment variables, and apply what Python would have read from them."""
     os.environ.clear()
     os.environ.update(environ)
     time.tzset()
@@ -156,10 +156,10 @@ def run_and_exit(entry: str) -> NoReturn:
 
 
 def end_copy(forks_before: int, exc: BaseException | None) -> None:
-    """End this process if it was forked since then, in a call that has ended now with `exc`.
+    """End this process if it was forked since `forks_before`, in a call that ended with `exc`.
 
-    It is a copy of its parent that serves no session: it exits as a program would that comes to
-    its end there, but for the parent's `atexit` functions, which are about things of the parent.
+    Such a process is a copy of its parent, and serves no session. It exits as a program would at
+    its end, but without the parent's `atexit` functions, which concern the parent's resources.
     """
     if forks == forks_before:
         return
@@ -186,7 +186,7 @@ def _exit_code(value: object) -> int:
 
 
 def _finish(code: int) -> NoReturn:
-    """Exit as the interpreter does; without the frames below us, which are our parent's."""
+    """Exit as the interpreter does, but do not unwind the frames below, which are the parent's."""
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  as multiprocessing does
         atexit._run_exitfuncs()  # noqa: SLF001

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts that Linux has in `/proc` and macOS gives through psutil. Not called on Linux.
 
-psutil is imported when it is needed first, since the CLI has no use for it.
+psutil is imported at its first use, since the CLI does not need it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .process_identity import ProcessIdentity
 
 
 def started_at(pid: int) -> float | None:
-    """Return when a process started, in seconds since the epoch; None when there is none."""
+    """Return when a process started, in seconds since the epoch; None if it does not exist."""
     import psutil
 
     try:
@@ -25,7 +25,7 @@ def started_at(pid: int) -> float | None:
 
 
 def is_zombie(pid: int) -> bool:
-    """Return whether a process has ended, and waits to be reaped."""
+    """Return whether a process has ended, but has not been reaped yet."""
     import psutil
 
     try:
@@ -35,7 +35,7 @@ def is_zombie(pid: int) -> bool:
 
 
 def all_stats() -> Iterator[ProcessStat]:
-    """Return every process; `started_seconds` is since the epoch here."""
+    """Yield every process; on macOS, `started_seconds` counts from the epoch."""
     import psutil
 
     for process in psutil.process_iter():
@@ -53,7 +53,7 @@ def all_stats() -> Iterator[ProcessStat]:
 
 
 def wait_until_dead(members: Iterable[ProcessIdentity], timeout_seconds: float) -> bool:
-    """Wait until all have ended; False when time ran out first."""
+    """Wait until all members have ended; return False if the time ran out first."""
     import psutil
 
     processes = []
@@ -67,7 +67,7 @@ def wait_until_dead(members: Iterable[ProcessIdentity], timeout_seconds: float) 
 
 
 def resident_bytes(pid: int) -> int:
-    """Return what is resident of a process; 0 when it is gone."""
+    """Return a process's resident memory; 0 if the process has ended."""
     import psutil
 
     try:
@@ -86,7 +86,7 @@ def descendants_of(pid: int) -> set[int]:
 
 
 def machine_memory_bytes() -> tuple[int, int]:
-    """Return the machine's memory, and what of it is available."""
+    """Return the machine's memory, and how much of it is available."""
     import psutil
 
     memory = psutil.virtual_memory()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of prctl(2): its parent's death signal, orphans, its name.
+"""Calls of prctl(2): a process's parent-death signal, adoption of orphans, and name.
 
-The C library is loaded on import: after a fork is no time to load one. Elsewhere than on Linux
-these functions do nothing.
+The C library is loaded on import, because it should not be loaded after a fork. Elsewhere than on
+Linux these functions do nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Make the kernel send this process a signal when `parent`, which forked it, has died.
 
-    It has, for the kernel, when the thread has ended that forked it.
+    For the kernel, the parent has died as soon as the thread that forked this process has ended.
     """
     _prctl(_PR_SET_PDEATHSIG, int(number))
     if sys.platform == "linux" and os.getppid() != parent:

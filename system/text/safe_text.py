@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 _COLOUR = r"\x1b\[[0-9;:]*m"
-# The beginning of a string and what is in it: another beginning ends it, so that no character is
-# read as part of several strings.
+# The start of a control string and its content. The start of another string ends it, so that no
+# character is scanned as part of several strings.
 _STRING = r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\x9d\x90\x98\x9e\x9f]*"
 _SEQUENCE = (
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # a control sequence
@@ -31,7 +31,7 @@ _LINE_END = re.compile(r"\r+\n?")  # a lone return would write over the line
 _ALL = re.compile(f"{_SEQUENCE}|{_CONTROL}")
 _ALL_BUT_COLOURS = re.compile(f"({_COLOUR})|{_SEQUENCE}|{_CONTROL}")
 _BEGUN = re.compile(rf"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|{_STRING}\x1b?|\x1b[ -/]*|\r+)\Z")
-_MAX_KEPT = 4096  # characters of a sequence that has begun
+_MAX_KEPT = 4096  # most characters of an unfinished sequence that are held back
 
 
 def plain(text: str) -> str:
@@ -54,7 +54,7 @@ class TextStream:
         self._rest = ""
 
     def feed(self, piece: str) -> str:
-        """Return what can be shown by now."""
+        """Return the text that can be shown so far."""
         text, self._rest = self._rest + piece, ""
         begun = _BEGUN.search(text, max(0, len(text) - _MAX_KEPT))
         if begun is not None:
@@ -88,8 +88,8 @@ _DIGEST_NAME = (
     r"(?i)sha\d*|commit|digest|checksum|hash|revision|version|build|image|(?:^|_)(?:uu)?ids?$"
     r"|path|dirs?$|folder|file|model|checkpoint|dataset"
 )
-# A word of letters and digits as long as a key that a computer has drawn; in base 64 with slashes,
-# all of the value; or with a number and a colon before it.
+# A word of letters and digits as long as a randomly generated key, optionally after a number and a
+# colon. Base64 with slashes must be the whole value.
 _RANDOM = (
     r"(?:\d{6,}:)?(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9+=_-]*[A-Za-z0-9+=]{20}"
     r"|(?=\S*\d)(?=\S*[a-z])(?=\S*[A-Z])[A-Za-z0-9+][A-Za-z0-9+/]{37,}={0,2}$"
@@ -105,7 +105,7 @@ _VALUE = r"""(?P<value>"[^"\n]{0,4096}"|'[^'\n]{0,4096}'|[^\s,;'"]+)"""
 _ASSIGNED = rf"""(?P<name>[A-Za-z_][\w-]{{0,63}})(?P<sign>["']?\s*[=:]\s*){_VALUE}"""
 _OPTION = rf"(?P<name>--[a-z][\w-]{{0,63}})(?P<sign>\s+){_VALUE}"
 _BEARER = r"(?i)(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}"
-# What well-known services give as tokens, and JSON web tokens.
+# Token formats of well-known services, JSON web tokens, private keys, and webhook URLs.
 _KNOWN_KEY = (
     r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|npm_|pypi-|dckr_pat_|whsec_"
     r"|nvapi-|xai-|ya29\.|SG\.|[rs]k_(?:live|test)_|gsk_|pplx-|dop_v1_|lin_api_|ntn_|ASIA|hvs\."
@@ -159,7 +159,7 @@ def secret_values(payload: Mapping[str, Any]) -> list[str]:
 
 
 def without_secrets(value: Any, payload: Mapping[str, Any]) -> Any:
-    """Return a JSON value without credentials in URLs, and without what a payload has of secrets.
+    """Return a JSON value without credentials in URLs, and without the secrets in `payload`.
 
     For what may repeat them: the error of a request, or of an environment and its spec.
     """
@@ -192,7 +192,7 @@ def _without_named(found: re.Match[str]) -> str:
 
 
 def _with_each(value: Any, change: Callable[[str], str]) -> Any:
-    """Change each text of a JSON value, but the names of its fields."""
+    """Apply `change` to each string in a JSON value, except to the keys of objects."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list | tuple):

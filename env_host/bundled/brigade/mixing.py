@@ -2,9 +2,9 @@
 """The mixing buffer and the song: what all singers share, in the state process.
 
 Time is counted in samples of the brigade's own clock, which begins with the state. Singer A plays
-what is in the buffer at a position, sings along, and sends what was sung *for that position*; it is
-added there, and who reads the position later hears A. So everybody hears those ahead of them,
-and no singer waits for the network of another.
+the buffer's content at a position, sings along, and sends the recorded voice *for that position*.
+It is added there, so a later reader of the position hears A. So everybody hears those ahead of
+them, and no singer waits for the network of another.
 
        position  ──────────────────────────────────────────────────────▶ time
        written by   … 3rd singers      2nd singers      the leader │ now
@@ -27,18 +27,18 @@ except ImportError as exc:  # the message is what `openenv launch brigade` shows
 from .opus import SAMPLE_RATE
 
 BUFFER_SAMPLES = 120 * SAMPLE_RATE
-FUTURE_SAMPLES = SAMPLE_RATE  # so far ahead of the clock a client's own may be
+FUTURE_SAMPLES = SAMPLE_RATE  # the most that a client's clock may be ahead of the brigade's clock
 DELAY_SAMPLES = 3 * SAMPLE_RATE  # between two places in the chain
-PLACES = 6  # in the chain; then the places are shared
+PLACES = 6  # places in the chain; further singers share them
 LOUDNESS = 1.2
-PHANTOMS = 2  # people who are thought to sing along: the curve is gentler than 1 / singers
+PHANTOMS = 2  # imaginary extra singers, which make the gain fall more slowly than 1 / singers
 MAX_SAMPLES = 20 * SAMPLE_RATE  # in one packet
 
 Pcm = npt.NDArray[np.int16]
 
 
 class WrongTime(ValueError):
-    """A position that is not in the buffer: too old, or still to come."""
+    """A position that is not in the buffer: it is too old, or too far in the future."""
 
 
 class MixingBuffer:
@@ -128,7 +128,7 @@ class Brigade:
         write_at: int | None = None,
         body: bytes | None = None,
     ) -> tuple[dict[str, Any], bytes]:
-        """Add the voice in `body` at `write_at`, if any; then the mix at `read_at`.
+        """Add the voice in `body`, if any, at `write_at`; then return the mix at `read_at`.
 
         Raises `WrongTime`: a position is not in the buffer.
         """
@@ -168,7 +168,7 @@ class Brigade:
         return self._facts(session)
 
     def session_ended(self, session: int) -> None:
-        """A singer has left; a leader takes the song along."""
+        """Remove a singer who has left. If it was the leader, the song ends."""
         self._singers.pop(session, None)
         if session == self._leader:
             self._end_song()
