@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_926,
-    "code lines": 47_374,
+    "shipped lines": 72_916,
+    "code lines": 47_399,
     "modules": 384,
-    "test lines": 70_228,
+    "test lines": 70_252,
     "words of pages": 24_998,
     "words of decisions": 7_216,
     "folders at the root": 15,
