@@ -175,6 +175,11 @@ class Machine:
         environment: dict[str, Any] = found[0]
         return environment
 
+    def replica(self, name: str = "echo") -> dict[str, Any]:
+        """The first replica of an environment."""
+        replica: dict[str, Any] = self.environment(name)["replicas"][0]
+        return replica
+
     def request(self, request_id: str) -> dict[str, Any]:
         request: dict[str, Any] = self.status(request_id)["requests"][0]
         return request

@@ -488,7 +488,7 @@ def test_every_fault_has_its_cause_evidence_and_button_on_its_page_and_is_a_bar_
     for number in "123":
         machine.run("launch", "json:nonesuch", "--name", f"no-such-{number}", cwd=tmp_path)
     machine.ok("launch", "echo", "--name", "shot")
-    os.kill(machine.environment("shot")["replicas"][0]["pid"], signal.SIGKILL)
+    os.kill(machine.replica("shot")["pid"], signal.SIGKILL)
     page = dashboard.show("/")
     faults = body_of(page, "faults").locator("article")
     one = faults.filter(has_text="no-such-3")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -59,16 +58,11 @@ def ray_machine(machine: Machine, ray_cluster: RayCluster) -> Iterator[Machine]:
     eventually(lambda: ray_cluster.run(ACTORS + GROUPS) == "")
 
 
-def replica_of(machine: Machine, name: str = "echo") -> dict[str, Any]:
-    replica: dict[str, Any] = machine.environment(name)["replicas"][0]
-    return replica
-
-
 def until_restarted(machine: Machine) -> str:
     """Wait for the second instance of the first replica; why the first has ended."""
-    eventually(lambda: replica_of(machine)["restarts"] == 1, within=60)
-    eventually(lambda: replica_of(machine)["state"] == "READY", within=60)
-    return str(replica_of(machine)["message"])
+    eventually(lambda: machine.replica()["restarts"] == 1, within=60)
+    eventually(lambda: machine.replica()["state"] == "READY", within=60)
+    return str(machine.replica()["message"])
 
 
 def test_an_actor_that_somebody_kills_is_told_as_such_and_its_server_ends(
@@ -76,7 +70,7 @@ def test_an_actor_that_somebody_kills_is_told_as_such_and_its_server_ends(
 ) -> None:
     machine = ray_machine
     address = launched(machine, "echo", *RAY)["address"]
-    server = psutil.Process(replica_of(machine)["pid"])
+    server = psutil.Process(machine.replica()["pid"])
     [actor] = ray_cluster.run(KILL_ACTORS).split()
     assert "ray.kill" in until_restarted(machine)
     assert not server.is_running()

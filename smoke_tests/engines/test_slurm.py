@@ -52,23 +52,18 @@ def slurm_machine(machine: Machine, cluster: SlurmCluster) -> Iterator[Machine]:
     eventually(lambda: not cluster.jobs())
 
 
-def replica_of(machine: Machine, name: str = "echo") -> dict[str, Any]:
-    replica: dict[str, Any] = machine.environment(name)["replicas"][0]
-    return replica
-
-
 def test_an_environment_whose_port_is_taken_meanwhile_is_found_at_another(
     slurm_machine: Machine,
 ) -> None:
     machine = slurm_machine
     before = launched(machine, "echo", *SLURM)["address"]
     port = int(before.rpartition(":")[2])
-    os.kill(replica_of(machine)["pid"], signal.SIGKILL)
+    os.kill(machine.replica()["pid"], signal.SIGKILL)
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         eventually(lambda: _listens(taken, port))
-        eventually(lambda: replica_of(machine)["restarts"] == 1, within=60)
-        eventually(lambda: replica_of(machine)["state"] == "READY", within=60)
+        eventually(lambda: machine.replica()["restarts"] == 1, within=60)
+        eventually(lambda: machine.replica()["state"] == "READY", within=60)
         eventually(lambda: machine.environment("echo")["address"] != before)
         say_hello(machine.environment("echo")["address"])
 
@@ -121,7 +116,7 @@ def test_a_replica_has_a_successor_before_its_time_limit(
     limit = ("--engine-option", "time=1", "--engine-option", "signal=B:USR1@5")
     address = launched(machine, "echo", *SLURM, "--gateway", *limit)["address"]
     [job] = cluster.jobs()
-    first = replica_of(machine)["id"]
+    first = machine.replica()["id"]
     with session_at(address) as (old_id, ask):
         assert old_id == first
         eventually(lambda: first not in ready_ids(machine), within=60)
@@ -163,12 +158,12 @@ def test_a_job_that_slurm_requeues_is_the_same_replica_in_its_next_run(
     machine = slurm_machine
     launched(machine, "echo", *SLURM, "--engine-option", "requeue=true")
     [job] = cluster.jobs()
-    pid = replica_of(machine)["pid"]
+    pid = machine.replica()["pid"]
     cluster.run("scontrol", "requeue", job)
-    eventually(lambda: ", requeued" in str(replica_of(machine)["message"]), within=60)
-    eventually(lambda: replica_of(machine)["state"] == "READY", within=60)
-    assert replica_of(machine)["restarts"] == 1
-    assert replica_of(machine)["pid"] != pid
+    eventually(lambda: ", requeued" in str(machine.replica()["message"]), within=60)
+    eventually(lambda: machine.replica()["state"] == "READY", within=60)
+    assert machine.replica()["restarts"] == 1
+    assert machine.replica()["pid"] != pid
     assert cluster.jobs() == [job]
     say_hello(machine.environment("echo")["address"])
 
@@ -184,12 +179,12 @@ def test_a_preempted_job_is_told_and_waits_for_its_place(
     eventually(lambda: "another job was to have its place" in _message(machine), within=60)
     eventually(lambda: "Slurm: PENDING" in _message(machine), within=60)
     cluster.run("scancel", other)
-    eventually(lambda: replica_of(machine)["state"] == "READY", within=60)
+    eventually(lambda: machine.replica()["state"] == "READY", within=60)
     say_hello(machine.environment("echo")["address"])
 
 
 def _message(machine: Machine) -> str:
-    return str(replica_of(machine)["message"])
+    return str(machine.replica()["message"])
 
 
 def test_status_says_that_slurm_is_away_and_jobs_go_on(
@@ -204,7 +199,7 @@ def test_status_says_that_slurm_is_away_and_jobs_go_on(
     finally:
         cluster.start_controller()
     eventually(lambda: "Slurm does not answer" not in machine.ok("status").text, within=60)
-    assert replica_of(machine)["restarts"] == 0
+    assert machine.replica()["restarts"] == 0
 
 
 def test_options_of_sbatch_are_passed_on_and_refused_in_its_words(
@@ -256,7 +251,7 @@ def test_a_job_that_slurm_has_lost_ends_when_its_replica_has_another(
     """As when its node was cut off, and is back: nobody can cancel what Slurm does not know."""
     machine = slurm_machine
     launched(machine, "echo", *SLURM)
-    server = psutil.Process(replica_of(machine)["pid"])
+    server = psutil.Process(machine.replica()["pid"])
     [run_dir] = (path for path in (machine.home / "run").iterdir() if path.name.startswith("echo"))
     write_job(run_dir, "999999")
     eventually(lambda: not server.is_running())

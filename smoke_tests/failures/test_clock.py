@@ -90,7 +90,7 @@ def test_a_step_of_the_clock_disturbs_nothing(
     clock.step_to(step)
     [replica] = machine.environment("kept")["replicas"]
     psutil.Process(replica["pid"]).kill()
-    eventually(lambda: machine.environment("kept")["replicas"][0]["restarts"] == 1)
+    eventually(lambda: machine.replica("kept")["restarts"] == 1)
     eventually(lambda: machine.environment("kept")["state"] == "READY")
 
     # Between two daemons, too. What is old is removed at the start: nothing here is half a day old.

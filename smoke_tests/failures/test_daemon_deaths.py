@@ -99,7 +99,7 @@ def test_a_killed_daemon_leaves_no_worker(machine: Machine) -> None:
 
 def test_a_down_whose_daemon_is_killed_is_finished_by_the_next(machine: Machine) -> None:
     machine.ok("launch", "echo", "--shards", "1")
-    server = psutil.Process(machine.environment("echo")["replicas"][0]["pid"])
+    server = psutil.Process(machine.replica()["pid"])
     shim = server.parent()
     assert shim is not None
     shim.suspend()  # so that it takes a while to be stopped

@@ -111,7 +111,7 @@ def test_a_gateway_that_is_killed_comes_back_on_its_port_without_a_launch(machin
 def test_a_replica_that_is_killed_costs_its_own_sessions_alone(machine: Machine) -> None:
     address = launch(machine, "echo", "--replicas", "2")
     sessions = [reset(begin(address)) for _ in range(8)]
-    server = psutil.Process(machine.environment("echo")["replicas"][0]["pid"])
+    server = psutil.Process(machine.replica()["pid"])
     shards = server.children(recursive=True)  # answer until the kernel has ended them, too
     server.kill()
     psutil.wait_procs([server, *shards], timeout=GRACE_SECONDS)

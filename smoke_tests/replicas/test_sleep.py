@@ -75,11 +75,6 @@ def launch(machine: Machine, *words: str) -> str:
     return address
 
 
-def replica(machine: Machine) -> dict[str, Any]:
-    found: dict[str, Any] = machine.environment("echo")["replicas"][0]
-    return found
-
-
 def sleeps(machine: Machine) -> bool:
     return bool(machine.environment("echo")["state"] == "ASLEEP")
 
@@ -89,8 +84,8 @@ def test_no_client_notices_that_an_environment_sleeps(machine: Machine, clients:
     figures = clients(launch(machine))
     assert figures["errors"] == []
     assert figures["sessions"] >= ROUNDS
-    assert replica(machine)["wakes"] > ROUNDS / 10
-    assert replica(machine)["restarts"] == 0
+    assert machine.replica()["wakes"] > ROUNDS / 10
+    assert machine.replica()["restarts"] == 0
     eventually(lambda: sleeps(machine))
     shown = machine.ok("status", "echo").out
     assert "ASLEEP" in shown
@@ -126,7 +121,7 @@ def test_a_daemon_that_is_killed_meanwhile_finds_it_asleep(
     machine.ok("status")
     eventually(lambda: sleeps(machine))
     assert clients(address, 2)["errors"] == []
-    assert replica(machine)["restarts"] == 0
+    assert machine.replica()["restarts"] == 0
 
 
 @pytest.mark.parametrize("sessions", ["4", "8"])

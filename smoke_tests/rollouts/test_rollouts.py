@@ -202,7 +202,7 @@ def test_episodes_whose_environment_is_killed_for_memory_are_played_again(
     for _ in range(5):  # where an episode has no session in time, the same command plays it
         if again(machine, "slowly", *arguments)["there"] == EPISODES:
             break
-    kinds = machine.environment("echo")["replicas"][0]["exit_kinds"]
+    kinds = machine.replica()["exit_kinds"]
     assert kinds["oom_killed"] > 0, kinds
     every_episode_is_there_once(machine)
 
