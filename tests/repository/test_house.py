@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_916,
-    "code lines": 47_399,
+    "shipped lines": 72_914,
+    "code lines": 47_389,
     "modules": 384,
-    "test lines": 70_252,
-    "words of pages": 24_998,
+    "test lines": 70_237,
+    "words of pages": 24_997,
     "words of decisions": 7_216,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
-    "dialect words": 12,
+    "dialect words": 11,
     "private names": 0,
 }
 
