@@ -85,7 +85,7 @@ class Hold:
         self.size_bytes = size_bytes
 
     def resize(self, size_bytes: int) -> None:
-        """To what it really became. Never waits: those in line wait a little longer instead."""
+        """Change it to the size that is used. Never waits: queued waiters wait longer instead."""
         size_bytes = max(size_bytes, MIN_BYTES)
         if self._budget is not None and size_bytes != self.size_bytes:
             difference_bytes, self.size_bytes = size_bytes - self.size_bytes, size_bytes
@@ -108,7 +108,7 @@ class ConcurrencyLimit:
     def __init__(self, limit_bytes: int, *, keeps_episodes: bool) -> None:
         self._budget = ByteBudget(limit_bytes)
         self._keeps_episodes = keeps_episodes
-        self._permits = asyncio.Semaphore(SCOUTS)  # to begin; none is ever given back
+        self._permits = asyncio.Semaphore(SCOUTS)  # to begin an episode; none is returned
         self._most_bytes = 0
         self._has_ended = False  # whether any episode has ended
 
@@ -119,7 +119,7 @@ class ConcurrencyLimit:
 
     @asynccontextmanager
     async def enter(self) -> AsyncIterator[HoldStep]:
-        """Begin an episode, when there is memory for it; call what is yielded after each step."""
+        """Begin an episode once there is memory; call the yielded function after each step."""
         await self._permits.acquire()
         expected_bytes = self._most_bytes
         if self._keeps_episodes and not self._has_ended:  # at least `SCOUTS` may always run

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The env host's interface to the shim, as plain constants and values: standard library alone.
+"""The env host's interface to the shim: constants and values, by the standard library alone.
 
 The shim sets environment variables, and reads the *notify pipe*, one JSON object a line:
 

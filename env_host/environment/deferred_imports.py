@@ -61,7 +61,7 @@ def keep_gradio_out() -> None:
 
 
 def give_gradio_when_asked() -> None:
-    """Make upstream's package, imported without gradio, import what it has of it when asked."""
+    """Import the gradio parts of upstream's package on first access, if it was imported without."""
     package = sys.modules.get(UPSTREAM_PACKAGE)
     if package is None or _WithoutGradio not in sys.meta_path:
         return

@@ -174,7 +174,7 @@ class KeptConnection(HttpLimits):
     _handshake = b""  # that came behind requests which are being answered
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what is for this process; give the connection away when a request is not."""
+        """Pass data on if it is for this process; otherwise give the connection away."""
         if self._handshake:
             self.transport.abort()  # its client has not waited for the answer to its handshake
             return
@@ -250,7 +250,7 @@ async def check_handshake(app: Any, upgrade: Upgrade, transport: asyncio.Transpo
 
 
 async def _may_have_sessions(app: Any, scope: Message) -> bool:
-    """Begin a session, and leave: whether an app answers as one that has no such route."""
+    """Begin a session, and leave; False if the app answers as if it had no such route."""
     sent, failure = await _shake_hands(scope, app, ASK_SECONDS)
     if not sent:
         return isinstance(failure, TimeoutError)

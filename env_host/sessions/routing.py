@@ -44,7 +44,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """The other shards and replicas, for requests. Within a running loop."""
+    """The other shards and replicas, which may answer requests. Needs a running event loop."""
 
     owner_of: Callable[[str], Give | None]  # to the other process that has a session
     roomier: Callable[[], Awaitable[Give | None]]  # to a shard with room, when this one has none

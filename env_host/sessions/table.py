@@ -40,7 +40,7 @@ class Admission(Protocol):
     """Decides who gets the next slot, and how long clients wait for one (`shard/admission.py`)."""
 
     def take_promise(self) -> bool:
-        """Return whether the next session was promised a slot; it is taken at once then."""
+        """Return whether the next session was promised a slot; the promise is used up."""
 
     async def wait_for_room(self, has_room: Callable[[], bool]) -> bool:
         """Wait for a slot; returns False when the wait has timed out."""
@@ -203,7 +203,7 @@ class SessionTable:
         return session
 
     def detach(self, session: Session) -> asyncio.Future[None] | None:
-        """Detach a session from its WebSocket; a future of its end, if it ends with that."""
+        """Detach a session from its WebSocket; return a future of its end if this ends it."""
         self._detach(session)
         if session.close_when_detached:
             return self.release(session)
@@ -211,7 +211,7 @@ class SessionTable:
         return None
 
     async def close(self, session: Session, *, abandoned: bool = False) -> None:
-        """End a session, and wait for its end unless it is abandoned to a running call."""
+        """End a session and wait for its end, unless `abandoned`: then a call still runs."""
         if (ending := self.release(session, abandoned=abandoned)) is not None:
             await ending
 
@@ -222,7 +222,7 @@ class SessionTable:
         after: asyncio.Future[Any] | None = None,
         abandoned: bool = False,
     ) -> asyncio.Future[None] | None:
-        """End a session; its slot is free at once, save of a class for one session at a time.
+        """End a session; its slot is free at once, unless its class allows one session at a time.
 
         `after` is a call that is being cancelled, and comes to its end first; `abandoned`: one that
         cannot be cancelled is running. Returns a future of the end; None: it has ended.
@@ -299,7 +299,7 @@ class SessionTable:
             await self._changed.wait()
 
     async def _outcome_of(self, calling: asyncio.Task[_T], session: Session, what: str) -> _T:
-        """Wait for a call within the time limit, and let it go on beyond that."""
+        """Wait for a call up to the time limit; past it, raise without cancelling the call."""
         await asyncio.wait({calling}, timeout=self.step_timeout_seconds)
         if not calling.done():
             self.abandoned.add(session)
@@ -309,7 +309,7 @@ class SessionTable:
         return calling.result()
 
     def time_out(self, session: Session, what: str) -> tuple[float, str]:
-        """Count and log a call that has taken too long: the limit, and what is known of memory."""
+        """Count and log a call that has timed out; return the limit, and a note about memory."""
         limit = self.step_timeout_seconds
         assert limit is not None
         self.step_timeouts += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that holds the shared state: `StateProcess`, as its supervisor sees it, and its work.
+"""The process that holds the shared state: the supervisor's handle on it, and its server.
 
 It takes connections, calls the state's methods, and replies:
 
@@ -63,7 +63,7 @@ MAX_MESSAGE_CHARS = 10_000  # of an exception
 _CREDENTIALS = struct.Struct("=iII")  # of a peer: pid, uid, gid
 _NO_ANSWER = encode_line({"failed": "it ended before it was ready"})
 
-Spawn = Callable[[dict[str, Any], tuple[int, ...]], int]  # its values and descriptors: its pid
+Spawn = Callable[[dict[str, Any], tuple[int, ...]], int]  # from values and descriptors to a pid
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -146,7 +146,7 @@ class StateProcess:
         return facts | {"wait_status": status, "seconds": seconds, "peak_bytes": peak_bytes}
 
     def start_if_due(self) -> None:
-        """Start the next process, if one is due, however often one has exited early."""
+        """Start the next process if one is due; early exits delay it, but never prevent it."""
         if self.restarts.take_due(time.monotonic()):
             try:
                 self.start(wait=False)
@@ -270,7 +270,7 @@ class StateConnection(WireProtocol):
         super().__init__()
         self._server = server
         self._first_session = next(server.numbers) * SESSIONS_PER_CONNECTION
-        self._running: dict[asyncio.Task[None], int] = {}  # and the session each is for
+        self._running: dict[asyncio.Task[None], int] = {}  # each task's session
         self._sessions: set[int] = set()
         self._leaving: set[int] = set()  # sessions that end when their last running call returns
 
@@ -307,7 +307,7 @@ class StateConnection(WireProtocol):
                 method = self._server.methods.get(name)
             case _:
                 raise WireError("a call without method, deadline and named arguments")
-        if len(self._running) >= 2 * MAX_CALLS:  # a task goes only after its reply went
+        if len(self._running) >= 2 * MAX_CALLS:  # a task is removed after its reply
             raise WireError(f"more than {MAX_CALLS} calls at once")
         self._sessions.add(frame.session)
         seconds_left = deadline - time.monotonic()

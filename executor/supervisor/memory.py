@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers' memory: their cgroups, a watchdog where there are none, and what the machine has left.
+"""Workers' memory: their cgroups, a watchdog for those without one, the machine's free memory.
 
     new worker ──▶ join ────────▶ its cgroup, kept by name: `long-1` gets that of the last `long-1`
     task ──▶ apply_limit, note_busy ──▶ at a deadline, while any worker has a task:
@@ -62,10 +62,10 @@ class _Group:
     cgroup: Cgroup
     limit_bytes: int | None
     oom_kills: int  # at the last reading
-    looks: tuple[int, int] = (0, 0)  # oom_kills at the last look but one, and at the last
+    looks: tuple[int, int] = (0, 0)  # oom_kills at the last periodic read but one, and the last
 
     def read_counters(self) -> tuple[int, int, int | None]:
-        """Return `oom_kills` of before and after, and the peak since the last reading."""
+        """Return `oom_kills` at the last reading and now, and the peak since that reading."""
         before, after, peak = self.oom_kills, self.cgroup.oom_kills(), self.cgroup.peak_bytes()
         self.oom_kills = after
         if not self.cgroup.reset_peak() and after == before:
@@ -89,7 +89,7 @@ class WorkerMemory:
         # Both under the pools' lock, and infinite while there is nothing to look at.
         self._watchdog_at = math.inf  # workers without a cgroup
         self._look_at = math.inf  # the cgroups of the others
-        self._was_busy = False  # one of the latter had a task at the last look or since
+        self._was_busy = False  # a worker with a cgroup had a task at the last read, or since
 
     def join(self, worker: PooledWorker) -> None:
         """Put a new worker into its cgroup, before it is given anything to do."""
@@ -190,13 +190,13 @@ class WorkerMemory:
         return min(self._watchdog_at, self._look_at)
 
     def look_when_due(self, now: float) -> PooledWorker | None:
-        """Return a worker that must be killed, its `limit_violation` set."""
+        """Run the checks that are due; return a worker to kill, its `limit_violation` set."""
         if now >= self._look_at:
             self.look_at_cgroups(now)
         return self._find_violator(now) if now >= self._watchdog_at else None
 
     def look_at_cgroups(self, now: float) -> None:
-        """Note what was counted; twice more after the last task, so that it is no later one's.
+        """Read the counters, also twice after the last task, so that its kills are no later one's.
 
         Reads one file in all. It reads one for each worker only if the kernel has killed a process
         anywhere on the machine since the second-to-last read.
@@ -322,7 +322,7 @@ def kill_leftovers(worker: PooledWorker) -> list[int]:
 
 
 def sweep_orphans(records: Iterable[tuple[int, float]]) -> list[int]:
-    """End every worker of `(pid, started_at)` that still lives, its whole session with it.
+    """End each worker of `(pid, started_at)` that is still alive, with its whole session.
 
     The database of a killed daemon lists its workers in this form. As a rule none is left: the
     kernel ends a worker's process group with its daemon (`worker.py`). This function is for

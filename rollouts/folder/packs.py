@@ -51,7 +51,7 @@ class Pack:
         self._written_bytes = 0
 
     def add(self, content: bytes, index: Sequence[tuple[str, int]]) -> None:
-        """Adds episodes: their lines, and where in these each begins."""
+        """Adds episodes: `content` has their lines, `index` each one's id and offset."""
         if self.size_bytes - self._written_bytes >= _WRITE_BYTES:
             self._disk.append(self.path, self._chunks, write_back=True)
             self._chunks.clear()
@@ -128,7 +128,7 @@ def pack(
 
 
 def finish_interrupted(folder: Path, disk: Disk) -> None:
-    """Removes files whose episodes are in a pack, which gets its last name then."""
+    """Removes files whose episodes are in an unfinished pack, then names that pack."""
     packs = folder / PACKS
     for packing in (packs / name for name in pack_names(folder) if name.endswith(PACKING)):
         packed = places_in(packing).keys()

@@ -30,7 +30,7 @@ from ..errors import OutputDamaged
 from .disk import Disk, Stamp, stamp_of
 
 JOIN_BYTES = 32 << 10  # a step smaller than this is encoded immediately, as one bytes object
-LARGE_BYTES = 4 << 20  # of an episode whose file does not stay in the page cache
+LARGE_BYTES = 4 << 20  # from this size on, an episode is written back, and not cached
 _LIKELY_BYTES = 512 << 10  # of what is written at a time: more will come
 STEP, LAST, END = "step", "last", "end"
 _NO_BREAKS = bytes.maketrans(b"\r\n", b"  ")
@@ -122,7 +122,7 @@ class EpisodeFile:
     def _take(self) -> Row:
         rows, self._pending, self.pending_bytes = self._pending, [], 0
         chunks: Row = []
-        for row in rows:  # the digest of the lines before is a part of the last one
+        for row in rows:  # in order: the last line has the digest of those before it
             made = row() if callable(row) else row
             for chunk in made:
                 self._digest.update(chunk)
@@ -131,7 +131,7 @@ class EpisodeFile:
 
 
 def step_row(episode_id: str, number: int, step: Step) -> Row:
-    """The line of a step, to be written one after the other: the texts are not copied."""
+    """The line of a step, in chunks, so that large texts are not copied."""
     head = orjson.dumps({"kind": STEP, "episode_id": episode_id, "step": number})
     tail = orjson.dumps({"reward": step.reward, "done": step.done})
     row: Row = [head[:-1] + b',"observation":', one_line(step.observation_json)]

@@ -47,7 +47,7 @@ def coloured(text: str) -> str:
 
 
 class TextStream:
-    """Makes a text safe that comes in pieces, which may end within an escape sequence."""
+    """Makes text safe that arrives in pieces, which may end inside an escape sequence."""
 
     def __init__(self, *, keeps_colours: bool) -> None:
         self._clean = coloured if keeps_colours else plain
@@ -167,7 +167,7 @@ def without_secrets(value: Any, payload: Mapping[str, Any]) -> Any:
 
 
 def hide_values(value: Any, secrets: Collection[str]) -> Any:
-    """Hide texts wherever they stand in a JSON value: the longest first, and no short ones."""
+    """Hide these secrets wherever they occur in a JSON value, but not short ones."""
     words = {s for s in secrets if (s.isdecimal() and len(s) < 6) or s.lower() in _COMMON_WORDS}
     long = {secret for secret in secrets if len(secret) >= _MIN_CHARACTERS}
     known = sorted(long - words, key=len, reverse=True)
@@ -176,7 +176,7 @@ def hide_values(value: Any, secrets: Collection[str]) -> Any:
 
 
 def hide_secrets(text: str, secrets: Collection[str] = ()) -> str:
-    """Hide in a text all that is known to be, or looks like, a secret: for strangers to read."""
+    """Hide all known secrets in a text, and what looks like one, so that others may read it."""
     hidden: str = hide_values(text, secrets)
     hidden = re.sub(_KNOWN_KEY, REDACTED, re.sub(_BEARER, rf"\1{REDACTED}", hidden))
     hidden = str(hide_credentials(hidden))
@@ -215,7 +215,7 @@ def redact(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _option_shown(text: str) -> str:
-    """Hide the variables in an option of an engine that is JSON: a patch of a whole pod."""
+    """Hide secret variables in an engine option whose value is JSON, such as a pod's patch."""
     name, equals, value = text.partition("=")
     try:
         found = json.loads(value)

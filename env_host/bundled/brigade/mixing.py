@@ -47,7 +47,7 @@ class MixingBuffer:
     def __init__(self, length: int = BUFFER_SAMPLES) -> None:
         self._sum = np.zeros(length, np.float32)
         self._singers = np.zeros(length, np.int16)
-        self._cleared = 0  # from here on, the buffer still holds what is two minutes older
+        self._cleared = 0  # from here on, the buffer has samples of two minutes ago
         counts = np.arange(2**15, dtype=np.float32)
         self._gains = (LOUDNESS * ((1 + PHANTOMS) / (counts + PHANTOMS)) ** 0.5).astype(np.float32)
 
@@ -75,7 +75,7 @@ class MixingBuffer:
         self._singers.fill(0)
 
     def _reach(self, position: int, count: int, now: int) -> None:
-        """Check that a span is in the buffer, and clear what of it is older than it looks."""
+        """Check that a span is in the buffer, and clear stale samples of the last round."""
         end = position + count
         if end > now + FUTURE_SAMPLES:
             raise WrongTime(f"{(end - now) / SAMPLE_RATE:.1f} s into the future")
