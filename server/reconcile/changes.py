@@ -53,6 +53,7 @@ from ...schema.states import UPDATABLE, EnvironmentState, GenerationState, Reque
 from ...system.net.access import is_loopback
 from ...system.text.safe_text import without_secrets
 from ...system.text.units import plural
+from ..dispatch.daemon_tasks import STOPPING
 from ..operations.base import OperationContext
 from ..operations.progress import Phases, SessionsLeft
 from ..operations.replicas import RestartPayload, ScalePayload
@@ -309,15 +310,26 @@ class _Launch(Change):
         if size == 1 and not room[0] and self._keeps_one:
             raise _cannot_be_missing(self.name)
         self._divide(self._prepared["spec"], wanted, self._roster.each(*self.models))
-        async with self._undoing():
-            await self._replace(size, wanted, room, seconds)
-            self._check_ready()
-            if not self._is_switched:
-                await self._switch()
-        await self._keep()
-        rest = list(self._roster.each(Part.OLD))
-        await self._drain(rest, seconds, leaves=True)
-        await self._until_none_begins(rest)
+        try:
+            async with self._undoing():
+                await self._replace(size, wanted, room, seconds)
+                self._check_ready()
+                if not self._is_switched:
+                    switching = asyncio.ensure_future(self._switch())
+                    try:
+                        await asyncio.shield(switching)
+                    finally:  # a cancellation does not end the transaction
+                        if not switching.done():
+                            await asyncio.wait([switching])
+            await self._keep()
+            rest = list(self._roster.each(Part.OLD))
+            await self._drain(rest, seconds, leaves=True)
+            await self._until_none_begins(rest)
+        except asyncio.CancelledError as exc:
+            if STOPPING in exc.args or not self._is_switched:
+                raise
+            # Too late: it serves, so it has succeeded. The reconciler ends the old generation.
+            self._context.say("cancelled after the new generation had begun to serve")
 
     async def _find_updatable(self) -> Environment | None:
         found = await self._store.read(queries.environment(self.name))
@@ -475,9 +487,7 @@ class _Restart(Change):
     def _check_replaced(self, staying: list[ReplicaWatch]) -> None:
         """Refuse to restart a replica that the environment never had."""
         if not any(map(self._is_new, staying)):
-            numbers = ", ".join(
-                str(number) for number in sorted(w.replica.ordinal for w in staying)
-            )
+            numbers = ", ".join(map(str, sorted(w.replica.ordinal for w in staying)))
             raise NotRunning(
                 f"{self.name} has no replica {self._payload.replica}", f"its replicas are {numbers}"
             )

@@ -35,10 +35,7 @@ from ...environments.shim.client import read_status_file
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment
 from ...requests_db.sql import queries
-from ...schema.errors import (
-    NotReady,
-    NotRunning,
-)
+from ...schema.errors import NotReady, NotRunning
 from ...system.text.units import plural
 from ..dispatch.daemon_tasks import STOPPING
 from ..operations.base import OperationContext

@@ -33,12 +33,7 @@ from ...requests_db.transactions import observing
 from ...schema.errors import EngineFailed
 from ...schema.replica import StatusLine
 from ...schema.spec import GRACE_SECONDS
-from ...schema.states import (
-    SERVING,
-    EnvironmentState,
-    ErrorKind,
-    ReplicaState,
-)
+from ...schema.states import SERVING, EnvironmentState, ErrorKind, ReplicaState
 from ...system.text.json_lines import Json
 from .decisions import observed_state
 from .replica_watch import ReplicaWatch, is_over
@@ -181,13 +176,7 @@ class ReplicaManager:
                 replica = None
             if replica is None or is_over(replica.state):  # or the row of an earlier attempt
                 replica = _new_replica(run_file)
-            watch = ReplicaWatch(
-                replica,
-                run_file,
-                self.timing,
-                self._record,
-                self._give_up,
-            )
+            watch = ReplicaWatch(replica, run_file, self.timing, self._record, self._give_up)
             watch.is_kept.clear()
             watch.on_status = partial(self._note_status, watch)
             self.watches.add(watch)

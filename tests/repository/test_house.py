@@ -14,11 +14,11 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_914,
-    "code lines": 47_389,
+    "shipped lines": 72_910,
+    "code lines": 47_384,
     "modules": 384,
-    "test lines": 70_237,
-    "words of pages": 24_997,
+    "test lines": 70_335,
+    "words of pages": 24_990,
     "words of decisions": 7_216,
     "folders at the root": 15,
     "large classes": 2,

@@ -366,8 +366,9 @@ def test_a_restart_that_could_never_begin_is_refused() -> None:
         registry.by_name("restart").Payload.model_validate({"name": "trial", "max_surge": 0})
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])  # too late
 async def test_an_update_replaces_all_and_its_request_ends_when_the_old_begin_no_session(
-    trial: Changed,
+    trial: Changed, is_cancelled: bool
 ) -> None:
     address = await trial.launch(replicas=2)
     before, [old, _] = trial.ids, trial.replicas()
@@ -379,11 +380,14 @@ async def test_an_update_replaces_all_and_its_request_ends_when_the_old_begin_no
         await until_serves(trial, update)
         await trial.world.generations_become(g2="SERVING", g1="DRAINING")
         assert not running.done()
+        if is_cancelled:
+            running.cancel()
         os.kill(pid, signal.SIGCONT)
         result = await running
-        assert {each["id"] for each in result["environment"]["replicas"]} == set(trial.ids)
+        new = {each["id"] for each in result["environment"]["replicas"]}
+        await trial.world.until(lambda: new == set(trial.ids))
         assert result["environment"]["address"] == address
-        assert not set(trial.ids) & set(before)
+        assert not new & set(before)
         assert await asyncio.to_thread(plays, address)
         assert await asyncio.to_thread(steps, client)
     await trial.world.generations_become(g2="SERVING", g1="RETIRED")
