@@ -211,7 +211,9 @@ class Campaign:
         self._home = home
         self._chance = random.Random(f"{seed} {earlier}")
         self._kills = KILLS[provider] + OF_ALL
+        # An update of one replica at a time fits into the nodes of a test's cluster.
         self._words = ["--provider", provider, "--gateway", "--memory", MEMORY, *words]
+        self._words += ["--set", "max-surge=1"]
         self._generations = dict.fromkeys(ENVIRONMENTS, 0)
         for name in ENVIRONMENTS:
             self._launch(name)
