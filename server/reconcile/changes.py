@@ -65,6 +65,7 @@ from .replacing import (
     Change,
     is_ready,
     shares_of,
+    until_done,
 )
 from .replica_watch import BEGIN_SESSIONS, ReplicaWatch
 from .replicas import ReplicaManager, is_leaving
@@ -315,12 +316,7 @@ class _Launch(Change):
                 await self._replace(size, wanted, room, seconds)
                 self._check_ready()
                 if not self._is_switched:
-                    switching = asyncio.ensure_future(self._switch())
-                    try:
-                        await asyncio.shield(switching)
-                    finally:  # a cancellation does not end the transaction
-                        if not switching.done():
-                            await asyncio.wait([switching])
+                    await until_done(asyncio.ensure_future(self._switch()))
             await self._keep()
             rest = list(self._roster.each(Part.OLD))
             await self._drain(rest, seconds, leaves=True)

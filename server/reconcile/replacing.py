@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from ...environments.engines.providers import Provider, provider_named
 from ...environments.engines.started_replicas import (
@@ -51,6 +51,7 @@ STOP_SECONDS = 15.0  # for a replica that has not ended by itself in its time
 PATIENT_SECONDS = 10.0  # without another replica that is ready, until the reason is logged
 POLL_INTERVAL_SECONDS = 1.0  # while no replica changes: a time may be over
 _THREADS = ThreadPoolExecutor(32, "provider")  # an engine that hangs keeps its own request alone
+Result = TypeVar("Result")
 
 
 class Change:
@@ -185,9 +186,8 @@ class Change:
         loop = asyncio.get_running_loop()
         thread = loop.run_in_executor(_THREADS, lambda: work(provider_named(provider, home)))
         try:
-            started = await asyncio.shield(thread)
+            started = await until_done(thread)
         except asyncio.CancelledError:
-            await asyncio.wait([thread])
             if thread.exception() is None:
                 await self._replicas.adopt_started(thread.result())
             raise
@@ -335,6 +335,15 @@ class Change:
 
     async def _undo(self) -> None:
         await self._replicas.drop(self._joining())
+
+
+async def until_done(work: asyncio.Future[Result]) -> Result:
+    """Await work that a cancellation must not interrupt; the cancellation is raised after it."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
 
 
 def shares_of(spec: dict[str, Any], replicas: int) -> list[int | None]:

@@ -14,8 +14,8 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_910,
-    "code lines": 47_384,
+    "shipped lines": 72_915,
+    "code lines": 47_386,
     "modules": 384,
     "test lines": 70_243,
     "words of pages": 24_990,
