@@ -40,7 +40,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -95,9 +94,18 @@ class BrowserSessions:
         )
 
     def is_valid(self, cookie_header: bytes, key: bytes) -> bool:
-        """Return whether a call carries the cookie and the key of a session that has not ended."""
-        cookies = cookie_parser(cookie_header.decode("latin-1"))
-        text, _, signature = cookies.get(self.cookie_name, "").rpartition(".")
+        """Return whether a call carries the cookie and the key of a session that has not ended.
+
+        A page on another port of this host can set cookies of the same name, before or behind ours;
+        those without a valid signature are ignored.
+        """
+        pairs = (each.strip().partition("=") for each in cookie_header.decode("latin-1").split(";"))
+        return any(
+            self._is_signed(value, key) for name, _, value in pairs if name == self.cookie_name
+        )
+
+    def _is_signed(self, value: str, key: bytes) -> bool:
+        text, _, signature = value.rpartition(".")
         ends = text.partition(".")[0]
         return (
             hmac.compare_digest(signature.encode(), self._signed("cookie", text).encode())

@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_915,
-    "code lines": 47_386,
+    "shipped lines": 72_923,
+    "code lines": 47_389,
     "modules": 384,
-    "test lines": 70_243,
+    "test lines": 70_245,
     "words of pages": 24_990,
     "words of decisions": 7_216,
     "folders at the root": 15,

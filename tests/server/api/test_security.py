@@ -106,6 +106,8 @@ def test_a_session_is_its_cookie_and_its_key_and_neither_alone(sessions: Browser
     _, key_of_another = begun(sessions)
     assert sessions.is_valid(cookie, key)
     assert sessions.is_valid(b"theme=dark; " + cookie + b"; other={not a cookie}", key)
+    forged = cookie.partition(b"=")[0] + b"=1.2.3"  # as a page on another port may set it
+    assert sessions.is_valid(forged + b"; " + cookie + b"; " + forged, key)
     for one, other in ((cookie, b""), (cookie, key_of_another), (b"", key)):
         assert not sessions.is_valid(one, other)
 
