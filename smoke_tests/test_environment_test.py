@@ -182,8 +182,7 @@ def test_a_bundled_environment_passes(tester: Machine, name: str, words: list[st
 
 
 def test_the_bundled_brigade_whose_world_is_shared_passes(tester: Machine) -> None:
-    sessions = ("--sessions", "200")  # its world has grown to its size before they are half done
-    answer = tester.run("test", "brigade", *sessions, "--skip", "determinism")
+    answer = tester.run("test", "brigade", *FEW, "--skip", "determinism")
     assert answer.code == 0, answer.text
 
 
