@@ -10,13 +10,15 @@ cannot be done, what `pyproject.toml` names is installed alone.
 
 The author's own set-up reads one of these files, and the others may be months old: above all a lock
 file is made once, and published with every later version. So each is judged by what is in it before
-anything is installed. Pure functions of the files.
+anything is installed. Functions of the files alone, but for a version that git's tags make.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +32,10 @@ _BY_SETUP: Mapping[str, Any] = {"build-system": {}}  # what a `pyproject.toml` f
 # Of a file of requirements: a line that names another such file, and one that names a folder here.
 _NESTED = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[\s=]*(\S+)")
 _FOLDER = re.compile(r"(?m)^\s*(?:(?:-e|--editable)[\s=]+(?!\w+[+:])|\.{1,2}(?:/|\[|\s*$)|file:)")
+# What `git describe` says of a tag as setuptools-scm reads it, and of what came after it.
+_DESCRIBED = re.compile(
+    r"(?:[\w-]+-)?[vV]?(\d+(?:\.\d+){0,2}[^+]*?)(?:\+.*)?-(\d+)-(g\w+)(-dirty)?"
+)
 _NAMED = re.compile(r"""(?m)^\s*(name|version)\s*=\s*["']?([\w.+!-]+)""")
 
 
@@ -221,7 +227,8 @@ def metadata_of(folder: Path) -> dict[str, str]:
         text = re.sub(r"([(,])", r"\1\n", read_text(folder / build))
         project = project or dict(_NAMED.findall(text))
     name = str(project.get("name", ""))
-    version = str(project.get("version") or _version_in_a_file(packaging, folder))
+    version = str(project.get("version") or "")
+    version = version or _version_in_git(packaging, folder) or _version_in_a_file(packaging, folder)
     if not (re.fullmatch(r"[\w.-]+", name) and re.fullmatch(r"[\w.+!-]+", version)):
         return {}
     info = f"{normalized(name).replace('-', '_')}-{version}.dist-info"
@@ -237,6 +244,43 @@ def metadata_of(folder: Path) -> dict[str, str]:
         f"{info}/RECORD": "",
         f"{info}/entry_points.txt": "\n".join([*points, ""]),
     }
+
+
+def _version_in_git(packaging: dict[str, Any], folder: Path) -> str:
+    """Return the version that setuptools-scm or hatch-vcs makes of git's tags by default, or ""."""
+    build = table_in(packaging, "build-system").get("requires")
+    if {"setuptools-scm", "hatch-vcs"}.isdisjoint(map(normalized, build or ())):
+        return ""
+    settings = table_in(packaging, "tool", "setuptools_scm")
+    settings = {**table_in(packaging, "tool", "hatch", "version", "raw-options"), **settings}
+    words = ("describe", "--dirty", "--tags", "--long", "--abbrev=9", "--match", "*[0-9]*")
+    if (found := _DESCRIBED.fullmatch(_git(folder, *words))) is not None:
+        tag, distance, node, is_dirty = found.groups()
+    else:  # there is no tag
+        tag, distance = "0.0", _git(folder, "rev-list", "--count", "HEAD")
+        if not distance:
+            return str(settings.get("fallback_version") or "")
+        node = "g" + _git(folder, "rev-parse", "--short=9", "HEAD")
+        is_dirty = _git(folder, "status", "--porcelain", "-uno")
+    version = re.sub(r"[-_.]?(a|b|rc)[-_.]?(?=\d+$)", r"\1", tag)
+    if distance == "0" and not is_dirty:
+        return version
+    following = version.removesuffix(".dev0")
+    if following == version:
+        following = re.sub(r"\d+$", lambda last: str(int(last[0]) + 1), version)
+    day = f".d{time.strftime('%Y%m%d', time.gmtime())}" if is_dirty else ""
+    local = f"+{node}{day}" if settings.get("local_scheme") != "no-local-version" else ""
+    return f"{following}.dev{distance}{local}"
+
+
+def _git(folder: Path, *words: str) -> str:
+    """Return what git prints about a folder, whose own settings start no program; "" on failure."""
+    command = ("git", "-C", str(folder), "-c", "core.fsmonitor=false", *words)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
 
 
 def _version_in_a_file(packaging: dict[str, Any], folder: Path) -> str:

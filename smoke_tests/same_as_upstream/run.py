@@ -254,11 +254,10 @@ class Place:
         self._own: set[int] = set()  # processes that are the server's own
 
     def is_over(self, address: str) -> bool:
-        try:
-            if self.server is not None:
-                urlopen(f"{address}/health", timeout=STOP_SECONDS).close()
-        except OSError:
-            return True
+        """Whether upstream's server has ended; ours is started again, which is waited for."""
+        if self.server is not None:
+            return not _answers(address)
+        eventually(lambda: _answers(address), within=START_SECONDS)
         return False
 
     def see(self, habit: Habit, address: str, python: UpstreamPython) -> Seen:
@@ -388,6 +387,13 @@ def _name(process: psutil.Process) -> str:
     with suppress(psutil.Error):
         return " ".join([str(process.pid), *process.cmdline()])[:150]
     return "?"
+
+
+def _answers(address: str) -> bool:
+    with suppress(OSError):
+        urlopen(f"{address}/health", timeout=STOP_SECONDS).close()
+        return True
+    return False
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:

@@ -44,12 +44,22 @@ TAKEN_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP, sign
 forks = 0  # the number of forks between the first process and this one
 
 
-def _count_fork() -> None:
+def _after_fork() -> None:
+    """Count the fork; give its child a main thread that can end, which Python before 3.13 does not.
+
+    A thread that was started without `threading.Thread` has a dummy object once its code has logged
+    or started a thread. In a child that it forks, that dummy is the main thread, and has no lock:
+    `multiprocessing` then ends the child with exit code 1, whatever it has returned.
+    """
     global forks
     forks += 1
+    module: Any = sys.modules["threading"]  # not a copy of our own: `env_host/preload.py`
+    main = module.main_thread()
+    if getattr(main, "_tstate_lock", main) is None and type(main).__module__ == "threading":
+        module._main_thread = module._MainThread()  # noqa: SLF001
 
 
-os.register_at_fork(after_in_child=_count_fork)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def preload(modules: Iterable[str], *, collect: bool = True) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 import multiprocessing
 import os
 import pty
@@ -81,6 +82,13 @@ class Habits:
         """Forked children that end by `sys.exit`, by an error, and by returning."""
         cases = ((sys.exit, 0, 0), (sys.exit, 7, 7), (int, "x", 1), (square, 2, 0))
         return [child(FORK, do, number, code=code) for do, number, code in cases]
+
+    def forked_after_logging(self, how):
+        """A forked child, and a pool, of a step that has logged and started a thread."""
+        logging.getLogger().warning("graded")
+        threading.Thread(target=print).start()
+        with FORK.Pool(1) as pool:
+            return [child(FORK, square, 2), pool.map(square, [3])]
 
     def bare_fork_exits(self, how):
         """A child by `os.fork` that ends by `os._exit`."""
