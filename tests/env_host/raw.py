@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,13 +33,12 @@ class Raw:
     def send(self, data: bytes) -> None:
         self.connection.sendall(data)
 
-    def send_in_pieces(self, data: bytes, size: int) -> None:
-        """Send what the peer takes, some bytes at a time if `size` says so; it may close."""
+    def send_what_is_taken(self, pieces: Iterable[bytes]) -> None:
+        """Send these, each by itself; the peer may close meanwhile."""
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        step = size or len(data)
         with contextlib.suppress(OSError):
-            for start in range(0, len(data), step):
-                self.send(data[start : start + step])
+            for piece in pieces:
+                self.send(piece)
 
     def text(self, text: str) -> None:
         self.send(frame(Opcode.TEXT, text.encode()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds of any bytes sent to an environment; `tests/load/test_fuzz.py` tries it.
+"""What holds of any bytes sent to an environment; `test_fuzz.py` tries it.
 
     frames    the messages and the close code are those of `websockets`' sans-I/O `ServerProtocol`,
               however the bytes are cut, unmasked by its C extension or by our own code
@@ -15,7 +15,6 @@ Where we differ from `websockets` on purpose, see `DIFFERENCES`.
 from __future__ import annotations
 
 import codecs
-import contextlib
 import json
 import socket
 import threading
@@ -24,8 +23,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.protocol import State
@@ -45,8 +45,10 @@ from openenvd.system.net.websocket import (
     upgrade_request,
 )
 
+from ..hosts import Host
+from ..raw import Raw, opened, raw
+
 MAX_BYTES = 1 << 16  # of a message, where frames are compared
-PATIENCE_SECONDS = 20.0  # for an answer; more is silence
 CLOSE_CODES = frozenset({1000, 1001, 1002, 1005, 1007, 1009})  # 1011 would be a surprise
 MAX_NESTED = 150
 KEY = b"\x01\xa2\x3c\xff"
@@ -476,57 +478,26 @@ _UNREADABLE = ("INVALID_JSON", -32700)
 _ENDED = ("SESSION_ERROR", -32000)
 
 
-class Connection:
-    """One WebSocket to an environment, which sends what it is told to."""
-
-    def __init__(self, port: int, path: str) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS)
-        self._socket.sendall(upgrade_request(f"127.0.0.1:{port}", path))
-        self._file = self._socket.makefile("rb")
-        head = b"".join(iter(self._file.readline, b"\r\n"))
-        assert b" 101 " in head, head
-
-    def send(self, pieces: Iterable[bytes]) -> None:
-        """Send what the server takes; it may close meanwhile."""
-        with contextlib.suppress(OSError):
-            for piece in pieces:
-                self._socket.sendall(piece)
-
-    def receive(self) -> tuple[int, bytes]:
-        """Receive one frame; a close code 1006 stands for an end without a close frame."""
-        try:
-            first, size = self._read(2)
-            if size > 125:
-                size = int.from_bytes(self._read(2 if size == 126 else 8), "big")
-            return first & 0xF, self._read(size)
-        except TimeoutError:
-            raise AssertionError(f"silence for {PATIENCE_SECONDS:g} s") from None
-        except (EOFError, ConnectionError):
-            return CLOSE, (1006).to_bytes(2, "big")
-
-    def close(self) -> None:
-        self._file.close()
-        self._socket.close()
-
-    def _read(self, size: int) -> bytes:
-        data = self._file.read(size)
-        if len(data) < size:
-            raise EOFError
-        return data
+def receive(client: Raw) -> tuple[int, bytes]:
+    """Receive one frame; a close code 1006 stands for an end without a close frame."""
+    try:
+        return client.receive()
+    except TimeoutError:
+        raise AssertionError("silence") from None
+    except (AssertionError, ConnectionError):
+        return CLOSE, (1006).to_bytes(2, "big")
 
 
-def check_conversation(port: int, path: str, conversation: list[Item], lengths: list[int]) -> None:
+def check_conversation(host: Host, path: str, conversation: list[Item], lengths: list[int]) -> None:
     """Send it all without waiting, and read: an answer to each message, or a close that is due."""
     last = Item(Kind.TEXT, LAST[path])
     data = b"".join(item.encode() for item in (*conversation, last))
     sent = [item.payload for item in (*conversation, last) if item.kind is Kind.TEXT]
-    connection = Connection(port, path)
-    try:
-        sender = threading.Thread(target=connection.send, args=(pieces_of(data, lengths),))
+    with opened(host, path) as client:
+        pieces = pieces_of(data, lengths)
+        sender = threading.Thread(target=client.send_what_is_taken, args=(pieces,))
         sender.start()
-        answers, code = _answers(connection, len(sent))
-    finally:
-        connection.close()
+        answers, code = _answers(client, len(sent))
     sender.join()
     for payload, answer in zip(sent, answers, strict=False):
         _check_answer(payload, answer)
@@ -537,11 +508,11 @@ def check_conversation(port: int, path: str, conversation: list[Item], lengths: 
         assert len(answers) == len(sent), f"{len(answers)} answers to {len(sent)} messages"
 
 
-def _answers(connection: Connection, count: int) -> tuple[list[Any], int | None]:
+def _answers(client: Raw, count: int) -> tuple[list[Any], int | None]:
     """So many answers, the last of them to `LAST`; the close code, if the server closes."""
     found: list[Any] = []
     while len(found) < count or not _is_last(found[-1]):
-        opcode, payload = connection.receive()
+        opcode, payload = receive(client)
         if opcode == TEXT:
             found.append(json.loads(payload))
         elif opcode == CLOSE:
@@ -600,65 +571,39 @@ streams = st.lists(
 )
 
 
-def check_stream(port: int, parts: list[bytes]) -> None:
+def check_stream(host: Host, parts: list[bytes]) -> None:
     """Whatever is sent: once the client has nothing more to say, the connection ends."""
-    with socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS) as connection:
+    with raw(host) as client:
         try:
             for part in parts:
-                connection.sendall(part)
-            connection.shutdown(socket.SHUT_WR)
-            while connection.recv(1 << 16):
+                client.send(part)
+            client.connection.shutdown(socket.SHUT_WR)
+            while client.connection.recv(1 << 16):
                 pass
         except TimeoutError:
             raise AssertionError("the connection stays open") from None
         except OSError:
             pass  # reset, as it may be
-    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS) as connection:
-        connection.sendall(request)
-        answer = connection.recv(100)
-    assert b" 200 " in answer, answer
+    assert host.http("GET", "/health")[0] == 200
 
 
-# What `fuzz.py` and the tests try
-
-Check = Callable[..., None]
-Given = tuple[st.SearchStrategy[Any], ...]
-
-FRAMES: Given = (frame_lists, cuts)
-HEADS: Given = (heads(),)
-CONVERSATIONS: Given = (conversations, cuts)
-STREAMS: Given = (streams,)
-
-
-def conversation_check(port: int, path: str) -> Check:
-    def check(conversation: list[Item], lengths: list[int]) -> None:
-        check_conversation(port, path, conversation, lengths)
-
-    return check
-
-
-def stream_check(port: int) -> Check:
-    def check(parts: list[bytes]) -> None:
-        check_stream(port, parts)
-
-    return check
-
-
-def try_examples(check: Check, given_: Given, examples: int, number: int | None = None) -> None:
+def try_examples(check: Callable[..., None], examples: int, *given_: SearchStrategy[Any]) -> None:
     """Call `check` with so many examples; raises the smallest that fails, with its values.
 
     Args:
         check: raises `AssertionError` where what it states does not hold.
+        examples: how many; always the same.
         given_: the strategies of its arguments.
-        examples: how many.
-        number: which examples, as a seed; None: always the same.
     """
     tried = settings(
         max_examples=examples,
         deadline=None,
         database=None,
-        derandomize=number is None,
+        derandomize=True,
         suppress_health_check=list(HealthCheck),
-    )(given(*given_)(check))
-    (tried if number is None else seed(number)(tried))()
+    )
+
+    def try_one(values: tuple[Any, ...]) -> None:
+        check(*values)
+
+    tried(given(st.tuples(*given_))(try_one))()
