@@ -32,31 +32,7 @@ from openenvd.server.operations.testing.subject import SessionFailed, TrialSessi
 
 from ..env_host.hosts import Host
 
-SLOW = """
-import time
-from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
-
-class Ask(Action):
-    number: int
-
-class Said(Observation):
-    number: int
-
-class Slow(Environment[Ask, Said, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    RESET_FIRST = False
-
-    def reset(self, **kwargs):
-        return Said(number=0)
-
-    def step(self, action, **kwargs):
-        time.sleep(0.3 if action.number % 2 else 0)
-        return Said(number=action.number)
-
-    @property
-    def state(self):
-        return State()
-"""
+SLOW = "openenvd.env_host.bundled.benchmark.environment:SyncBenchmarkEnvironment"
 ODD = 1  # the number of a call that takes a while
 EVEN = (2, 4, 6)
 MOMENT_SECONDS = 0.1  # until such a call is under way
@@ -65,12 +41,19 @@ LATE = "not answered within"
 Step = Callable[[int], Awaitable[int]]
 
 
+def action(number: int) -> dict[str, Any]:
+    """An action that is answered with its number, at once if that is even."""
+    return {"wait_seconds": 0.3 * (number % 2), "payload": "x" * number}
+
+
+def number_of(observation: Any) -> int:
+    return int(observation["payload_bytes"])
+
+
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    folder = tmp_path_factory.mktemp("slow")
-    (folder / "slow.py").write_text(SLOW)
-    config = HostConfig("slow", env_class="slow:Slow", import_paths=(str(folder),), shards=1)
-    found = Host(config, folder)
+    config = HostConfig("slow", env_class=SLOW, shards=1, reset_first=False)
+    found = Host(config, tmp_path_factory.mktemp("slow"))
     found.ready()
     yield found
     found.close()
@@ -90,7 +73,7 @@ async def of_async_client(address: str, seconds: float) -> AsyncIterator[Step]:
     async with AsyncSession(address, answer_timeout=seconds) as session:
 
         async def step(number: int) -> int:
-            return int((await session.step({"number": number})).observation["number"])
+            return number_of((await session.step(action(number))).observation)
 
         yield step
 
@@ -100,8 +83,8 @@ async def of_rollouts(address: str, seconds: float) -> AsyncIterator[Step]:
     session = await EpisodeSession.open(address)
 
     async def step(number: int) -> int:
-        answer = await session.step(b'{"number":%d}' % number, seconds=seconds)
-        return int(json.loads(bytes(answer.observation_json))["number"])
+        answer = await session.step(json.dumps(action(number)).encode(), seconds=seconds)
+        return number_of(json.loads(bytes(answer.observation_json)))
 
     yield step
     await session.close()
@@ -112,7 +95,7 @@ async def of_openenv_test(address: str, seconds: float) -> AsyncIterator[Step]:
     async with TrialSession(address, seconds) as session:
 
         async def step(number: int) -> int:
-            return int((await session.step({"number": number})).data["observation"]["number"])
+            return number_of((await session.step(action(number))).data["observation"])
 
         yield step
 
@@ -264,7 +247,7 @@ def session(request: pytest.FixtureRequest, address: str) -> Iterator[Session]:
 
 def said(session: Session, number: int) -> int | str:
     try:
-        return int(session.step({"number": number}).observation["number"])
+        return number_of(session.step(action(number)).observation)
     except SessionError as exc:
         return str(exc)
 
@@ -273,7 +256,7 @@ def test_an_interrupted_call_ends_the_session_which_says_so(session: Session) ->
     here = threading.get_ident()
     threading.Timer(MOMENT_SECONDS, signal.pthread_kill, [here, signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
-        session.step({"number": ODD})
+        session.step(action(ODD))
     for number in EVEN:
         assert ABANDONED in str(said(session, number))
 

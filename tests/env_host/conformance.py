@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same conversations with upstream's own server and with the env host, frame for frame.
 
-    python -m tests.env_host.conformance PYTHON [--older]      PYTHON has upstream's package
-
-`differences(python, folder)` is what tests call; `is_older` is for versions before 0.4.0, whose
-sessions alone are compared.
+`differences(python, folder)` is what tests call, with a Python that has upstream's package;
+`is_older` is for versions before 0.4.0, whose sessions alone are compared.
 
 Each environment of `conformance_project.py` is served three ways: by upstream under uvicorn, by the
 env host from the project's app, and by the env host from the bare class. Every conversation is held
@@ -21,7 +19,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -351,12 +348,3 @@ def _upstream(python: str, folder: Path, app: str) -> Iterator[Server]:
     finally:
         process.kill()
         process.wait()
-
-
-if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as temporary:
-        lines = differences(sys.argv[1], Path(temporary), is_older="--older" in sys.argv)
-    print("\n".join(lines) or "no differences")
-    sys.exit(bool(lines))

@@ -253,11 +253,12 @@ def _decoded(body: bytes) -> Any:
         return body.decode()
 
 
-def until(is_so: Callable[[], bool]) -> None:
+def until(is_so: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + WAIT_SECONDS
-    while not is_so():
+    while not (found := is_so()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    return found
 
 
 def python_with_few_descriptors(folder: Path, limit: int) -> str:

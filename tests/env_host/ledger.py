@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state for tests of shared worlds, and a shard of it that is a process of its own."""
+"""A state for tests of shared worlds."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Ledger:
@@ -106,63 +100,3 @@ class LedgerWorld:
 
     SHARED_STATE = True
     create_state = staticmethod(Ledger)
-
-
-_SHARD = """
-import asyncio, json, sys
-from openenvd.env_host.shared_state.connection import StateLink
-from openenvd.env_host.shared_state.connection import StateProxy
-
-def say(**facts):
-    print(json.dumps(facts), flush=True)
-
-async def main(address):
-    link = StateLink(address, lambda lost: say(lost=str(lost)))
-    world = StateProxy(link)
-    loop = asyncio.get_running_loop()
-    while line := await loop.run_in_executor(None, sys.stdin.readline):
-        order = json.loads(line)
-        calls = [world.call(order["method"], **one) for one in order["calls"]]
-        say(sent=len(calls))
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        say(found=[repr(x) if isinstance(x, Exception) else x for x in found])
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-
-class ShardProcess:
-    """A shard in a process of its own that makes calls on command."""
-
-    def __init__(self, address: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _SHARD, address],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def order(self, method: str, *calls: dict[str, Any]) -> None:
-        """Have it make these calls, all at once."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"method": method, "calls": calls}) + "\n")
-        self.process.stdin.flush()
-
-    def said(self, what: str) -> Any:
-        assert self.process.stdout is not None
-        while line := self.process.stdout.readline():
-            if what in (facts := json.loads(line)):
-                return facts[what]
-        raise AssertionError(f"it never said {what}")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.close()
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait(30)
-        self.process.stdout.close()

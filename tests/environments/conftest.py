@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from openenvd.environments.engines.started_replicas import (
     shim_lost,
     started_replica,
 )
-from openenvd.environments.run_files import RunFile
+from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
 from openenvd.environments.shim.client import ShimClient, ShimGone, stop_fork_servers
 from openenvd.schema.layout import Layout
 
@@ -41,6 +42,19 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         process.kill()
     shutil.rmtree(folder)
     assert not told, f"left running: {told}"
+
+
+def write_run_file(run_dir: Path, **changes: Any) -> None:
+    """Write the run file of a replica that nothing runs; the folder is named after the replica."""
+    told = {
+        "version": RUN_FILE_VERSION,
+        "replica_id": run_dir.name,
+        "environment": "sample",
+        **dict.fromkeys(("request_id", "socket_path", "log_path", "host"), ""),
+        **dict.fromkeys(("ordinal", "number", "port", "created_at"), 0),
+    }
+    run_dir.mkdir(parents=True)
+    (run_dir / "replica.json").write_text(json.dumps(told | changes))
 
 
 class Started(list[RunFile]):
@@ -70,6 +84,18 @@ class Started(list[RunFile]):
 @pytest.fixture
 def layout(home: Path) -> Layout:
     return Layout(home)
+
+
+def agents_of(home: Path) -> list[psutil.Process]:
+    """The agents of engines that run for this home."""
+    return [each for each in psutil.process_iter() if _is_agent(each) and _belongs_to(each, home)]
+
+
+def _is_agent(process: psutil.Process) -> bool:
+    try:
+        return "openenvd: agent" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def _belongs_to(process: psutil.Process, folder: Path) -> bool:

@@ -58,7 +58,8 @@ from openenvd.schema.protocol import (
 )
 from openenvd.schema.spec import EnvironmentSpec
 
-from .conftest import Started, install_engines
+from ..env_host.hosts import until
+from .conftest import Started, agents_of, install_engines
 from .process_engine import DIRECTORY_VARIABLE, ProcessEngine
 
 NAME = "processes"
@@ -169,7 +170,7 @@ class World:
         self.engine.tell(self.instance, **fields)
 
     def agents(self) -> list[psutil.Process]:
-        return [each for each in psutil.process_iter() if is_agent(each, self.layout)]
+        return agents_of(self.home)
 
     def agent(self) -> psutil.Process:
         with ensure_agent(self.layout, AT):
@@ -219,24 +220,6 @@ def write_status(run_file: RunFile, **fields: Any) -> None:
 
 def link_to(run_file: RunFile) -> ShimClient:
     return ShimClient.connect(run_file.socket_path)
-
-
-def is_agent(process: psutil.Process, layout: Layout) -> bool:
-    try:
-        words = process.cmdline()
-        return "openenvd: agent" in " ".join(words) and process.environ().get(
-            "OPENENV_HOME"
-        ) == str(layout.home)
-    except psutil.Error:
-        return False
-
-
-def until(predicate: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + SECONDS
-    while not (found := predicate()):
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.02)
-    return found
 
 
 def status_from(client: ShimClient, predicate: Callable[[Any], bool]) -> dict[str, Any]:
@@ -524,19 +507,6 @@ def test_a_clock_that_steps_ahead_ends_no_drain(world: World, offset: Path) -> N
     status = wait_for(run_file, lambda status: status["pid"] is not None)
     until(lambda: log.read_text().count("told") == 2 or not is_draining(run_file))
     assert is_draining(run_file), status
-
-
-def test_a_clock_that_steps_back_delays_no_end_of_a_drain(world: World, offset: Path) -> None:
-    run_file = world.ready()  # SIGUSR1 would end it at once, and its sessions
-    with link_to(run_file) as client:
-        client.send("drain", timeout_seconds=1.0)
-        client.wait(lambda status: status["state"] == "draining", SECONDS)
-        step_clock(offset, -DAY)
-        status = status_from(client, lambda status: status["state"] != "draining")
-        assert status["state"] == "stopping"
-        status = status_from(client, lambda status: status["state"] == "stopped")
-    assert status["exit"]["signal"] is None
-    assert world.engine.list() == []
 
 
 def is_draining(run_file: RunFile) -> bool:
@@ -844,24 +814,6 @@ def test_another_share_of_the_sessions_holds_from_the_next_start_on(world: World
         client.wait(lambda status: status["state"] == "ready", SECONDS)
     plan = json.loads((world.engine.root / world.instance.id / "plan.json").read_text())
     assert json.loads(plan["env"][HOST_OPTIONS_VARIABLE])["max_sessions"] == 4
-
-
-def test_a_log_is_neither_cut_nor_repeated_when_the_agent_is_killed(world: World) -> None:
-    world.image.write_text(
-        "import threading, time\n"
-        "def count():\n"
-        "    for number in range(400):\n"
-        "        print('line', number, flush=True)\n"
-        "        time.sleep(0.005)\n"
-        "threading.Thread(target=count, daemon=True).start()\n" + SERVER
-    )
-    run_file = world.ready()
-    world.kill_agent()
-    run_files.revive(run_file)
-    log = Path(run_file.log_path)
-    until(lambda: "line 399\n" in log.read_text())
-    lines = [line for line in log.read_text().splitlines() if line.startswith("line")]
-    assert lines == [f"line {number}" for number in range(400)]
 
 
 def test_an_app_without_sessions_is_told_with_a_route_to_try(world: World) -> None:

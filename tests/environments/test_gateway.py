@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import psutil
@@ -123,8 +122,6 @@ class Replica:
                 connection.transport.write(frame_head(len(left), CLOSE) + left)
                 connection.transport.close()  # once all is sent
                 return
-            elif message == "leave":
-                await connection.close(1001, "leaving")
             await connection.send(f"{self.ordinal} {message!r}")
 
 
@@ -217,13 +214,18 @@ async def ask(url: str, method: str = "GET", **headers: str) -> tuple[int, str]:
     return await asyncio.to_thread(send)
 
 
-async def test_a_session_reaches_its_environment_by_path_and_the_host_is_the_clients(
+async def test_a_session_reaches_its_environment_by_path_and_says_for_whom_it_is(
     gateway: Gateway, one: Replica
 ) -> None:
-    address = await put_behind(gateway, one, name="sample_2")
+    """A replica that is another by now refuses it; the host is the one that the client named."""
+    known = replace(one.endpoint, generation="7f", replica="sample_2-0-7f")
+    address = await put_behind(gateway, known, name="sample_2")
     async with await begin(address) as session:
         assert await replica_of(session) == 0
-    assert one.handshakes[0]["host"] == f"127.0.0.1:{gateway.options.port}"
+    [sent] = one.handshakes
+    named = [sent[name] for name in (ENVIRONMENT_HEADER, GENERATION_HEADER, REPLICA_HEADER)]
+    assert named == ["sample_2", "7f", "sample_2-0-7f"]
+    assert sent["host"] == f"127.0.0.1:{gateway.options.port}"
     assert await ask(f"{address}/health?a=1") == (200, "0 /health?a=1")
     assert (await ask(f"{address}2/health"))[0] == 404
     status, body = await ask(f"{gateway.options.address}/envs/sample/health")
@@ -324,103 +326,6 @@ async def test_replicas_that_are_ill_get_no_session_when_few_others_are_left(
     sessions = [await begin(gateway.options.address_of("sample")) for _ in range(16)]
     assert not any(replica.handshakes for replica in many[:-1])
     await close(sessions)
-
-
-Life = tuple[str, str, str]  # an environment, a generation of it, a replica
-
-
-class LivesAtPorts:
-    """Replicas of two environments and two generations, as real env hosts at four ports."""
-
-    def __init__(self, folder: Path) -> None:
-        self.lives: list[Life] = [
-            (name, f"{name}-{generation}", f"{name}-{generation}-0")
-            for name in ("one", "two")
-            for generation in ("old", "new")
-        ]
-        self.listeners = [socket.create_server(("127.0.0.1", 0)) for _ in self.lives]
-        self._folder = folder
-        self._hosts: list[Host] = []
-
-    def start(self, chance: Random) -> dict[Life, int]:
-        """End all that run, and start each at a port drawn at random; their ports."""
-        self.stop()
-        ports = chance.sample(self.listeners, len(self.listeners))
-        for (name, generation, replica), listener in zip(self.lives, ports, strict=True):
-            folder = self._folder / replica
-            folder.mkdir(exist_ok=True)
-            headers = {
-                ENVIRONMENT_HEADER: name,
-                GENERATION_HEADER: generation,
-                REPLICA_HEADER: replica,
-            }
-            config = HostConfig(name=name, env_class=ECHO, shards=1, headers=headers)
-            self._hosts.append(Host(config, folder, listener=listener.dup()))
-        for host in self._hosts:
-            host.ready()
-        found = zip(self.lives, (each.getsockname()[1] for each in ports), strict=True)
-        return dict(found)
-
-    def stop(self) -> None:
-        for host in self._hosts:
-            host.close()
-        self._hosts.clear()
-
-    def close(self) -> None:
-        self.stop()
-        for listener in self.listeners:
-            listener.close()
-
-
-@pytest.fixture
-def lives(tmp_path: Path) -> Iterator[LivesAtPorts]:
-    made = LivesAtPorts(tmp_path)
-    yield made
-    made.close()
-
-
-async def sessions_of(gateway: Gateway, name: str) -> list[Headers | None]:
-    """Whose a few sessions of an environment are; None for each that was refused."""
-    found: list[Headers | None] = []
-    for _ in range(3):
-        try:
-            async with await begin(gateway.options.address_of(name)) as session:
-                assert session.response is not None
-                found.append(session.response.headers)
-        except InvalidStatus as exc:
-            if exc.response.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
-                raise
-            found.append(None)
-    return found
-
-
-async def test_no_answer_is_of_another_environment_or_generation_whoever_has_its_address(
-    gateway: Gateway, lives: LivesAtPorts
-) -> None:
-    """Replicas come back at each other's addresses, while Envoy keeps those that it had."""
-    chance = Random(1)
-    is_refused = []
-    for _ in range(2):
-        ports = await asyncio.to_thread(lives.start, chance)
-        serving = [life for life in lives.lives if life[1].endswith("new")]
-        known = [
-            Endpoint(0, "127.0.0.1", ports[life], generation=life[1], replica=life[2])
-            for life in serving
-        ]
-        backends = [Backend(life[0], (each,)) for life, each in zip(serving, known, strict=True)]
-        await asyncio.to_thread(BackendFiles(gateway.config_folder).write, backends)
-        await seen(gateway, {each.address: False for each in known})
-        before = [await sessions_of(gateway, life[0]) for life in serving]
-        await asyncio.to_thread(lives.start, chance)
-        after = [await sessions_of(gateway, life[0]) for life in serving]
-        for (name, generation, _), found in zip(serving * 2, before + after, strict=True):
-            for whose in found:
-                is_refused.append(whose is None)
-                if whose is not None:
-                    told = whose[ENVIRONMENT_HEADER], whose[GENERATION_HEADER]
-                    assert told == (name, generation)
-        assert all(whose is not None for found in before for whose in found)
-    assert any(is_refused)
 
 
 @pytest.fixture
@@ -577,16 +482,6 @@ async def test_a_client_that_reads_late_gets_all_that_was_sent_before_the_close(
     left = close_payload(1001, "leaving")
     sent = frame_head(LONG_BYTES) + b"x" * LONG_BYTES + frame_head(len(left), CLOSE) + left
     assert bytes(got).endswith(sent)
-
-
-async def test_a_session_that_is_closed_is_told_nothing_else(
-    gateway: Gateway, one: Replica
-) -> None:
-    address = await put_behind(gateway, one)
-    reader, writer = await begin_raw(gateway, address, unmasked_client_frame(b"leave"))
-    left = close_payload(1001, "leaving")
-    assert await reader.read() == frame_head(len(left), CLOSE) + left
-    writer.close()
 
 
 async def test_requests_for_a_session_go_to_its_replica(
@@ -775,23 +670,6 @@ def kill_shim(gateway: Gateway) -> None:
     identity = ProcessIdentity(shim["pid"], shim["started_at"])
     assert wait_until_dead([identity], WAIT_SECONDS)
     envoy.wait(WAIT_SECONDS)  # the kernel ends it
-
-
-def test_the_port_of_a_gateway_that_was_killed_is_kept_from_those_of_other_homes(
-    gateway: Gateway, layout: Layout, tmp_path: Path
-) -> None:
-    other = Layout(tmp_path / "other")
-    other.home.mkdir(mode=0o700)
-    kill_shim(gateway)
-    with pytest.raises(PortInUse, match=f"reserved for gateway of {layout.home}"):
-        process.ensure_running(other, gateway.options)
-    try:
-        theirs = process.ensure_running(other, ANY_PORT)
-        assert theirs.options.port != gateway.options.port
-        process.revive(layout)
-    finally:
-        process.stop(other)
-    assert process.ensure_running(layout, ANY_PORT).options == gateway.options
 
 
 BIND = """

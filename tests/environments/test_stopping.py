@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,9 +13,11 @@ from queue import Queue
 import pytest
 
 from openenvd.environments import run_files
-from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
+from openenvd.environments.run_files import RunFile
 from openenvd.schema.layout import Layout
 from openenvd.system.text.json_lines import encode_line
+
+from .conftest import write_run_file
 
 SECONDS = 30.0
 
@@ -24,12 +25,8 @@ SECONDS = 30.0
 class Shim:
     def __init__(self, layout: Layout, folder: Path, ordinal: int, stack: ExitStack) -> None:
         self.id = f"sample-{ordinal}"
-        run_dir, path = layout.run_dir(self.id), str(folder / f"{ordinal}.sock")
-        run_dir.mkdir(parents=True)
-        told = {"version": RUN_FILE_VERSION, "replica_id": self.id, "environment": "sample"}
-        told |= {"ordinal": ordinal, "number": ordinal, "socket_path": path, "request_id": "1"}
-        told |= {"log_path": "", "host": "127.0.0.1", "port": 0, "created_at": 0.0}
-        (run_dir / "replica.json").write_text(json.dumps(told))
+        path = str(folder / f"{ordinal}.sock")
+        write_run_file(layout.run_dir(self.id), ordinal=ordinal, number=ordinal, socket_path=path)
         self._listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         self._listener.bind(path)
         self._listener.listen()

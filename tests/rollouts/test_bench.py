@@ -90,16 +90,6 @@ def test_values_that_differ_between_batches_have_a_column() -> None:
     assert [line.split()[0] for line in lines[4:6]] == ["benchmark", "other"]
 
 
-def test_a_window_is_named() -> None:
-    plan = Plan((1,), window=1024, handshake_seconds=60.0)
-    line = lines_of(Report(plan, [summary()]))[1]
-    assert line == "at most 1024 handshakes at once; a handshake may take 60 s"
-
-
-def test_nothing_measured_is_a_heading_alone() -> None:
-    assert "sessions" in lines_of(Report(PLAN))[2]
-
-
 def test_the_most_that_the_kernel_dropped_in_a_repetition_is_shown_and_explained() -> None:
     none, some = summary(kernel_listen_drops=0), summary(repetition=2, kernel_listen_drops=77)
     lines = lines_of(Report(PLAN, [none, some]))
@@ -108,5 +98,18 @@ def test_the_most_that_the_kernel_dropped_in_a_repetition_is_shown_and_explained
     assert not any("of the whole system" in line for line in lines_of(Report(PLAN, [none])))
 
 
-def test_drops_that_the_system_does_not_tell_are_a_question_mark() -> None:
-    assert "?" in lines_of(Report(PLAN, [summary(kernel_listen_drops=None)]))[5]
+@pytest.mark.parametrize(
+    ("report", "line", "told"),
+    [
+        (
+            Report(Plan((1,), window=1024, handshake_seconds=60.0), [summary()]),
+            1,
+            "at most 1024 handshakes at once; a handshake may take 60 s",
+        ),
+        (Report(PLAN), 2, "sessions"),
+        (Report(PLAN, [summary(kernel_listen_drops=None)]), 5, "?"),
+    ],
+    ids=["a window", "nothing was measured", "the system tells no drops"],
+)
+def test_a_report_is_told_in_words(report: Report, line: int, told: str) -> None:
+    assert told in lines_of(report)[line]

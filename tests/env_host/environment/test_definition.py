@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from openenvd.env_host.bundled.echo.environment import EchoAction, EchoEnvironment, EchoObservation
 from openenvd.env_host.environment import upstream_project
@@ -19,7 +18,6 @@ from openenvd.env_host.environment.definition import AnyAction, Definition, defi
 from openenvd.env_host.environment.instances import Calls, keep_accepted
 from openenvd.env_host.environment.interfaces import Action, Observation, State
 from openenvd.env_host.environment.plan import supports_concurrency, try_factory
-from openenvd.env_host.serving import messages
 from openenvd.system.process.proc import children_of
 
 
@@ -170,24 +168,3 @@ def test_keyword_arguments_are_filtered_by_signature() -> None:
 
     assert keep_accepted(some, {"seed": 1, "level": "x", "mood": 2}) == {"seed": 1, "level": "x"}
     assert keep_accepted(EchoEnvironment().reset, {"mood": 2}) == {"mood": 2}
-
-
-@pytest.mark.parametrize("text", ['{"a": NaN}', f'{{"a": {2**70}}}', '{"a": "\\ud800"}'])
-def test_json_is_parsed_as_by_the_standard_library(text: str) -> None:
-    assert repr(messages.decode(text)) == repr(json.loads(text))
-
-
-@pytest.mark.parametrize(
-    "message", [{"type": "step"}, {"type": "state", "data": {}}, {"type": "reset", "x": 1}]
-)
-def test_a_malformed_message_is_refused(message: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        messages.data_of(message)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [{"type": "reset"}, {"type": "state"}, {"type": "close"}, {"type": "mcp", "data": {}}],
-)
-def test_data_may_be_left_out_where_it_is_not_needed(message: dict[str, Any]) -> None:
-    assert messages.data_of(message) == {}

@@ -128,22 +128,3 @@ def test_the_traceback_of_each_cause_of_a_failure_is_logged_once(
     assert "in <lambda>" in tracebacks[0]
     assert factory.failure is not None
     assert factory.failure.startswith(f"{type(raised.value).__name__}: {raised.value} (")
-
-
-def test_a_constructor_that_begins_to_fail_on_the_loop_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    made = iter([BenchmarkEnvironment()])
-
-    def function() -> Any:
-        if (env := next(made, None)) is None:
-            raise RuntimeError("no more")
-        return env
-
-    factory = Factory(function, may_use_loop=True)
-    factory.create()
-    assert factory.uses_loop
-    assert factory.create_on_loop() is None
-    with pytest.raises(RuntimeError):
-        factory.create()
-    assert [record.levelname for record in caplog.records if record.exc_text] == ["WARNING"]

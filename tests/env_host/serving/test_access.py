@@ -407,26 +407,6 @@ def test_a_project_does_not_see_the_token_in_its_queries(project: Served) -> Non
     assert answer.body == b"a=1&b=2"
 
 
-@pytest.mark.parametrize("config", [{"shards": 4}, {"isolate": True}])
-def test_requests_reach_the_process_of_their_session(
-    tmp_path: Path, config: dict[str, Any]
-) -> None:
-    with serving(tmp_path, token=TOKEN, max_sessions=4, **config) as served:
-        sessions = [rpc(served, "openenv/session/create")["session_id"] for _ in range(4)]
-        for session in sessions:
-            # As upstream's client makes it of a base URL with a token.
-            path = f"/?token={TOKEN}%2Fws&session_id={session}"
-            with served.host.open(path) as client:
-                assert client.ask("reset")["type"] == "observation"
-            closed = rpc(served, "openenv/session/close", session_id=session)
-            assert closed["session_id"] == session
-
-
-def rpc(served: Served, method: str, **params: Any) -> Any:
-    request = {"jsonrpc": "2.0", "method": method, "params": params, "id": 1}
-    return served.host.http("POST", f"/mcp?token={TOKEN}", request)[1]["result"]
-
-
 def test_the_token_is_in_no_variable_log_or_command_line(locked: Served) -> None:
     headers = [("Content-Type", "application/json"), ("Authorization", f"Bearer {TOKEN}")]
     assert locked.status("POST", "/step", *headers, body=b'{"action": {}}') == 200

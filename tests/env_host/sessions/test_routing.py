@@ -62,19 +62,6 @@ def call(host: Host, session_id: str, name: str, **arguments: Any) -> Json:
     return host.rpc("tools/call", session_id=session_id, name=name, arguments=arguments)
 
 
-def test_twenty_sessions_with_four_shards_all_keep_their_state(host: Callable[..., Host]) -> None:
-    served = host(shards=4, max_sessions=40)
-    with ThreadPoolExecutor(20) as pool:
-        ids = list(pool.map(lambda _: served.create_session(), range(20)))
-        for expected in (1, 2, 3):
-            answers = list(pool.map(lambda i: call(served, i, "count")["result"], ids))
-            assert [answer["count"] for answer in answers] == [expected] * 20
-        assert len({answer["pid"] for answer in answers}) > 1
-        closed = list(pool.map(lambda i: served.rpc("openenv/session/close", session_id=i), ids))
-    assert all(answer["result"]["closed"] for answer in closed)
-    assert served.http("GET", "/capacity")[1]["sessions"] == 0
-
-
 @pytest.mark.parametrize("query", ["", "?session_id={}"])
 @pytest.mark.parametrize("config", [{"shards": 3}, {"isolate": True}], ids=["shared", "isolated"])
 def test_one_connection_may_carry_requests_for_many_sessions(

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import socket
 import time
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +38,6 @@ def test_a_session_keeps_a_host_awake(serve: StartHost) -> None:
         host.note_that(sessions=1)
         assert host.process.poll() is None
     assert slept(host) == 0
-
-
-def test_what_connects_while_a_host_exits_is_served_by_the_next(serve: StartHost) -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    first = serve(listener=listener.dup(), sleep_after_seconds=SHORT)
-    assert slept(first) == 0
-    connection = HTTPConnection("127.0.0.1", first.port, timeout=WAIT_SECONDS)
-    connection.request("GET", "/health")
-    serve(listener=listener.dup())
-    listener.close()
-    assert connection.getresponse().status == 200
-    connection.close()
 
 
 def test_a_replica_with_others_at_its_address_stays_awake(serve: StartHost, tmp_path: Path) -> None:

@@ -87,38 +87,18 @@ def beside(jobs: Iterable[Callable[[], None]]) -> Iterator[None]:
         thread.join(WAIT_SECONDS)
 
 
-def resident_bytes(host: Host) -> int:
-    process = psutil.Process(host.process.pid)
-    return sum(each.memory_info().rss for each in [process, *process.children(recursive=True)])
-
-
-def test_a_body_beyond_the_limit_is_refused_and_one_within_passes(limited: Host) -> None:
+def test_a_head_or_body_beyond_the_limit_is_refused_and_one_within_passes(limited: Host) -> None:
     for path in ("/step", "/reset", "/mcp", "/nowhere"):
         refused = send(limited, head_of(f"POST {path}", **{"Content-Length": str(6 << 30)}))
         assert refused == b"HTTP/1.1 413 Request Entity Too Large"
     chunked = head_of("POST /step", **{"Transfer-Encoding": "chunked"})
     parts = [b"100000\r\n" + b" " * MB + b"\r\n"] * 3
     assert send(limited, chunked, *parts).startswith(b"HTTP/1.1 413")
-    body = {"action": {"message": "a" * (2 * MB - 1000)}}
-    assert limited.http("POST", "/step", body)[0] == 200
-
-
-def test_an_endless_head_is_refused_and_takes_no_memory(limited: Host) -> None:
-    before = resident_bytes(limited)
     endless = [head_of("GET /health")[:-2], b"X: ", *[b"x" * MB] * 200]
     with contextlib.suppress(ConnectionError):
         assert send(limited, *endless)[9:12] == b"431"
-    with socket.create_connection(("127.0.0.1", limited.port), WAIT_SECONDS) as peer:
-        peer.sendall(head_of("GET /health"))  # of which a second one on its connection is no other
-        answer = b""
-        while not answer.endswith(b"}"):
-            answer += peer.recv(1000)
-        with contextlib.suppress(ConnectionError):
-            for part in endless:
-                peer.sendall(part)
-        assert peer.recv(100).startswith(b"HTTP/1.1 431")
-    assert resident_bytes(limited) - before < 20 * MB
-    assert limited.http("GET", "/capacity")[0] in (200, 404)
+    body = {"action": {"message": "a" * (2 * MB - 1000)}}
+    assert limited.http("POST", "/step", body)[0] == 200
 
 
 def test_a_message_beyond_the_setting_is_refused_and_one_within_passes(host: Host) -> None:

@@ -96,17 +96,6 @@ def test_a_waiting_connection_gets_the_next_free_slot_of_any_process(
             third.connection.close()
 
 
-def test_a_client_that_leaves_while_waiting_takes_no_slot(serve: StartHost) -> None:
-    host = serve(max_sessions=1, admission_timeout_seconds=WAIT_SECONDS)
-    with host.open() as first:
-        first.ask("reset")
-        with pytest.raises(TimeoutError):
-            host.open(open_timeout=0.3)
-        first.leave()
-    with host.open() as second:
-        assert second.ask("reset")["type"] == "observation"
-
-
 @pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
 @pytest.mark.parametrize(
     ("what", "how"),

@@ -14,30 +14,10 @@ from websockets.exceptions import InvalidStatus
 from openenvd.system.memory.cgroups import GroupsBelow
 
 from ..conftest import StartHost
-from ..hosts import WAIT_SECONDS, until
+from ..hosts import WAIT_SECONDS
 from ..raw import HEAD
 
 MEGABYTE = 2**20
-
-
-def test_a_class_for_one_session_serves_several_each_in_a_process(start: StartHost) -> None:
-    """Upstream refuses the second one."""
-    host = start("Single", max_sessions=4)
-    assert host.ready().items() >= {"max_sessions": 4, "shards": 1, "isolate": True}.items()
-    front = {child.pid for child in host.children()}
-    with ExitStack() as stack:
-        clients = [stack.enter_context(host.open()) for _ in range(4)]
-        pids = {client.pid() for client in clients}
-        assert len(pids) == 4
-        assert not pids & front
-        assert host.http("GET", "/health") == (200, {"status": "healthy"})
-        host.note_that(sessions=4)
-        with host.open() as fifth:
-            refusal = fifth.receive()["data"]
-        assert (refusal["code"], refusal["max_sessions"]) == ("CAPACITY_REACHED", 4)
-    host.note_that(sessions=0)
-    until(lambda: {child.pid for child in host.children()} == front)
-    assert host.stop() == 0
 
 
 def test_many_isolated_sessions_killed_at_once_end_no_others(serve: StartHost) -> None:

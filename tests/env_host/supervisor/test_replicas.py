@@ -168,14 +168,3 @@ def test_a_host_without_room_sends_a_handshake_on_as_long_as_another_may_be_aske
         for headers in (attempt("2", "2"), attempt("1", "1"), attempt("x", "2"), {}):
             assert first_answer(host, headers) == "CAPACITY_REACHED"
     assert first_answer(host, attempt("1", "2")) == "observation"
-
-
-def test_a_drained_host_sends_every_handshake_on(serve: StartHost, tmp_path: Path) -> None:
-    host = serve(doors=f"{tmp_path}/")
-    with host.open() as client:
-        client.ask("reset")
-        host.process.send_signal(signal.SIGUSR1)
-        while (refused := refusal(host)) is None:
-            pass  # it has not noticed yet
-        assert refused.response.headers[RETRY_HEADER] == "1"
-        assert client.ask("step", {})["type"] == "observation"

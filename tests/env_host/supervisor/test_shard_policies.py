@@ -74,6 +74,8 @@ def test_the_connection_that_waited_longest_in_any_shard_goes_first() -> None:
         (UPGRADE % b"/ws", Head(wants_session=True, is_upgrade=True)),
         (UPGRADE % b"/mcp?x=1", Head(wants_session=True, is_upgrade=True)),
         (UPGRADE % b"/ws?session_id=abc", Head(session_id="abc", is_upgrade=True)),
+        # As upstream's client makes it of a base URL with a token.
+        (UPGRADE % b"/?token=x%2Fws&session_id=abc", Head(session_id="abc", is_upgrade=True)),
         (UPGRADE % b"/mcp?session_id=abc", Head(wants_session=True, is_upgrade=True)),
         (UPGRADE % b"/%77s", Head(wants_session=True, is_upgrade=True)),
         (UPGRADE % b"/%77s?session_id=abc", Head(session_id="abc", is_upgrade=True)),

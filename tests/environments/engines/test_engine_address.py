@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from openenvd.environments import run_files
@@ -22,6 +21,8 @@ from openenvd.environments.sources.program import ContainerImage
 from openenvd.schema.errors import EngineFailed
 from openenvd.schema.layout import Layout
 from openenvd.schema.spec import EnvironmentSpec
+
+from ..conftest import agents_of
 
 SECONDS = 30.0
 USUAL = {
@@ -35,18 +36,8 @@ USUAL = {
 def no_agent(layout: Layout) -> Iterator[None]:
     """No agent of this home runs afterwards."""
     yield
-    for process in agents(layout):
+    for process in agents_of(layout.home):
         process.kill()
-
-
-def agents(layout: Layout) -> list[psutil.Process]:
-    found = psutil.process_iter(["cmdline", "environ"])
-    return [
-        process
-        for process in found
-        if "openenvd: agent" in " ".join(process.info["cmdline"] or ())
-        and (process.info["environ"] or {}).get("OPENENV_HOME") == str(layout.home)
-    ]
 
 
 def make_context(folder: Path, name: str, host: str, **endpoint: Any) -> str:
@@ -101,7 +92,7 @@ def test_a_replica_is_asked_for_where_it_was_launched_whoever_starts_the_next_ag
     image = ContainerImage("image:1", "image:1")
     provider_named("docker", home).start(spec, image, launch_id=secrets.token_hex(8))
     [run_file] = run_files.all_of(layout.runs)
-    for process in agents(layout):
+    for process in agents_of(home):
         process.kill()
         process.wait(SECONDS)
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/other.sock")

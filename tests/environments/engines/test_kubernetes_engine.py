@@ -316,20 +316,6 @@ async def test_a_command_that_cannot_be_begun_says_why_in_kubernetes_words_alone
         await to_thread(engine.signal, instance, 10)
 
 
-async def test_another_namespace_of_the_context_changes_nothing_about_what_runs(
-    engine: KubernetesEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in kubernetes_address(os.environ).items():
-        monkeypatch.setenv(name, value)
-    instance = await started(engine)
-    path = Path(os.environ["KUBECONFIG"])
-    path.write_text(path.read_text().replace("namespace: rl", "namespace: lab"))
-    found = await to_thread(engine.find, PLAN)
-    assert found is not None
-    assert found.id == instance.id
-    assert (await started(engine)).id == instance.id
-
-
 async def test_a_service_that_is_not_there_is_made_when_its_pod_is_found(
     engine: KubernetesEngine, kmock: ApiServer
 ) -> None:

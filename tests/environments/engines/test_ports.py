@@ -25,9 +25,10 @@ from openenvd.environments.engines.local.ports import (
     renew_reservations,
     reserved_for,
 )
-from openenvd.environments.run_files import RUN_FILE_VERSION
 from openenvd.environments.shim.client import read_run_file
 from openenvd.schema.errors import PortInUse
+
+from ..conftest import write_run_file
 
 LOOPBACK = "127.0.0.1"
 LAUNCHES = 500
@@ -41,21 +42,11 @@ def reservations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def write_run_file(owner: PortOwner, ordinal: int, port: int) -> None:
-    replica_id = f"{owner.environment}-{ordinal}-1"
-    replica = {
-        "version": RUN_FILE_VERSION,
-        "replica_id": replica_id,
-        "environment": owner.environment,
-        **dict.fromkeys(("request_id", "socket_path", "log_path", "host"), ""),
-        "number": ordinal,
-        "ordinal": ordinal,
-        "port": port,
-        "created_at": 0.0,
-    }
-    run_dir = owner.runs / replica_id
-    run_dir.mkdir(parents=True)
-    (run_dir / "replica.json").write_text(json.dumps(replica))
+def write_port(owner: PortOwner, ordinal: int, port: int) -> None:
+    run_dir = owner.runs / f"{owner.environment}-{ordinal}-1"
+    write_run_file(
+        run_dir, environment=owner.environment, ordinal=ordinal, number=ordinal, port=port
+    )
 
 
 @pytest.fixture
@@ -74,7 +65,7 @@ def read_folders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def reserve(tmp_path: Path, reservations: Path) -> Callable[[int], PortOwner]:
     def reserve_port(port: int) -> PortOwner:
         owner = PortOwner("echo", tmp_path / "run")
-        write_run_file(owner, 0, port)
+        write_port(owner, 0, port)
         reservations.mkdir(mode=0o700)
         told = {"environment": "echo", "runs": str(owner.runs)}
         (reservations / str(port)).write_text(json.dumps(told))
@@ -132,8 +123,8 @@ def test_ports_are_reserved_again_with_one_look_at_each_run_file(
 ) -> None:
     shared, own = PortOwner("shared", tmp_path / "run"), PortOwner("own", tmp_path / "run")
     for ordinal in range(10):
-        write_run_file(shared, ordinal, 21000)
-        write_run_file(own, ordinal, 21001 + ordinal)
+        write_port(shared, ordinal, 21000)
+        write_port(own, ordinal, 21001 + ordinal)
     for _ in range(2):
         read_folders.clear()
         renew_reservations(own.runs)
@@ -148,7 +139,7 @@ def test_a_port_that_another_home_has_is_not_reserved_again_for_this_one(
 ) -> None:
     other = reserve(21000)
     owner = PortOwner("echo", tmp_path / "home" / "run")
-    write_run_file(owner, 0, 21000)
+    write_port(owner, 0, 21000)
     renew_reservations(owner.runs)
     assert reserved_for(21000) == other
 
@@ -159,9 +150,9 @@ def test_a_free_port_among_many_reserved_ones_is_found_with_few_reads(
     """Also where one environment has them all, in another home."""
     owners = [PortOwner(f"env{number}", tmp_path / "run") for number in range(100)]
     for number, owner in enumerate(owners):
-        write_run_file(owner, 0, FIRST_PORT + number)
+        write_port(owner, 0, FIRST_PORT + number)
     for number in range(100, 200):
-        write_run_file(PortOwner("many", tmp_path / "run"), number, FIRST_PORT + number)
+        write_port(PortOwner("many", tmp_path / "run"), number, FIRST_PORT + number)
     renew_reservations(tmp_path / "run")
     monkeypatch.setattr("random.sample", lambda every, _: reversed(every))
     many = run_files.of_environment(tmp_path / "run", "many")

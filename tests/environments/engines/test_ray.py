@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +21,8 @@ from openenvd.environments.engines.ray.options import (
     options_of,
     ray_address,
 )
+
+from ...env_host.hosts import until
 
 
 def plan(**fields: object) -> ReplicaPlan:
@@ -112,13 +113,6 @@ def started(folder: Path) -> list[int]:
     return [int(each.name) for each in (folder / "pids").iterdir()]
 
 
-def wait_for(check: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30.0
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_driver_that_is_closed_while_it_connects_ends_and_no_other_is_started(
     head: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +120,7 @@ def test_a_driver_that_is_closed_while_it_connects_ends_and_no_other_is_started(
     driver = driver_at(head.getsockname()[1], tmp_path)
     with ThreadPoolExecutor(3) as threads:
         asked = [threads.submit(driver.call, "nodes") for _ in range(3)]
-        wait_for(lambda: started(tmp_path))
+        until(lambda: started(tmp_path))
         driver.close()
         for each in asked:
             with pytest.raises(EngineGone):

@@ -561,13 +561,6 @@ def test_extras_that_cannot_be_had_are_done_without(
 
 
 @pytest.mark.usefixtures("wheels")
-def test_a_missing_python_version_is_reported(tmp_path: Path, layout: Layout) -> None:
-    project = make_project(tmp_path / "p", 'requires-python = ">=4.5"', 'dependencies = ["thing"]')
-    with pytest.raises(PreparationFailed, match=r"sample needs Python >=4\.5"):
-        project_python(project, layout, lambda _: None)
-
-
-@pytest.mark.usefixtures("wheels")
 def test_a_search_for_python_that_fails_is_not_taken_for_its_result(
     tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -21,9 +22,10 @@ from openenvd.environments.preparation.venv_cleanup import (
     prune_old,
     venvs_of,
 )
-from openenvd.environments.run_files import RUN_FILE_VERSION
 from openenvd.schema.layout import Layout
 from openenvd.system.process.process_identity import boot_seconds
+
+from ..conftest import write_run_file
 
 DAY = 86_400.0
 PAYLOAD_BYTES = 64 * 1024
@@ -49,20 +51,10 @@ def note_use_a_day_ago(venv: Path) -> None:
     (venv / USED).write_text(repr(boot_seconds() - DAY))
 
 
-def write_run_file(layout: Layout, python: Path, provider: str = "local") -> None:
-    folder = layout.run_dir("my_env-0-0123")
-    folder.mkdir(parents=True)
-    told = {
-        "version": RUN_FILE_VERSION,
-        "environment": "my_env",
-        "replica_id": "my_env-0-0123",
-        "ordinal": 0,
-        **dict.fromkeys(("request_id", "socket_path", "log_path", "host"), "x"),
-        **dict.fromkeys(("number", "port", "created_at"), 1),
-    }
+def write_replica(layout: Layout, python: Path, provider: str = "local") -> None:
     argv = [str(python), "-m", "x"]
-    runs = {"argv": argv} if provider == "local" else {"plan": {"command": argv}}
-    (folder / "replica.json").write_text(json.dumps({**told, "provider": provider, **runs}))
+    runs: dict[str, Any] = {"argv": argv} if provider == "local" else {"plan": {"command": argv}}
+    write_run_file(layout.run_dir("my_env-0-0123"), provider=provider, **runs)
 
 
 def test_unused_environments_are_removed_and_reported_with_their_size(layout: Layout) -> None:
@@ -86,7 +78,7 @@ def test_the_environment_of_a_replica_is_kept_and_marked_as_used(
     layout: Layout, provider: str
 ) -> None:
     venv = make_venv(layout, "a")
-    write_run_file(layout, venv / "bin" / "python", provider)
+    write_replica(layout, venv / "bin" / "python", provider)
     assert in_use(layout) == {venv}
     assert prune(layout) == []
     [found] = venvs_of(layout)
@@ -105,7 +97,7 @@ def test_all_environments_are_kept_while_a_run_file_cannot_be_used(layout: Layou
 def test_what_a_replicas_environment_is_laid_over_is_kept(layout: Layout) -> None:
     base, overlay = make_venv(layout, "a"), make_venv(layout, "b")
     (overlay / COMPLETE).write_text(json.dumps({"base": str(base)}))
-    write_run_file(layout, overlay / "bin" / "python")
+    write_replica(layout, overlay / "bin" / "python")
     assert in_use(layout) == {base, overlay}
 
 

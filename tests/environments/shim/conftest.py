@@ -57,8 +57,6 @@ if sys.argv[2:] == ["fail"]:
     print("ImportError: no such thing", flush=True)
     report(failed="ImportError: no such thing")
     sys.exit(3)
-while os.path.exists(sys.argv[1] + ".is_slow"):
-    time.sleep(0.01)
 report(ready=True, max_sessions=4)
 for line in lines():
     order, *words = line.split()
@@ -174,10 +172,6 @@ class Replica:
         self._link.close()
         self._link = None
         return self.ready()
-
-    def start_slowly(self, is_slow: bool) -> None:
-        mark = self.commands.with_name(f"{self.commands.name}.is_slow")
-        mark.touch() if is_slow else mark.unlink()
 
     @property
     def link(self) -> ShimClient:

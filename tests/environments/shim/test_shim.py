@@ -478,13 +478,6 @@ def test_listeners_are_handed_over_and_serve_the_same_port(one: Replica) -> None
             ready[0].accept()[0].close()
 
 
-def test_shims_of_one_environment_share_one_socket(replica: Make) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as shared:
-        port = shared.getsockname()[1]
-        ones = [replica(port=port, listen_fds=[shared.fileno()]).ready() for _ in range(2)]
-    assert {one.status["port"] for one in ones} == {port}
-
-
 def test_second_shim_of_a_run_directory_leaves(one: Replica, tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-I", str(SHIM), str(one.run_dir)],

@@ -53,14 +53,6 @@ async def test_episodes_that_run_at_once_are_apart_and_in_the_order_of_their_ids
     assert ids(tmp_path) == ["a", "b", "c"]
 
 
-async def test_small_episodes_share_a_file_and_a_large_one_has_its_own(tmp_path: Path) -> None:
-    async with await RolloutWriter.open(tmp_path) as writer:
-        for name, text in {"a": "small", "b": "small", "large": LARGE}.items():
-            await finish(writer, name, text=text)
-    assert names(tmp_path) == ["episodes/large.jsonl", "packs/00000.jsonl"]
-    open_rollouts(tmp_path).verify()
-
-
 @pytest.mark.parametrize("text", ["small", LARGE])
 async def test_an_unfinished_episode_leaves_nothing(tmp_path: Path, text: str) -> None:
     async with await RolloutWriter.open(tmp_path) as writer:

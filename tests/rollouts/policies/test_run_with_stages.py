@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.rollouts.errors import AllFailed, OtherRollout, StageError, StageNotFound
+from openenvd.rollouts.errors import AllFailed, OtherRollout, StageNotFound
 from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.rollouts.run import RunConfig, roll_out
 from openenvd.rollouts.stages.named_parts import Stages, importable
@@ -30,9 +30,7 @@ def stumble(observation, turn):
 def stumble_everywhere(observation, turn):
     return {"what": "raise" if int(turn.episode_id) % 4 == 1 else "go"}
 def go(observation): return {"what": "go"}
-def doubled(rewards): return [2 * reward for reward in rewards]
 def odd(group): return [int(one.episode.id) % 2 == 1 for one in group]
-def broken(rewards): return ["much"] * len(rewards)
 """
 
 
@@ -125,20 +123,6 @@ async def test_filters_without_groups_look_at_each_episode_by_itself(
     assert dropped == {"min-steps=3": 6, "stages_here:odd": 3, None: 3}
     assert result["filtered"] == {"min-steps=3": 6, "stages_here:odd": 3}
     assert {row["advantage"] for row in by_id(config.folder).values()} == {None}
-
-
-async def test_advantages_may_be_a_function_of_the_user(serve: Serve, tmp_path: Path) -> None:
-    stages = Stages(4, "stages_here:doubled", ("stages_here:odd",))
-    config = order_of(address_of(serve()), tmp_path, stages=stages)
-    result = await run(config, tmp_path)
-    assert result["filtered"] == {"stages_here:odd": 6}
-    assert {row["advantage"] for row in by_id(config.folder).values()} == {None, 30.0}
-
-
-async def test_advantages_that_are_no_numbers_end_the_rollout(serve: Serve, tmp_path: Path) -> None:
-    config = order_of(address_of(serve()), tmp_path, stages=Stages(4, "stages_here:broken"))
-    with pytest.raises(StageError, match="could not convert string to float"):
-        await run(config, tmp_path)
 
 
 @pytest.mark.parametrize(
