@@ -15,10 +15,7 @@ status 500, which upstream leaves blank, and what `_known` names.
 from __future__ import annotations
 
 import json
-import os
 import re
-import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -30,7 +27,7 @@ from websockets.exceptions import ConnectionClosed
 from openenvd.schema.protocol import HostConfig
 
 from .conformance_project import APPS, write_project
-from .hosts import Client, Host
+from .hosts import Client, Host, uvicorn_serving
 
 CLASSES = {**{app: f"environment:{name}" for app, name in APPS.items()}, "tools_app": "tools:Tools"}
 OWN_WORDS = ("CAPACITY_REACHED", "FACTORY_ERROR", -32000)  # codes whose sentence is ours
@@ -332,19 +329,6 @@ def _ours(python: str, folder: Path, config: HostConfig) -> Iterator[Server]:
 
 @contextmanager
 def _upstream(python: str, folder: Path, app: str) -> Iterator[Server]:
-    """Upstream's server on a socket that is open already, so that nothing waits by polling."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    fd = listener.fileno()
-    command = [python, "-m", "uvicorn", f"{app}:app", "--fd", str(fd), "--log-level", "error"]
-    with (folder / f"upstream-{app}.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, pass_fds=(fd,), stdout=log, stderr=log, env=dict(os.environ)
-        )
     host = object.__new__(Host)
-    host.port = listener.getsockname()[1]
-    listener.close()
-    try:
+    with uvicorn_serving(app, folder, python) as host.port:
         yield Server(host.port, host.http, host.open)
-    finally:
-        process.kill()
-        process.wait()

@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -259,6 +260,31 @@ def until(is_so: Callable[[], Any]) -> Any:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return found
+
+
+@contextmanager
+def uvicorn_serving(app: str, folder: Path, python: str = sys.executable) -> Iterator[int]:
+    """The port at which uvicorn serves `app:app` of a folder, as upstream does it.
+
+    Its socket is open already, so that nothing waits by polling.
+    """
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        (folder / f"uvicorn-{app}.log").open("wb") as log,
+    ):
+        options = ["--fd", str(listener.fileno()), "--log-level", "error"]
+        process = subprocess.Popen(
+            [python, "-m", "uvicorn", f"{app}:app", *options],
+            cwd=folder,
+            pass_fds=[listener.fileno()],
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            process.kill()
+            process.wait(WAIT_SECONDS)
 
 
 def python_with_few_descriptors(folder: Path, limit: int) -> str:

@@ -28,6 +28,7 @@ from openenvd.schema.protocol import (
 )
 
 from ..hosts import WAIT_SECONDS, Client, Host
+from ..raw import UPGRADE
 from ..samples import PLAIN
 
 TOKEN = "a-token-of-the-tests"
@@ -83,12 +84,6 @@ ROUTES = [
     ("PUT", "/step"),
 ]
 HANDSHAKES = ["/ws", "/mcp", "/ws?session_id=1", "/none"]
-UPGRADE = {
-    "Upgrade": "websocket",
-    "Connection": "Upgrade",
-    "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
-}
 WHOSE = {ENVIRONMENT_HEADER: "w", GENERATION_HEADER: "launch", REPLICA_HEADER: "w-0-launch"}
 STRANGERS: dict[str, list[tuple[str, str]]] = {
     "rebound": [("Host", "evil.example:{port}")],

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import json
 import select
-import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from websockets.typing import Subprotocol
 from openenvd.env_host.startup import sessions_of_process
 
 from ..conftest import StartHost
-from ..hosts import WAIT_SECONDS, python_with_few_descriptors
+from ..hosts import WAIT_SECONDS, python_with_few_descriptors, uvicorn_serving
 from ..raw import HEAD, HEALTH, raw
 from ..upstream import write_upstream
 
@@ -150,27 +147,6 @@ def write(tmp_path: Path) -> Write:
     return write_project
 
 
-@pytest.fixture
-def reference(tmp_path: Path) -> Iterator[Callable[[], int]]:
-    """Serves the project's app as upstream does; returns the port."""
-    with ExitStack() as stack:
-
-        def serve() -> int:
-            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            command = [sys.executable, "-m", "uvicorn", "app:app", "--log-level", "error"]
-            process = subprocess.Popen(
-                [*command, "--fd", str(listener.fileno())],
-                cwd=tmp_path,
-                pass_fds=[listener.fileno()],
-            )
-            stack.callback(process.wait, WAIT_SECONDS)
-            stack.callback(process.kill)
-            port: int = listener.getsockname()[1]
-            return port
-
-        yield serve
-
-
 def handshake(port: int, path: str, token: str) -> Seen:
     url, headers = f"ws://127.0.0.1:{port}{path}", {"x-token": token}
     try:
@@ -207,10 +183,11 @@ def conversation(port: int) -> list[Seen]:
 
 @pytest.mark.parametrize("name", PROJECTS)
 def test_middleware_sees_what_it_sees_on_upstreams_server(
-    serve: StartHost, write: Write, reference: Callable[[], int], name: str
+    serve: StartHost, write: Write, tmp_path: Path, name: str
 ) -> None:
     write(PROJECTS[name])
-    expected = conversation(reference())
+    with uvicorn_serving("app", tmp_path) as port:
+        expected = conversation(port)
     host = serve(None, app_candidates=("app:app",), shards=2, max_sessions=8)
     with ExitStack() as stack:
         if name == "http alone":  # so that there are two shards

@@ -23,7 +23,7 @@ from openenvd.system.text.units import MB
 
 from ..conftest import ECHO, StartHost
 from ..hosts import WAIT_SECONDS, Host, python_with_few_descriptors
-from ..raw import Raw, frame, opened
+from ..raw import UPGRADE, Raw, frame, opened
 
 FEW_FDS, SOME_FDS = 300, 600
 PROJECT = """
@@ -249,14 +249,7 @@ def test_requests_that_do_not_end_do_not_keep_sessions_out(
 def test_a_handshake_that_only_websockets_refuses_is_answered(serve: StartHost) -> None:
     """uvicorn would say nothing, and keep the connection for ever."""
     host = serve()
-    upgrade = {
-        "Connection": "Upgrade",
-        "Upgrade": "websocket",
-        "Sec-WebSocket-Version": "13",
-        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
-        "Origin": "http://evil.example",
-        "Cookie": "a" * 9000,
-    }
+    upgrade = {**UPGRADE, "Origin": "http://evil.example", "Cookie": "a" * 9000}
     with socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS) as peer:
         peer.sendall(head_of("GET /ws", **upgrade))
         assert peer.recv(4096).startswith(b"HTTP/1.1 4")

@@ -7,6 +7,8 @@ import asyncio
 import shutil
 import subprocess
 import sys
+import time
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -346,11 +348,14 @@ def test_an_app_may_be_made_by_a_function(serve: StartHost, tmp_path: Path) -> N
 def test_serve_as_is_does_not_change_the_projects_app(start: StartHost, upstream: Path) -> None:
     (upstream / "app.py").write_text(APP.format(name="Counter"))
     said = {"OpenEnvd-Environment": "counter"}
+    began = int(time.time())
     host = start(None, app_candidates=("app:app",), serve_as_is=True, headers=said)
     assert host.ready()["serving"] == "as_is"
     assert host.http("POST", "/mcp", {}) == (200, "upstream's")
     with urlopen(f"http://127.0.0.1:{host.port}/health", timeout=10.0) as answer:
         assert answer.headers["OpenEnvd-Environment"] == "counter"
+        served_at = parsedate_to_datetime(answer.headers["Date"]).timestamp()
+    assert began <= served_at <= time.time()
     assert host.stop() == 0
 
 
