@@ -110,11 +110,13 @@ async def test_texts_with_line_breaks_stay_one_row(tmp_path: Path) -> None:
     async with await RolloutWriter.open(tmp_path) as writer:
         pretty = type(step())(b'{\n "text":\r\n "x"}', b"[1,\n2]", 0.0, True)
         await writer.put_step("a", 0, pretty)
-        await writer.finish(episode("a", final_observation_json=b"{\n}"))
+        await writer.finish(
+            episode("a", final_observation_json=b'{\n"whole": 18446744073709551617}')
+        )
     [found] = open_rollouts(tmp_path)
     [row] = found.steps()
     assert (row.observation, row.action) == ({"text": "x"}, [1, 2])
-    assert found.final_observation == {}
+    assert found.final_observation == {"whole": 2**64 + 1}  # and not the nearest float
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", ".", "..", ".hidden", "ü %2F", "group-1"])

@@ -120,13 +120,7 @@ async def test_text_that_only_the_standard_library_parses_is_read_back(
     tmp_path: Path, first: str
 ) -> None:
     """Half a surrogate pair, and numbers that are none."""
-    odd = Step(
-        b'{"text":"\\ud83d","worth":NaN}',
-        b"null",
-        None,
-        True,
-        b'{"far":[1e999,-Infinity,18446744073709551616]}',
-    )
+    odd = Step(b'{"text":"\\ud83d","worth":NaN}', b"null", None, True, b'{"far":[1e999,-Infinity]}')
     async with await RolloutWriter.open(tmp_path) as writer:
         await writer.put_step("a", 0, odd)
         await writer.finish(episode("a", final_observation_json=b'"\\ud83d"'))
@@ -135,7 +129,7 @@ async def test_text_that_only_the_standard_library_parses_is_read_back(
     getattr(row, first)
     assert row.observation["text"] == "\ud83d"
     assert math.isnan(row.observation["worth"])
-    assert (row.info, row.action) == ({"far": [math.inf, -math.inf, 2**64]}, None)
+    assert (row.info, row.action) == ({"far": [math.inf, -math.inf]}, None)
     assert found.final_observation == "\ud83d"
 
 

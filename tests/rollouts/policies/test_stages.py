@@ -120,12 +120,15 @@ async def test_a_stage_sees_its_group_in_the_order_of_the_ids(tmp_path: Path) ->
     assert seen == [[0.0, 1.0, 2.0]]
 
 
-async def test_a_stage_that_fails_names_the_group(tmp_path: Path) -> None:
-    def broken(rewards: Sequence[float]) -> list[float]:
-        raise ZeroDivisionError
-
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [(lambda _: [1 / 0], "ZeroDivisionError"), (lambda _: ["much"], "convert string to float")],
+)
+async def test_a_stage_that_fails_names_the_group(
+    tmp_path: Path, broken: Callable[[Sequence[float]], list[float]], why: str
+) -> None:
     sink = GroupSink(await RolloutWriter.open(tmp_path), 1, advantages=broken)
-    with pytest.raises(StageError, match=r"000003.*ZeroDivisionError"):
+    with pytest.raises(StageError, match=rf"000003.*{why}"):
         await sink.finish(episode("000003"))
     await sink.close()
 
