@@ -68,6 +68,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..system.memory.cgroup_tree import read_text
 from ..system.memory.usage import anonymous_bytes
 from .errors import NoRoom, NotRunning
 from .messages import LONG, EventSink, ExecutorStatus, Started, Task
@@ -247,8 +248,5 @@ class BurstableExecutor:
 
 def _resident_bytes(pid: int) -> int | None:
     """What is resident of a worker now; None when it is gone."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return None
+    text = read_text(f"/proc/{pid}/statm")
+    return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE") if text else None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ class Report:
             "earlier": self.earlier,
             "there": self.earlier + self.stats.written,
             **self.stats.to_json(),
-            "lag": self.lag.to_json(),
+            "lag": asdict(self.lag),
         }
 
 

@@ -46,6 +46,7 @@ from typing import Any, NoReturn
 
 import setproctitle
 
+from ...system.memory.cgroup_tree import read_text
 from ...system.process.descriptors import Message, close_all, receive_message, send_message
 from ...system.process.forking import close_all_but, preload, reset_handlers, thread_count
 from ...system.process.prctl import adopt_orphans
@@ -145,14 +146,10 @@ class Zygote:
         children of the zygote by now.
         """
         orphans = set(children_of(os.getpid())) - self._workers
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            return False
+        fields = (read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
         # No process runs without a page fault, and those of its children would be added to its own:
         # cminflt and cmajflt of proc_pid_stat(5).
-        return not orphans and int(fields[8]) + int(fields[10]) == 0
+        return not orphans and len(fields) > 10 and int(fields[8]) + int(fields[10]) == 0
 
 
 def become_zygote(control: socket.socket, *, death_pipe: int, home: str, began: float) -> NoReturn:

@@ -38,8 +38,7 @@ from ...system.memory.cgroup_tree import read_keyed
 from ...system.memory.cgroups import Cgroup, CgroupManager, existing_groups
 from ...system.memory.limits import available_memory_bytes
 from ...system.memory.usage import tree_bytes
-from ...system.process.diagnose import Evidence, of_cgroup, telling_line
-from ...system.process.oom_evidence import kernel_log_kills
+from ...system.process.diagnose import Evidence, kernel_line
 from ...system.process.proc import read_stat
 from ...system.process.process_identity import ProcessIdentity
 from ...system.process.tree import stop_tree, tree_of
@@ -158,8 +157,8 @@ class WorkerMemory:
             before = max(before, group.looks[0])
         line = None
         if after > before:
-            lines = of_cgroup(kernel_log_kills(run.started), group.cgroup.directory)
-            line = telling_line(lines, worker.pid)
+            since = run.started
+            line = kernel_line(group.cgroup, worker.pid, since_monotonic=since, is_any=True)
         return Evidence(
             worker.pid,
             wait_status,

@@ -112,8 +112,16 @@ class Query(Generic[R]):
         return self.result(rows(connection, self.statement, self.parameters))
 
 
+def _count(rows: list[Row]) -> int:
+    return int(rows[0][0])
+
+
+def _names(rows: list[Row]) -> list[str]:
+    return [name for (name,) in rows]
+
+
 # The number of the last event; 0 before the first.
-LAST_SEQ: Query[int] = Query(statements.LAST_EVENT, {}, lambda rows: int(rows[0][0]))
+LAST_SEQ: Query[int] = Query(statements.LAST_EVENT, {}, _count)
 # The running requests, oldest first.
 RUNNING: Query[list[Request]] = Query(statements.RUNNING_REQUESTS, {}, REQUESTS.read_all)
 # The latest arrival of an unfinished request, on the queue's clock; 0 if there is none.
@@ -123,15 +131,13 @@ LATEST_ARRIVAL: Query[float] = Query(
 # For how many seconds daemons have run on this database, as it was last noted.
 RUN_SECONDS: Query[float] = Query(statements.RUN_SECONDS, {}, lambda rows: float(rows[0][0]))
 # How many launches failed of environments that are nothing else yet.
-NEVER_LAUNCHED_COUNT: Query[int] = Query(
-    statements.NEVER_LAUNCHED_COUNT, {}, lambda rows: int(rows[0][0])
-)
+NEVER_LAUNCHED_COUNT: Query[int] = Query(statements.NEVER_LAUNCHED_COUNT, {}, _count)
 # All other environments that were not stopped, by name.
 LAUNCHED_ENVIRONMENTS: Query[list[Environment]] = Query(
     statements.LAUNCHED_ENVIRONMENTS, {}, ENVIRONMENTS.read_all
 )
 # The names of environments that are neither failed nor stopped.
-NAMES: Query[list[str]] = Query(statements.NAMES, {}, lambda rows: [name for (name,) in rows])
+NAMES: Query[list[str]] = Query(statements.NAMES, {}, _names)
 # The generations of all environments that are starting or draining.
 UNSETTLED_GENERATIONS: Query[list[Generation]] = Query(
     statements.UNSETTLED_GENERATIONS, {}, GENERATIONS.read_all
@@ -143,9 +149,7 @@ COUNTS: Query[dict[str, int]] = Query(
     lambda rows: {s.value: count for s, count in zip(RequestState, rows[0], strict=True)},
 )
 # The names of environments that have failed or stopped.
-ENDED_ENVIRONMENTS: Query[list[str]] = Query(
-    statements.ENDED_ENVIRONMENTS, {}, lambda rows: [name for (name,) in rows]
-)
+ENDED_ENVIRONMENTS: Query[list[str]] = Query(statements.ENDED_ENVIRONMENTS, {}, _names)
 # The name of each environment, by the request that launched it.
 LAUNCHES: Query[dict[str, str]] = Query(statements.LAUNCHES, {}, dict)
 

@@ -71,6 +71,11 @@ def _given(*columns: Column[Any]) -> dict[Column[Any], BindParameter[Any]]:
     return {column: bindparam(f"to_{column.name}") for column in columns}
 
 
+def _page(query: Select[Any], *order: ColumnElement[Any]) -> Select[Any]:
+    """The first rows of a query in an order, as many as `up_to` says."""
+    return query.order_by(*order).limit(bindparam("up_to"))
+
+
 _PENDING, _RUNNING = _literal(RequestState.PENDING), _literal(RequestState.RUNNING)
 _is_live = _e.state.not_in(_literals(s for s in EnvironmentState if not s.is_live))
 
@@ -82,8 +87,7 @@ INSERT_REQUEST = insert(requests).returning(_r.seq)
 def _head(row: FromClause, *columns: ColumnElement[Any]) -> Select[Any]:
     """The head of a schedule's queue, in its order."""
     is_waiting = (row.c.state == _PENDING, row.c.schedule == bindparam("of_schedule"))
-    found = select(*columns).where(*is_waiting).order_by(row.c.rank, row.c.seq)
-    return found.limit(bindparam("up_to"))
+    return _page(select(*columns).where(*is_waiting), row.c.rank, row.c.seq)
 
 
 def _claimed(seqs: Any) -> ReturningUpdate[Any]:
@@ -120,41 +124,27 @@ REQUEUE = _back.values(attempts=_r.attempts - 1, lost_daemons=_r.lost_daemons + 
 # Killed for memory: the attempt counts, and the next one is given more.
 RETRY = _back.values(memory_bytes=bindparam("to_memory_bytes"))
 
-CANCEL_PENDING = (
-    update(requests)
-    .where(_r.id == bindparam("of_id"), _r.state == _PENDING)
-    .values(
-        state=RequestState.CANCELLED.value,
-        finished_at=bindparam("now"),
-        cancel_requested_at=bindparam("now"),
-    )
-)
+_cancelled = {_r.state: RequestState.CANCELLED.value, _r.finished_at: bindparam("now")}
+_waits = update(requests).where(_r.id == bindparam("of_id"), _r.state == _PENDING)
+CANCEL_PENDING = _waits.values({**_cancelled, _r.cancel_requested_at: bindparam("now")})
 
 _not_asked = _running.where(_r.cancel_requested_at.is_(None))
 ASK_TO_CANCEL = _not_asked.values(cancel_requested_at=bindparam("now"))
 
 # Finding requests.
 
-REQUEST_BY_ID = select(*REQUESTS.columns).where(_r.id == bindparam("of_id"))
-REQUEST_BY_KEY = select(*REQUESTS.columns).where(_r.idempotency_key == bindparam("key"))
-REQUESTS_BY_PREFIX = (
-    select(*REQUESTS.columns)
-    .where(_r.id >= bindparam("lowest"), _r.id < bindparam("beyond"))
-    .order_by(_r.seq.desc())
-    .limit(bindparam("up_to"))
+_requests = select(*REQUESTS.columns)
+REQUEST_BY_ID = _requests.where(_r.id == bindparam("of_id"))
+REQUEST_BY_KEY = _requests.where(_r.idempotency_key == bindparam("key"))
+REQUESTS_BY_PREFIX = _page(
+    _requests.where(_r.id >= bindparam("lowest"), _r.id < bindparam("beyond")), _r.seq.desc()
 )
 # `finished_at IS NULL` lets both read the index of unfinished requests alone.
-RUNNING_REQUESTS = (
-    select(*REQUESTS.columns).where(_r.finished_at.is_(None), _r.state == _RUNNING).order_by(_r.seq)
-)
-CHANGES_OF = (
-    select(*REQUESTS.columns)
-    .where(
-        _r.finished_at.is_(None),
-        _r.environment == bindparam("of_environment"),
-        _r.operation.in_(bindparam("operations", expanding=True)),
-    )
-    .order_by(_r.seq)
+_unfinished = _requests.where(_r.finished_at.is_(None)).order_by(_r.seq)
+RUNNING_REQUESTS = _unfinished.where(_r.state == _RUNNING)
+CHANGES_OF = _unfinished.where(
+    _r.environment == bindparam("of_environment"),
+    _r.operation.in_(bindparam("operations", expanding=True)),
 )
 CURRENT = select(_r.id, _r.seq, _r.environment, _r.state, _r.cancel_requested_at).where(
     _r.id.in_(bindparam("ids", expanding=True))
@@ -165,19 +155,13 @@ CURRENT = select(_r.id, _r.seq, _r.environment, _r.state, _r.cancel_requested_at
 _x = expectations.c
 # A row that is written in the place of another has the highest number that there is.
 _row_number: ColumnElement[int] = literal_column("rowid")
-LATEST_ESTIMATES = select(*ESTIMATES.columns).order_by(_row_number.desc()).limit(bindparam("up_to"))
+LATEST_ESTIMATES = _page(select(*ESTIMATES.columns), _row_number.desc())
 DELETE_ESTIMATE = delete(expectations).where(
     _x.operation == bindparam("of_operation"), _x.source == bindparam("of_source")
 )
 INSERT_ESTIMATE = insert(expectations)
-DELETE_OLD_ESTIMATES = delete(expectations).where(
-    _row_number.not_in(
-        select(_row_number)
-        .select_from(expectations)
-        .order_by(_row_number.desc())
-        .limit(bindparam("keep"))
-    )
-)
+_latest = _page(select(_row_number).select_from(expectations), _row_number.desc())
+DELETE_OLD_ESTIMATES = delete(expectations).where(_row_number.not_in(_latest))
 
 
 def newest_requests(states: Set[RequestState], given: Set[str]) -> Select[Any]:
@@ -189,7 +173,7 @@ def newest_requests(states: Set[RequestState], given: Set[str]) -> Select[Any]:
     at 100,000 rows, where `keep_requests` leaves 10,000 by default. That is not worth an index that
     each insert would write.
     """
-    query = select(*REQUESTS.columns)
+    query = _requests
     if states == {RequestState.FAILED}:
         query = query.where(_r.state == _literal(RequestState.FAILED))  # IN misses their index
     elif states:
@@ -200,7 +184,7 @@ def newest_requests(states: Set[RequestState], given: Set[str]) -> Select[Any]:
         query = query.where(_r.operation == bindparam("of_operation"))
     if "of_environment" in given:
         query = query.where(_r.environment == bindparam("of_environment"))
-    return query.order_by(_r.seq.desc()).limit(bindparam("up_to"))
+    return _page(query, _r.seq.desc())
 
 
 # Events and the tally.
@@ -222,34 +206,21 @@ PENDING_OF = (
 LAST_EVENT = select(_t.last_event)
 INSERT_EVENT = insert(events)
 
-_after = select(*EVENTS.columns).where(_v.seq > bindparam("after_seq"))
-EVENTS_AFTER = _after.order_by(_v.seq).limit(bindparam("up_to"))
+_events = select(*EVENTS.columns)
+EVENTS_AFTER = _page(_events.where(_v.seq > bindparam("after_seq")), _v.seq)
 _request_seq = select(_r.seq).where(_r.id == bindparam("of_request")).scalar_subquery()
 EVENTS_OF_AFTER = EVENTS_AFTER.where(_v.request_seq == _request_seq)
-NEWEST_EVENTS_OF = (
-    select(*EVENTS.columns)
-    .where(_v.request_seq == _request_seq)
-    .order_by(_v.seq.desc())
-    .limit(bindparam("up_to"))
-)
-
-RETRIES_OF = (
-    select(*EVENTS.columns)
-    .where(_v.request_seq == _request_seq, _v.data.contains(f'"{RETRYING}"'))
-    .order_by(_v.seq)
-)
+_events_of = _events.where(_v.request_seq == _request_seq)
+NEWEST_EVENTS_OF = _page(_events_of, _v.seq.desc())
+RETRIES_OF = _events_of.where(_v.data.contains(f'"{RETRYING}"')).order_by(_v.seq)
 
 _events_of_request = select(_v.seq).where(_v.request_seq == _r.seq)
 _first_event = _events_of_request.order_by(_v.seq).limit(1).scalar_subquery()
 _last_event = _events_of_request.order_by(_v.seq.desc()).limit(1).scalar_subquery()
 LAST_EVENTS_OF = select(_r.id, _last_event).where(_r.id.in_(bindparam("ids", expanding=True)))
 # Of environments and replicas: the index of requests has those of none, in their order.
-EVENTS_OF_NONE = (
-    select(_v.environment, _v.seq)
-    .where(_v.request_seq.is_(None), _v.seq > bindparam("after_seq"))
-    .order_by(_v.seq)
-    .limit(bindparam("up_to"))
-)
+_of_none = select(_v.environment, _v.seq).where(_v.request_seq.is_(None))
+EVENTS_OF_NONE = _page(_of_none.where(_v.seq > bindparam("after_seq")), _v.seq)
 
 # Environments and replicas.
 
@@ -263,27 +234,18 @@ _is_failed_launch = and_(
     _r.state == RequestState.FAILED.value,
 )
 _failed_launches = select(_r.seq).where(_is_failed_launch)
-_newest = _failed_launches.order_by(_r.seq.desc()).limit(bindparam("up_to"))
-NEVER_LAUNCHED = (
-    select(*REQUESTS.columns)
-    .where(_r.seq.in_(select(_newest.subquery().c.seq)))
-    .order_by(_r.seq.desc())
-)
+_newest = select(_page(_failed_launches, _r.seq.desc()).subquery().c.seq)
+NEVER_LAUNCHED = _requests.where(_r.seq.in_(_newest)).order_by(_r.seq.desc())
 NEVER_LAUNCHED_COUNT = select(func.count()).select_from(_failed_launches.subquery())
 LAUNCHED_ENVIRONMENTS = ENVIRONMENTS_NOT_STOPPED.where(~exists().where(_is_failed_launch))
 NAMES = select(_e.name).where(_is_live).order_by(_e.name)
 INSERT_ENVIRONMENT = insert(environments)
 DELETE_ENVIRONMENT = delete(environments).where(_e.name == bindparam("of_name"))
-MOVE_ENVIRONMENT = (
-    update(environments)
-    .where(_e.name == bindparam("of_name"), _e.state == bindparam("from_state"))
-    .values(_given(_e.state, _e.updated_at, _e.address, _e.error))
+_environment = update(environments).where(_e.name == bindparam("of_name"))
+MOVE_ENVIRONMENT = _environment.where(_e.state == bindparam("from_state")).values(
+    _given(_e.state, _e.updated_at, _e.address, _e.error)
 )
-SET_SPEC = (
-    update(environments)
-    .where(_e.name == bindparam("of_name"))
-    .values(_given(_e.spec, _e.updated_at))
-)
+SET_SPEC = _environment.values(_given(_e.spec, _e.updated_at))
 ENDED_ENVIRONMENTS = select(_e.name).where(~_is_live).order_by(_e.name)
 LAUNCHES = select(_e.request_id, _e.name).where(_e.request_id.is_not(None))
 _is_old: BindParameter[int] = bindparam("old")
@@ -294,25 +256,23 @@ FORGOTTEN_ENVIRONMENTS = ENDED_ENVIRONMENTS.where(
 )
 
 # Newest first.
-GENERATIONS_OF = (
-    select(*GENERATIONS.columns)
-    .where(_g.environment == bindparam("of_environment"))
-    .order_by(_g.number.desc())
-)
+_generations = select(*GENERATIONS.columns)
+_of_environment = _g.environment == bindparam("of_environment")
+GENERATIONS_OF = _generations.where(_of_environment).order_by(_g.number.desc())
 # Whose launches are under way, or whose sessions end.
-UNSETTLED_GENERATIONS = select(*GENERATIONS.columns).where(
+UNSETTLED_GENERATIONS = _generations.where(
     _g.state.in_(_literals([GenerationState.STARTING, GenerationState.DRAINING]))
 )
 INSERT_GENERATION = insert(generations)
-_generation = (_g.environment == bindparam("of_environment"), _g.number == bindparam("of_number"))
-GENERATION = select(*GENERATIONS.columns).where(*_generation)
+_generation = (_of_environment, _g.number == bindparam("of_number"))
+GENERATION = _generations.where(*_generation)
 MOVE_GENERATION = (
     update(generations)
     .where(*_generation, _g.state == bindparam("from_state"))
     .values(_given(_g.state, _g.served_at, _g.ended_at, _g.error))
 )
 DELETE_GENERATIONS = delete(generations).where(
-    _g.environment == bindparam("of_environment"), _g.number <= bindparam("up_to_number")
+    _of_environment, _g.number <= bindparam("up_to_number")
 )
 
 REPLICA_BY_ID = select(*REPLICAS.columns).where(_p.id == bindparam("of_id"))
@@ -352,12 +312,8 @@ _launches_to_keep = (
 _is_kept = case(  # the list is made only where a launch is among them
     (_r.operation == literal_column("'launch'"), _r.id.in_(_launches_to_keep)), else_=False
 )
-AGED_REQUESTS = (
-    select(_r.id, _r.seq, _r.state, _first_event, _last_event, _is_kept)
-    .where(_r.seq > bindparam("after_seq"))
-    .order_by(_r.seq)
-    .limit(bindparam("up_to"))
-)
+_aged = select(_r.id, _r.seq, _r.state, _first_event, _last_event, _is_kept)
+AGED_REQUESTS = _page(_aged.where(_r.seq > bindparam("after_seq")), _r.seq)
 DELETE_REQUESTS = delete(requests).where(_r.seq.in_(bindparam("seqs", expanding=True)))
 DELETE_EVENTS_OF = delete(events).where(_v.request_seq.in_(bindparam("seqs", expanding=True)))
 # Of those that belong to no request: an environment's, a replica's.

@@ -98,7 +98,7 @@ def collect(store: WriteConnection, old_event: int, keep_requests: int) -> Itera
         yield store.write(_collect_requests, progress)
     while store.write(_collect_events, old_event):
         yield []
-    keep = {"keep": MAX_ESTIMATES}
+    keep = {"up_to": MAX_ESTIMATES}
     store.write(lambda connection: connection.execute(statements.DELETE_OLD_ESTIMATES, keep))
 
 

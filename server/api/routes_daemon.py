@@ -240,5 +240,5 @@ async def _daemon(deps: Dependencies, environments: list[Json]) -> Json:
         "uptime_seconds": time.monotonic() - deps.began_at,
         "requests": await deps.store.read(queries.COUNTS),
         "sessions": sum(environment["sessions"] for environment in environments),
-        "loop": deps.lag.snapshot().to_json(),
+        "loop": asdict(deps.lag.snapshot()),
     }

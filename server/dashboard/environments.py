@@ -40,7 +40,7 @@ from ..api.dependencies import Dependencies
 from ..api.views import environment_view, error_view, exit_views
 from ..dispatch.outcomes import is_over_session_limit, more_memory_after
 from .live_state import LiveState, Turn
-from .memory import MemoryHistory
+from .memory import MemoryHistory, coarse
 
 REPORT_SECONDS = 5.0  # between two reports of a replica with something to do (`env_host`)
 RATE_REPORTS = 4  # over which steps a second are counted
@@ -49,7 +49,6 @@ WAITING_SECONDS = 60.0  # after which it is a fault that a request, or a client,
 ABANDONED_SECONDS = 10.0  # after which it is one that a step runs whose session has ended
 MAX_SEEN = 2000
 READ_TICKS = 10  # between two readings of the rows, when no event has announced a change
-_ROUNDING_BYTES = 100_000
 _OF_ROWS = (ENVIRONMENT_STATE, GENERATION_STATE, REPLICA_STATE)
 
 
@@ -155,7 +154,6 @@ class EnvironmentSource:
     def _replica(self, view: Json, environment: str, live: StatusLine, now: float) -> Json:
         capacity = live.get("capacity")
         rate = self._rates[view["id"]].note(capacity["steps"], now) if capacity else None
-        size = self._memory.replicas.get(view["id"])
         return view | {
             "environment": environment,
             "max_sessions": max_sessions_of(live),
@@ -164,7 +162,7 @@ class EnvironmentSource:
             "steps_per_second": None if rate is None else round(rate, 1),
             "lag_p99_seconds": capacity["lag_p99_seconds"] if capacity else None,
             "shards": capacity["shards"] if capacity else None,
-            "memory_bytes": None if size is None else size // _ROUNDING_BYTES * _ROUNDING_BYTES,
+            "memory_bytes": coarse(self._memory.replicas.get(view["id"])),
         }
 
 

@@ -168,7 +168,7 @@ class MachineSource:
         """Look at workers in each turn, at the rest once a second."""
         executor = self._deps.executor.status()
         workers = {
-            worker.name: asdict(worker) | {"rss_bytes": _coarse(worker.rss_bytes)}
+            worker.name: asdict(worker) | {"rss_bytes": coarse(worker.rss_bytes)}
             for worker in executor.workers
         }
         state.replace("workers", workers)
@@ -182,19 +182,16 @@ class MachineSource:
         )
         state.put("plan", "", executor.plan)
         counts = await self._deps.store.read(queries.COUNTS)
-        lag = self._deps.lag.snapshot()
+        lag = {key: round(value, 4) for key, value in asdict(self._deps.lag.snapshot()).items()}
         state.put(
             "daemon",
             "",
             {name: self._deps.identity[name] for name in _IDENTITY}
             | {"page": self._page, "start": self._start}
-            | {"requests": counts, "loop": _rounded(lag.to_json())},
+            | {"requests": counts, "loop": lag},
         )
 
 
-def _coarse(size: int | None) -> int | None:
+def coarse(size: int | None) -> int | None:
+    """Return a size in steps that are worth sending."""
     return None if size is None else size // ROUNDING_BYTES * ROUNDING_BYTES
-
-
-def _rounded(lag: dict[str, object]) -> dict[str, object]:
-    return {k: round(v, 4) if isinstance(v, float) else v for k, v in lag.items()}

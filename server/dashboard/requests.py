@@ -132,8 +132,8 @@ class RequestSource:
 
     async def _put_retries(self, state: LiveState, request_id: str | None) -> None:
         """Find the deaths of attempts that were followed by another."""
-        request = await self._deps.store.read(queries.get(request_id or ""))
-        if isinstance(request, Request):
+        request = await self._deps.store.read(queries.request(request_id or ""))
+        if request is not None:
             for event in await self._deps.store.read(queries.retries_of(request.id)):
                 death = death_of_attempt(request, event)
                 self._attempts[death["id"]] = death

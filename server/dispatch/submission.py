@@ -198,8 +198,10 @@ class Submitter:
             case records.Duplicate():
                 return outcome.request
             case records.CannotChange():
-                launch = await self.store.read(queries.get(outcome.environment.request_id or ""))
-                is_known = isinstance(launch, Request)
+                launch = await self.store.read(
+                    queries.request(outcome.environment.request_id or "")
+                )
+                is_known = launch is not None
                 raise _cannot_change(outcome.environment, outcome.change, launch_is_known=is_known)
         raise _refusal(new, outcome)
 

@@ -152,15 +152,15 @@ class Changes:
         for each in await self.store.read(queries.generations(name)):
             if each.request_id == environment.request_id or each.request_id in self._retiring:
                 continue
-            launch = await self.store.read(queries.get(each.request_id))
-            is_under_way = isinstance(launch, Request) and not launch.state.is_final
+            launch = await self.store.read(queries.request(each.request_id))
+            is_under_way = launch is not None and not launch.state.is_final
             if each.state is GenerationState.STARTING and is_under_way:
                 await self.replicas.adopt(name, each.request_id)
             elif each.state is GenerationState.STARTING:
                 self._retire(each, GenerationState.FAILED, _why_not_ready(launch), DRAIN_SECONDS)
             elif each.state is GenerationState.DRAINING and not self.replicas.is_changing(name):
-                serving = await self.store.read(queries.get(environment.request_id or ""))
-                known = serving.payload if isinstance(serving, Request) else {}
+                serving = await self.store.read(queries.request(environment.request_id or ""))
+                known = {} if serving is None else serving.payload
                 seconds = known.get("drain_timeout_seconds", DRAIN_SECONDS)
                 self._retire(each, GenerationState.RETIRED, None, seconds)
 
@@ -196,8 +196,8 @@ class Changes:
             self._retiring.discard(launch)
 
 
-def _why_not_ready(launch: Request | tuple[str, ...]) -> str:
-    if not isinstance(launch, Request) or launch.error is None:
+def _why_not_ready(launch: Request | None) -> str:
+    if launch is None or launch.error is None:
         return observing.CANCELLED
     return str(without_secrets(launch.error.message, launch.payload))
 

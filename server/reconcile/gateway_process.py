@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +21,7 @@ from ...environments.gateway.process import Gateway
 from ...environments.replica_policy import MAX_PAUSE_SECONDS
 from ...requests_db.records import Replica, RequestError
 from ...schema.layout import Layout
-from ...schema.states import ReplicaState
-from .replica_watch import ReplicaWatch
+from .replica_watch import ReplicaWatch, new_replica
 from .status_writer import Timing
 from .work_queue import BackgroundTasks
 
@@ -55,7 +53,7 @@ class GatewayProcess:
         with contextlib.suppress(OSError):  # another user has it, so Envoy's start fails, too
             self._port_guard.enter_context(process.hold_port(gateway))
         self.watch = ReplicaWatch(
-            _replica_of(gateway),
+            new_replica(gateway.run_file),
             gateway.run_file,
             self.timing,
             _log_state,
@@ -85,18 +83,6 @@ class GatewayProcess:
         await self._unwatch()
         self._port_guard.close()
         await asyncio.to_thread(process.stop, self.layout)
-
-
-def _replica_of(gateway: Gateway) -> Replica:
-    return Replica(
-        id=process.NAME,
-        environment=process.NAME,
-        ordinal=0,
-        provider="local",
-        state=ReplicaState.STARTING,
-        run_dir=str(gateway.run_file.run_dir),
-        started_at=time.time(),
-    )
 
 
 async def _log_state(replica: Replica) -> None:

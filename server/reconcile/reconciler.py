@@ -147,7 +147,7 @@ class Reconciler:
         environment = await self._store.read(queries.environment(name))
         if environment is None:
             return
-        launch = await self._launch_of(environment.request_id)
+        launch = await self._store.read(queries.request(environment.request_id or ""))
         down = await self._latest_down(environment, launch)
         step = next_step(environment.state, _state_of(launch), _state_of(down))
         await self._take(step, environment, launch, down)
@@ -188,12 +188,6 @@ class Reconciler:
         await self.changes.end_surplus(environment)
         scales = await self._store.read(under_way("scale", environment.name))
         self.autoscaler.serve(environment, is_changing=bool(scales))
-
-    async def _launch_of(self, request_id: str | None) -> Request | None:
-        if request_id is None:
-            return None
-        found = await self._store.read(queries.get(request_id))
-        return found if isinstance(found, Request) else None
 
     async def _latest_down(
         self, environment: Environment, launch: Request | None

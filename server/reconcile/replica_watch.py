@@ -338,6 +338,19 @@ class ReplicaWatch:
         await asyncio.sleep(self.timing.look_again_seconds)
 
 
+def new_replica(run_file: RunFile) -> Replica:
+    """Make the row of a replica that was just started."""
+    return Replica(
+        id=run_file.replica_id,
+        environment=run_file.environment,
+        ordinal=run_file.ordinal,
+        provider=run_file.provider,
+        state=ReplicaState.STARTING,
+        run_dir=str(run_file.run_dir),
+        started_at=time.time(),
+    )
+
+
 def is_alive(status: StatusLine) -> bool:
     """Whether the shim or agent that wrote this status lives."""
     shim = status.get("shim")

@@ -27,7 +27,7 @@ from ...environments import run_files
 from ...environments.gateway.process import AFTER_SET_ASIDE
 from ...environments.run_files import RunFile, SetAside
 from ...requests_db.async_store import AsyncStore
-from ...requests_db.records import Environment, Generation, Replica, Request, RequestError
+from ...requests_db.records import Environment, Generation, Replica, RequestError
 from ...requests_db.sql import queries
 from ...requests_db.transactions import observing
 from ...schema.errors import EngineFailed
@@ -36,7 +36,7 @@ from ...schema.spec import GRACE_SECONDS
 from ...schema.states import SERVING, EnvironmentState, ErrorKind, ReplicaState
 from ...system.text.json_lines import Json
 from .decisions import observed_state
-from .replica_watch import ReplicaWatch, is_over
+from .replica_watch import ReplicaWatch, is_over, new_replica
 from .status_writer import StatusWriter, Timing
 from .watches import Moves, Watches
 from .work_queue import BackgroundTasks
@@ -175,7 +175,7 @@ class ReplicaManager:
                 await self._unwatch([watch])
                 replica = None
             if replica is None or is_over(replica.state):  # or the row of an earlier attempt
-                replica = _new_replica(run_file)
+                replica = new_replica(run_file)
             watch = ReplicaWatch(replica, run_file, self.timing, self._record, self._give_up)
             watch.is_kept.clear()
             watch.on_status = partial(self._note_status, watch)
@@ -339,11 +339,11 @@ class ReplicaManager:
         own = self.watched(environment.name, environment.request_id)
         left = [watch for watch in own if not watch.is_kept.is_set()]
         found = [
-            await self.store.read(queries.get(request_id))
+            await self.store.read(queries.request(request_id))
             for request_id in {watch.run_file.data.get("started_by") for watch in left}
             if request_id is not None
         ]
-        under_way = {r.id for r in found if isinstance(r, Request) and not r.state.is_final}
+        under_way = {r.id for r in found if r is not None and not r.state.is_final}
         for watch in left:
             if watch.run_file.data.get("started_by") not in under_way:
                 await watch.keep()
@@ -387,7 +387,7 @@ class Leftovers:
         """Whether a table has its launch, which says whether it is wanted."""
         if row is not None and row.request_id == run_file.request_id:
             return True
-        return isinstance(await self.store.read(queries.get(run_file.request_id)), Request)
+        return await self.store.read(queries.request(run_file.request_id)) is not None
 
     async def stop_ownerless(self, live: set[str]) -> None:
         """Stop what a launch and a daemon that died together have left; keep what no table knows.
@@ -438,18 +438,6 @@ def _adopted(run_file: RunFile) -> Environment:
         time.time(),
         run_file.request_id,
         run_file.address,
-    )
-
-
-def _new_replica(run_file: RunFile) -> Replica:
-    return Replica(
-        id=run_file.replica_id,
-        environment=run_file.environment,
-        ordinal=run_file.ordinal,
-        provider=run_file.provider,
-        state=ReplicaState.STARTING,
-        run_dir=str(run_file.run_dir),
-        started_at=time.time(),
     )
 
 

@@ -112,22 +112,16 @@ class Cgroup:
             return True
         return False
 
-    def current_bytes(self) -> int | None:
-        """Memory the group holds now, page cache included."""
-        name = "memory.usage_in_bytes" if self.version == V1 else "memory.current"
-        return level_number(self, name)
-
     def held_bytes(self) -> int | None:
-        """Return what of it could not be dropped: all but the page cache."""
-        current = self.current_bytes()
-        name = "total_cache" if self.version == V1 else "file"
-        cached = read_keyed(f"{self.directory}/memory.stat", name)
+        """Return what the group holds now, but for the page cache, which can be dropped."""
+        is_v1 = self.version == V1
+        current = level_number(self, "memory.usage_in_bytes" if is_v1 else "memory.current")
+        cached = read_keyed(f"{self.directory}/memory.stat", "total_cache" if is_v1 else "file")
         return None if current is None else max(0, current - (cached or 0))
 
     def pids(self) -> list[int]:
         """Return the pids of the processes inside."""
-        text = read_text(f"{self.directory}/cgroup.procs") or ""
-        return [int(line) for line in text.split()]
+        return _pids_in(self.directory)
 
     def kill(self) -> None:
         """Send SIGKILL to everything inside; returns when no process is left, or after a bound."""
@@ -388,8 +382,8 @@ def _move_into_leaf(directory: str) -> bool:
     So in a service with `Delegate=yes`; a terminal's scope, which holds the user's shell, is not
     ours to rearrange.
     """
-    pids = [int(line) for line in (read_text(f"{directory}/cgroup.procs") or "").split()]
-    if not all(_is_ours(pid) for pid in pids):
+    pids = _pids_in(directory)
+    if not all(map(_is_ours, pids)):
         return False
     try:
         _make(f"{directory}/{TOP}")
@@ -400,6 +394,10 @@ def _move_into_leaf(directory: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _pids_in(directory: str) -> list[int]:
+    return [int(line) for line in (read_text(f"{directory}/cgroup.procs") or "").split()]
 
 
 def _is_ours(pid: int) -> bool:

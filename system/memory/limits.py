@@ -68,26 +68,25 @@ class _Found:
 _value = attrgetter("value")
 
 
-def read_limits(root: Path = Path("/"), *, affinity: int | None = None) -> Limits:
+def read_limits(root: str = "", *, affinity: int | None = None) -> Limits:
     """Read the limits in force.
 
     `affinity` (how many CPUs the process may run on) overrides what the system says.
     """
-    prefix = "" if root == Path("/") else str(root)
     machine_cpus = os.cpu_count() or 1
-    if prefix and (text := read_text(f"{prefix}/proc/cpuinfo")):
+    if root and (text := read_text(f"{root}/proc/cpuinfo")):
         listed = sum(line.startswith("processor") for line in text.splitlines())
         machine_cpus = listed or machine_cpus
     if affinity is None:
         affinity = machine_cpus
-        if not prefix and hasattr(os, "sched_getaffinity"):
+        if not root and hasattr(os, "sched_getaffinity"):
             affinity = len(os.sched_getaffinity(0))
-    memory = _machine_memory_bytes(prefix, "MemTotal")
+    memory = _machine_memory_bytes(root, "MemTotal")
     # Among equals the one named first.
     machine, allowed = _Found(machine_cpus, "machine"), _Found(affinity, "sched_getaffinity")
-    cpus = min(machine, allowed, *_cpu_quotas(prefix), key=_value)
-    least = min([_Found(memory, "machine"), *_memory_limits(prefix)], key=_value)
-    pids = min(_pids_limits(prefix), key=_value, default=None)
+    cpus = min(machine, allowed, *_cpu_quotas(root), key=_value)
+    least = min([_Found(memory, "machine"), *_memory_limits(root)], key=_value)
+    pids = min(_pids_limits(root), key=_value, default=None)
     sources = {"cpus": cpus.source, "memory_bytes": least.source}
     if pids is not None:
         sources["pids"] = pids.source
@@ -101,27 +100,26 @@ def read_limits(root: Path = Path("/"), *, affinity: int | None = None) -> Limit
     )
 
 
-def available_memory_bytes(root: Path = Path("/")) -> int:
+def available_memory_bytes(root: str = "") -> int:
     """Return the bytes that are still free: of the machine, and of every group with a limit.
 
     Files in the page cache count as available: the kernel gives them up before it kills.
     """
-    prefix = "" if root == Path("/") else str(root)
-    own = locate("memory", prefix)
+    own = locate("memory", root)
     levels = own.outside_ours().levels() if own is not None else []
-    return min([_machine_memory_bytes(prefix, "MemAvailable"), *left_in_groups(levels)])
+    return min([_machine_memory_bytes(root, "MemAvailable"), *left_in_groups(levels)])
 
 
-def _machine_memory_bytes(prefix: str, key: str) -> int:
+def _machine_memory_bytes(root: str, key: str) -> int:
     """The machine's `MemTotal` or `MemAvailable`."""
-    if (found := machine_memory_bytes(key, prefix)) is not None:
+    if (found := machine_memory_bytes(key, root)) is not None:
         return found
     total, available = macos.machine_memory_bytes()
     return total if key == "MemTotal" else available
 
 
-def _cpu_quotas(prefix: str) -> Iterator[_Found]:
-    own = locate("cpu", prefix)
+def _cpu_quotas(root: str) -> Iterator[_Found]:
+    own = locate("cpu", root)
     for level in own.levels() if own is not None else ():
         if level.version == V1:
             name, quota = "cpu.cfs_quota_us", level_number(level, "cpu.cfs_quota_us")
@@ -134,8 +132,8 @@ def _cpu_quotas(prefix: str) -> Iterator[_Found]:
             yield _Found(quota / period, _level_source(level, name))
 
 
-def _memory_limits(prefix: str) -> Iterator[_Found]:
-    own = locate("memory", prefix)
+def _memory_limits(root: str) -> Iterator[_Found]:
+    own = locate("memory", root)
     # A worker stands in a group whose cap is our own doing, and no limit of the system's.
     for level in own.outside_ours().levels() if own is not None else ():
         for name in LIMIT_FILES_V1 if level.version == V1 else LIMIT_FILES_V2:
@@ -144,12 +142,12 @@ def _memory_limits(prefix: str) -> Iterator[_Found]:
                 yield _Found(value, _level_source(level, name))
 
 
-def _pids_limits(prefix: str) -> Iterator[_Found]:
-    own = locate("pids", prefix)
+def _pids_limits(root: str) -> Iterator[_Found]:
+    own = locate("pids", root)
     for level in own.levels() if own is not None else ():
         if (value := level_number(level, "pids.max")) is not None:
             yield _Found(value, _level_source(level, "pids.max"))
-    if not prefix and (own_limit := _own_process_limit()) is not None:
+    if not root and (own_limit := _own_process_limit()) is not None:
         yield _Found(own_limit, "RLIMIT_NPROC")
 
 
@@ -182,10 +180,9 @@ class ProcessRoom:
         return f"{self.used} of {self.limit} processes and threads are in use ({self.source})"
 
 
-def process_room(root: Path = Path("/")) -> ProcessRoom | None:
+def process_room(root: str = "") -> ProcessRoom | None:
     """The limit that leaves least; None where there is none."""
-    prefix = "" if root == Path("/") else str(root)
-    return min(_rooms(prefix), key=lambda room: room.left, default=None)
+    return min(_rooms(root), key=lambda room: room.left, default=None)
 
 
 def no_room_text() -> str:
@@ -219,13 +216,13 @@ def is_no_room(exc: BaseException) -> bool:
     return any(maker in name for name in names for maker in _MAKERS)
 
 
-def _rooms(prefix: str) -> Iterator[ProcessRoom]:
-    own = locate("pids", prefix)
+def _rooms(root: str) -> Iterator[ProcessRoom]:
+    own = locate("pids", root)
     for level in own.levels() if own is not None else ():
         limit, used = level_number(level, "pids.max"), level_number(level, "pids.current")
         if limit is not None and used is not None:
             yield ProcessRoom(limit, used, _level_source(level, "pids.max"))
-    limit = None if prefix else _own_process_limit()
+    limit = None if root else _own_process_limit()
     if limit is not None:
         user, threads = os.geteuid(), 0  # of the user, in all processes that can be seen
         for folder in Path("/proc").glob("[0-9]*"):

@@ -28,8 +28,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 INTERVAL_SECONDS = 0.1
 WINDOW_SECONDS = 60.0
@@ -53,10 +52,6 @@ class LagSnapshot:
     p99_seconds: float
     max_seconds: float
     worst_seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
 
 
 class LagWindow:

@@ -8,30 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from .proc import ProcessStat
 from .process_identity import ProcessIdentity
 
+Fact = TypeVar("Fact")
+_ZOMBIE = "zombie"  # psutil.STATUS_ZOMBIE
+
 
 def started_at(pid: int) -> float | None:
     """Return when a process started, in seconds since the epoch; None if it does not exist."""
-    import psutil
-
-    try:
-        return float(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return None
+    return _fact_of(pid, lambda process: float(process.create_time()), None)
 
 
 def is_zombie(pid: int) -> bool:
     """Return whether a process has ended, but has not been reaped yet."""
-    import psutil
-
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return True
+    return _fact_of(pid, lambda process: bool(process.status() == _ZOMBIE), True)
 
 
 def all_stats() -> Iterator[ProcessStat]:
@@ -40,7 +34,7 @@ def all_stats() -> Iterator[ProcessStat]:
 
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            state = "Z" if process.status() == psutil.STATUS_ZOMBIE else "S"
+            state = "Z" if process.status() == _ZOMBIE else "S"
             yield ProcessStat(
                 process.pid,
                 process.name(),
@@ -68,21 +62,21 @@ def wait_until_dead(members: Iterable[ProcessIdentity], timeout_seconds: float) 
 
 def resident_bytes(pid: int) -> int:
     """Return a process's resident memory; 0 if the process has ended."""
-    import psutil
-
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
+    return _fact_of(pid, lambda process: int(process.memory_info().rss), 0)
 
 
 def descendants_of(pid: int) -> set[int]:
     """Return the pids of everything below a process."""
+    return _fact_of(pid, lambda process: {child.pid for child in process.children(True)}, set())
+
+
+def _fact_of(pid: int, read: Callable[[Any], Fact], otherwise: Fact) -> Fact:
     import psutil
 
-    with contextlib.suppress(psutil.Error):
-        return {child.pid for child in psutil.Process(pid).children(recursive=True)}
-    return set()
+    try:
+        return read(psutil.Process(pid))
+    except psutil.Error:
+        return otherwise
 
 
 def machine_memory_bytes() -> tuple[int, int]:

@@ -14,6 +14,7 @@ import sys
 import time
 from typing import NamedTuple
 
+from ..memory.cgroup_tree import read_text
 from ..text.units import MB
 
 _SECONDS_PER_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -43,11 +44,8 @@ class ProcessStat(NamedTuple):
 
 def read_stat(pid: int) -> ProcessStat | None:
     """Return the process as the kernel shows it; None when there is none of that pid."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return parse_stat(file.read().decode(errors="replace"))
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+    line = read_text(f"/proc/{pid}/stat")
+    return parse_stat(line) if line else None
 
 
 def parse_stat(line: str) -> ProcessStat:
@@ -68,26 +66,21 @@ def parse_stat(line: str) -> ProcessStat:
 
 def is_dying(pid: int) -> bool:
     """Return whether a process was sent SIGKILL, or has given its memory back, or is gone."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            lines = dict(line.split(b":", 1) for line in file.read().splitlines())
-    except OSError:
+    text = read_text(f"/proc/{pid}/status") or ""
+    lines = dict(line.partition(":")[::2] for line in text.split("\n"))
+    if "VmSize" not in lines:
         return True
-    if b"VmSize" not in lines:
-        return True
-    pending = int(lines[b"SigPnd"], 16) | int(lines[b"ShdPnd"], 16)
+    pending = int(lines["SigPnd"], 16) | int(lines["ShdPnd"], 16)
     return bool(pending >> (signal.SIGKILL - 1) & 1)
 
 
 def children_of(pid: int) -> list[int]:
     """Return the pids of a process's children, adopted ones included; none when it has ended."""
     children: list[int] = []
-    try:
+    with contextlib.suppress(OSError):  # it has ended
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                children += map(int, file.read().split())
-    except OSError:  # it has ended, or the kernel does not say
-        pass
+            listed = read_text(f"/proc/{pid}/task/{thread}/children") or ""
+            children += map(int, listed.split())
     return children
 
 
@@ -140,11 +133,9 @@ def reap(pid: int) -> tuple[int, int, resource.struct_rusage]:
 
 def anonymous_bytes(pid: int) -> int | None:
     """Return what is resident of a process and no file's; None when it cannot be read."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            _, resident, of_files = file.read().split()[:3]
-    except OSError:
+    if not (text := read_text(f"/proc/{pid}/statm")):
         return None
+    _, resident, of_files = text.split()[:3]
     return (int(resident) - int(of_files)) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -153,23 +144,16 @@ def rollup_bytes(pid: int, *names: str) -> int | None:
 
     None when it cannot be read: the process has ended, or the kernel is older than 5.4.
     """
-    wanted = {f"{name}:".encode() for name in names}
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-            lines = [line.split() for line in file.readlines()[1:]]
-    except OSError:
-        return None
+    text = read_text(f"/proc/{pid}/smaps_rollup") or ""
+    wanted = {f"{name}:" for name in names}
+    lines = [line.split() for line in text.splitlines()[1:]]
     found = [int(line[1]) * 1024 for line in lines if line[0] in wanted]
     return sum(found) if found else None
 
 
 def oom_score_adj() -> int:
     """Return how soon the kernel picks this process when memory runs out; 0 if it does not say."""
-    try:
-        with open("/proc/self/oom_score_adj", "rb", buffering=0) as file:
-            return int(file.read())
-    except OSError:
-        return 0
+    return int(read_text("/proc/self/oom_score_adj") or 0)
 
 
 def set_oom_score_adj(pid: int, value: int) -> bool:

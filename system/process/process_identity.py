@@ -21,8 +21,10 @@ import os
 import signal
 import sys
 import time
+from functools import cache
 from typing import NamedTuple
 
+from ..memory.cgroup_tree import read_text
 from .proc import ProcessStat, read_stat
 
 IS_LINUX = sys.platform == "linux"
@@ -112,18 +114,10 @@ def boot_seconds() -> float:
     return _boot_tag() + time.monotonic()
 
 
-_boot_tag_cache: float | None = None
-
-
+@cache
 def _boot_tag() -> float:
-    global _boot_tag_cache
-    if _boot_tag_cache is None:
-        try:
-            with open(_BOOT_ID_PATH, encoding="ascii") as file:
-                _boot_tag_cache = int(file.read(4), 16) * _BOOT_TAG_UNIT
-        except OSError:
-            _boot_tag_cache = 0.0  # a sandbox without it: start times alone must do
-    return _boot_tag_cache
+    # Where a sandbox has no boot id, start times alone must do.
+    return int((read_text(_BOOT_ID_PATH) or "0")[:4], 16) * _BOOT_TAG_UNIT
 
 
 def _started_at(pid: int) -> float | None:

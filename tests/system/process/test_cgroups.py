@@ -156,7 +156,7 @@ def v2_group(tmp_path: Path) -> Cgroup:
 
 def test_v2_files_are_read_and_written(v2_group: Cgroup) -> None:
     assert v2_group.oom_kills() == 1
-    assert (v2_group.peak_bytes(), v2_group.current_bytes()) == (8192, 4096)
+    assert (v2_group.peak_bytes(), v2_group.held_bytes()) == (8192, 4096)
     assert (v2_group.pids(), limit_of(v2_group)) == ([5, 6], None)
     v2_group.set_limit(MB)
     assert limit_of(v2_group) == MB

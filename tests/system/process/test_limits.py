@@ -43,18 +43,18 @@ def _v2(path: str, mounts: str = V2_MOUNTS) -> dict[str, str]:
 
 
 def test_without_cgroups_the_machine_is_the_limit(tmp_path: Path) -> None:
-    limits = read_limits(_tree(tmp_path, {}))
+    limits = read_limits(str(_tree(tmp_path, {})))
     assert (limits.cpus, limits.memory_bytes, limits.pids) == (8, 16 * GB, None)
     assert limits.sources == {"cpus": "machine", "memory_bytes": "machine"}
 
 
 def test_without_proc_the_machine_is_asked(tmp_path: Path) -> None:
-    limits = read_limits(tmp_path)
+    limits = read_limits(str(tmp_path))
     assert limits.memory_bytes == limits.machine_memory_bytes > 0
 
 
 def test_affinity_below_the_machine_counts(tmp_path: Path) -> None:
-    limits = read_limits(_tree(tmp_path, {}), affinity=2)
+    limits = read_limits(str(_tree(tmp_path, {})), affinity=2)
     assert (limits.cpus, limits.sources["cpus"]) == (2, "sched_getaffinity")
 
 
@@ -74,7 +74,7 @@ def test_v1_reads_every_level_of_the_path(tmp_path: Path) -> None:
             f"{at}/pids/a/pids.max": "300\n",
         },
     )
-    limits = read_limits(root)
+    limits = read_limits(str(root))
     assert (limits.cpus, limits.memory_bytes, limits.pids) == (0.5, 512 * MB, 300)
     assert limits.sources == {
         "cpus": "cgroup v1 cpu.cfs_quota_us at /a/b",
@@ -97,7 +97,7 @@ def test_v2_reads_every_level_and_the_throttle(tmp_path: Path) -> None:
             f"{at}/app.scope/pids.max": "100\n",
         },
     )
-    limits = read_limits(root)
+    limits = read_limits(str(root))
     assert (limits.cpus, limits.memory_bytes, limits.pids) == (1.5, GB, 100)
     assert limits.sources["memory_bytes"] == "cgroup v2 memory.high at /user.slice/app.scope"
 
@@ -114,7 +114,7 @@ def test_hybrid_takes_each_controller_where_it_is(tmp_path: Path) -> None:
             "sys/fs/cgroup/unified/u/cpu.max": "200000 100000",
         },
     )
-    limits = read_limits(root)
+    limits = read_limits(str(root))
     assert (limits.cpus, limits.memory_bytes) == (2.0, 300 * MB)
 
 
@@ -128,7 +128,7 @@ def test_container_on_v1_sees_its_group_at_the_top_of_the_mount(tmp_path: Path) 
             "sys/fs/cgroup/memory/inner/memory.limit_in_bytes": UNLIMITED_V1,
         },
     )
-    assert read_limits(root).sources["memory_bytes"] == "cgroup v1 memory.limit_in_bytes at /"
+    assert read_limits(str(root)).sources["memory_bytes"] == "cgroup v1 memory.limit_in_bytes at /"
 
 
 def test_group_outside_of_what_is_mounted_is_read_at_the_top(tmp_path: Path) -> None:
@@ -138,12 +138,12 @@ def test_group_outside_of_what_is_mounted_is_read_at_the_top(tmp_path: Path) -> 
             tmp_path / str(number),
             _v2(path) | {"sys/fs/cgroup/memory.max": str(GB)},
         )
-        assert read_limits(root).memory_bytes == GB
+        assert read_limits(str(root)).memory_bytes == GB
 
 
 def test_a_limit_above_the_machine_is_the_machine(tmp_path: Path) -> None:
     root = _tree(tmp_path, _v2("/") | {"sys/fs/cgroup/memory.max": str(64 * GB)})
-    assert read_limits(root).sources["memory_bytes"] == "machine"
+    assert read_limits(str(root)).sources["memory_bytes"] == "machine"
 
 
 def test_this_machine_has_limits_within_the_machine() -> None:
@@ -153,7 +153,7 @@ def test_this_machine_has_limits_within_the_machine() -> None:
 
 
 def test_what_is_available_is_the_machine_s_where_no_group_has_a_limit(tmp_path: Path) -> None:
-    assert available_memory_bytes(_tree(tmp_path, {})) == 8 * GB
+    assert available_memory_bytes(str(_tree(tmp_path, {}))) == 8 * GB
 
 
 def test_what_is_available_in_a_v1_group_counts_its_page_cache(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_what_is_available_in_a_v1_group_counts_its_page_cache(tmp_path: Path) -
         f"{group}/memory.usage_in_bytes": str(700 * MB),
         f"{group}/memory.stat": f"total_inactive_file {150 * MB}\ntotal_active_file {50 * MB}\n",
     }
-    assert available_memory_bytes(_tree(tmp_path, files)) == 250 * MB
+    assert available_memory_bytes(str(_tree(tmp_path, files))) == 250 * MB
 
 
 def test_what_is_available_is_the_least_of_all_levels_of_a_v2_path(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_what_is_available_is_the_least_of_all_levels_of_a_v2_path(tmp_path: Pat
         f"{inner}/memory.max": str(400 * MB),
         f"{inner}/memory.current": str(100 * MB),
     }
-    assert available_memory_bytes(_tree(tmp_path, files)) == 0
+    assert available_memory_bytes(str(_tree(tmp_path, files))) == 0
 
 
 def test_what_a_server_may_use_is_bounded_by_its_own_group_too(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_what_a_server_may_use_is_bounded_by_its_own_group_too(tmp_path: Path) -
     files = {f"{group}/memory.max": str(400 * MB), f"{group}/memory.current": str(100 * MB)}
     root = _tree(tmp_path, _v2("/openenvd/echo") | files)
     assert free_memory_bytes(str(root)) == 300 * MB
-    assert available_memory_bytes(root) == 8 * GB  # to others: that limit is our own doing
+    assert available_memory_bytes(str(root)) == 8 * GB  # to others: that limit is our own doing
 
 
 def test_where_nobody_says_it_is_not_known_what_a_server_may_use(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def tree(root: Path, groups: dict[str, tuple[str, int]]) -> Path:
 
 def test_the_limit_with_least_room_is_reported(tmp_path: Path) -> None:
     root = tree(tmp_path, {"/a": ("300", 298), "/a/b": ("64", 10)})
-    room = process_room(root)
+    room = process_room(str(root))
     assert room == ProcessRoom(300, 298, "cgroup v1 pids.max at /a")
     assert room.left == 2
     assert room.sentence() == (
@@ -64,7 +64,7 @@ def test_the_limit_with_least_room_is_reported(tmp_path: Path) -> None:
 
 
 def test_without_a_limit_there_is_no_end_of_room(tmp_path: Path) -> None:
-    assert process_room(tree(tmp_path, {"/a": ("max", 298)})) is None
+    assert process_room(str(tree(tmp_path, {"/a": ("max", 298)}))) is None
 
 
 def test_a_fork_that_a_control_group_refuses_names_the_group(pids_group: Path) -> None:
