@@ -111,7 +111,10 @@ class RequestOptions:
         None, "Time limit of the whole request, from its start.", above=0
     )
     idempotency_key: str | None = option(
-        None, "The same request again with the same key returns the first one.", metavar="KEY"
+        None,
+        "The same request again with the same key returns the first one.",
+        most=200,
+        metavar="KEY",
     )
     retry_oom: bool = option(False, "Run again with more memory if killed for memory.")
 

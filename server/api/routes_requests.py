@@ -20,13 +20,14 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...requests_db.records import Request
 from ...requests_db.sql import queries
+from ...schema.operation_options import RequestOptions
 from ...schema.protocol import MIN_SESSION_MEMORY_MB
 from ...schema.states import RequestState
 from ...system.text.json_lines import Json
 from ..dispatch.submission import request_of
 from ..errors import Invalid, near_matches
 from ..operations import registry
-from ..operations.base import MAX_SECONDS, Operation
+from ..operations.base import Operation, fields_of
 from . import streams
 from .dependencies import Injected
 from .request_notes import reason_when_new, request_views
@@ -35,28 +36,7 @@ from .views import request_view
 _SEE = "GET /openapi.json shows every operation"
 
 
-class Submit(BaseModel):
-    """What every operation's request carries beside its payload."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    idempotency_key: str | None = Field(
-        None,
-        min_length=1,
-        max_length=200,
-        description="The same request again with the same key returns the first one.",
-    )
-    priority: int = Field(0, ge=-100, le=100, description="Higher priorities run earlier.")
-    timeout_seconds: float | None = Field(
-        None,
-        gt=0,
-        le=MAX_SECONDS,
-        description="Time limit; past it the worker is stopped and the request fails.",
-    )
-    retry_oom: bool = Field(
-        False,
-        description="Run again with more memory if it was killed for memory, as attempts allow.",
-    )
+_OPTIONS = fields_of(RequestOptions)  # what every request carries beside its payload
 
 
 class Retry(BaseModel):
@@ -74,14 +54,15 @@ class Retry(BaseModel):
     )
 
 
-def submit_model(operation: type[Operation]) -> type[Submit]:
+def submit_model(operation: type[Operation]) -> type[BaseModel]:
     """`LaunchRequest` for `launch`: its payload model under the literal name of the operation."""
     fields: dict[str, Any] = {
         "operation": (Literal[operation.name], Field(description=operation.summary)),
         "payload": (operation.Payload, ...),
+        **_OPTIONS,
     }
-    name = f"{operation.name.title()}Request"
-    return create_model(name, __base__=Submit, __doc__=operation.summary, **fields)
+    name, config = f"{operation.name.title()}Request", ConfigDict(extra="forbid")
+    return create_model(name, __config__=config, __doc__=operation.summary, **fields)
 
 
 def invalid_of(error: Mapping[str, Any]) -> Invalid:
@@ -129,7 +110,7 @@ MAX_LIST = 1000
 router = APIRouter()
 
 if TYPE_CHECKING:
-    SubmitBody = Submit
+    SubmitBody = BaseModel
 else:
     SubmitBody = Annotated[
         reduce(or_, map(submit_model, registry.OPERATIONS)), Field(discriminator="operation")
@@ -149,7 +130,7 @@ Found = Annotated[Request, Depends(_found)]
 async def submit(body: Annotated[SubmitBody, Body()], deps: Injected) -> Json:
     """Queue an operation; it is in the database when this answers."""
     fields: Any = body  # a model of `submit_model`
-    options = body.model_dump(include=set(Submit.model_fields))
+    options = body.model_dump(include=set(_OPTIONS))
     payload = fields.payload.model_dump(mode="json")
     new = request_of(registry.by_name(fields.operation), payload, **options)
     request = await deps.submitter.submit(new)

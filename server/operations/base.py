@@ -59,11 +59,16 @@ class Payload(BaseModel):
         return data
 
 
-def payload_of(*declarations: type) -> Any:
-    """Make the base class of a payload: a field for each option that the `declarations` declare."""
+def fields_of(*declarations: type) -> dict[str, Any]:
+    """Return a model's field for each option that the `declarations` declare."""
     items = (item for declaration in declarations for item in options_of(declaration))
-    declared: dict[str, Any] = {item.name: _field(item) for item in items}
-    return create_model(f"{declarations[0].__name__}Payload", __base__=Payload, **declared)
+    return {item.name: _field(item) for item in items}
+
+
+def payload_of(*declarations: type) -> Any:
+    """Make the base class of a payload, with the fields of these options."""
+    name = f"{declarations[0].__name__}Payload"
+    return create_model(name, __base__=Payload, **fields_of(*declarations))
 
 
 def _field(item: Option) -> tuple[Any, Any]:
@@ -74,7 +79,7 @@ def _field(item: Option) -> tuple[Any, Any]:
     if item.choices:
         bounds["pattern"] = f"^({'|'.join(item.choices)})$"
     elif item.kind is str:
-        bounds |= {"min_length": 1, "max_length": MAX_TEXT}
+        bounds = {"min_length": 1, "max_length": most or MAX_TEXT}
     elif item.kind is list:
         annotation = list[Annotated[str, Field(max_length=MAX_TEXT)]]
         bounds["max_length"] = MAX_ITEMS
