@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -63,25 +62,15 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
 
     # Each looks at what is declared, and so was found right or not, before it.
 
-    @field_validator("group")
+    @field_validator("group", "advantages", "filters")
     @classmethod
-    def _whole_groups(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and "episodes" in info.data:
-            named_stages().check_group(value, info.data["episodes"])
-        return value
+    def _is_possible(cls, value: Any, info: ValidationInfo) -> Any:
+        before = "episodes" if info.field_name == "group" else "group"
+        if value and before in info.data:
+            from ...rollouts.stages import named_parts
 
-    @field_validator("advantages")
-    @classmethod
-    def _known_advantages(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is not None and "group" in info.data:
-            named_stages().check_advantages(value, info.data["group"])
-        return value
-
-    @field_validator("filters")
-    @classmethod
-    def _known_filters(cls, value: list[str], info: ValidationInfo) -> list[str]:
-        if value and "group" in info.data:
-            named_stages().check_filters(value, info.data["group"])
+            check = getattr(named_parts, f"check_{info.field_name}")
+            check(value, info.data[before])
         return value
 
     @model_validator(mode="after")
@@ -224,13 +213,6 @@ def _is_ready(run_file: RunFile) -> bool:
         return True  # it does not end with its agent
     shim = status["shim"]
     return ProcessIdentity(shim["pid"], shim["started_at"]).is_alive()
-
-
-def named_stages() -> ModuleType:
-    """What stages are called; imported when a request names one."""
-    from ...rollouts.stages import named_parts as found
-
-    return found
 
 
 class _ProgressReporter:
