@@ -240,8 +240,7 @@ def exit_views(
             continue
         if environment is not None and reason.get("kind") == ExitKind.OOM_KILLED:
             exited, is_session = ExitReason.from_json(reason), is_over_session_limit(one)
-            more = more_memory_after(environment, exited, is_session=is_session)
-            hint = more.command if more else None
+            hint = more_memory_after(environment, exited, is_session=is_session)
         views.append({**one, "message": _exit_message(one, server), "hint": hint})
     return views
 

@@ -350,10 +350,11 @@ def exit_of_replica(replica: Replica, environment: Environment) -> Json | None:
     is_down = replica.state in _DOWN
     exits = replica.restarts + is_down
     if exited.kind == ExitKind.OOM_KILLED:
-        more = more_memory_after(environment, exited)
-        kind, command, count = FaultKind.OUT_OF_MEMORY, more.command if more else None, 1
+        kind, count = FaultKind.OUT_OF_MEMORY, 1
+        command = more_memory_after(environment, exited)
     else:
-        kind, command, count = FaultKind.RESTARTING, f"openenv restart {environment.name}", exits
+        kind, count = FaultKind.RESTARTING, exits
+        command = f"openenv restart {environment.name}"
     return _fault(
         kind,
         # Pids alone are not enough: those of instances of some engines are not known.
@@ -374,7 +375,7 @@ def death_of_shard(replica: Json, environment: Environment) -> Json | None:
     if reason is None or reason.get("kind") != ExitKind.OOM_KILLED:
         return None
     exited = ExitReason.from_json(reason)
-    more = more_memory_after(environment, exited, is_session=is_over_session_limit(last))
+    is_session = is_over_session_limit(last)
     return _fault(
         FaultKind.OUT_OF_MEMORY,
         f"{replica['id']}:{last.get('pid') or last.get('number')}",
@@ -382,7 +383,7 @@ def death_of_shard(replica: Json, environment: Environment) -> Json | None:
         environment=environment.name,
         subject=f"{environment.name} replica {replica['ordinal']}",
         at=last.get("at"),
-        command=more.command if more else None,
+        command=more_memory_after(environment, exited, is_session=is_session),
         evidence=_evidence(reason),
     )
 

@@ -131,34 +131,19 @@ def advice(event: Died | Raised, known: FailureContext) -> str:
     return "   or fewer at once: ".join(tips)
 
 
-@dataclass(frozen=True, slots=True)
-class MoreMemory:
-    """An update of an environment to more memory; all else of its launch stays as it is."""
-
-    request_id: str  # of its launch
-    limit: str  # which of the launch's limits: `memory_mb` or `session_memory_mb`
-    megabytes: int
-
-    @property
-    def command(self) -> str:
-        """The same in a terminal."""
-        option = self.limit.removesuffix("_mb").replace("_", "-")
-        return f"openenv retry {self.request_id} --{option} {self.megabytes}M"
-
-
 def more_memory_after(
     environment: Environment, exited: ExitReason, *, is_session: bool = False
-) -> MoreMemory | None:
-    """Return the update to twice what a process of an environment had, or held at most.
+) -> str | None:
+    """Return the command that gives an environment twice what a process of it had, or held at most.
 
     It was killed for memory; `is_session` says whether the limit was that of an isolated session.
-    None when the environment's launch is not known, or the memory.
+    All else of the launch stays as it is. None when the launch is not known, or the memory.
     """
     had = exited.limit_bytes or exited.peak_bytes
     if not (environment.request_id and had):
         return None
-    limit = "session_memory_mb" if is_session else "memory_mb"
-    return MoreMemory(environment.request_id, limit, math.ceil(had * _GROWTH / MB))
+    option = "session-memory" if is_session else "memory"
+    return f"openenv retry {environment.request_id} --{option} {math.ceil(had * _GROWTH / MB)}M"
 
 
 def is_over_session_limit(shard_exit: Json) -> bool:
