@@ -11,14 +11,12 @@
 Between two turns is a pause, so that many events are one change. A turn yields to the loop after
 each source.
 
-A snapshot in the middle of a turn has what the turn has put so far, and the change at its end
-has it again: entities are whole, so that does no harm.
+A snapshot in the middle of a turn is as of the last turn's end, and so is what changes follow.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import defaultdict
@@ -27,6 +25,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanag
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import anyio
 import orjson
 from fastapi.sse import ServerSentEvent
 
@@ -70,8 +69,7 @@ class LiveState:
 
     def __init__(self) -> None:
         self._entities: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
-        self._put: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
-        self._dropped: defaultdict[str, set[str]] = defaultdict(set)
+        self._sent: dict[str, dict[str, bytes]] = {}  # as of the last flush
         self._viewers: set[Viewer] = set()
         self._snapshot: ServerSentEvent | None = None  # until something changes
         self._is_filled = False
@@ -98,35 +96,27 @@ class LiveState:
 
     def put(self, kind: str, entity_id: str, entity: Any) -> None:
         """Add an entity, or replace it."""
-        rendered = orjson.dumps(entity)
-        if self._entities[kind].get(entity_id) != rendered:
-            self._entities[kind][entity_id] = self._put[kind][entity_id] = rendered
-            self._dropped[kind].discard(entity_id)
-
-    def drop(self, kind: str, entity_id: str) -> None:
-        """Drop an entity; one that is not known is no change."""
-        if self._entities[kind].pop(entity_id, None) is not None:
-            self._put[kind].pop(entity_id, None)
-            self._dropped[kind].add(entity_id)
+        self._entities[kind][entity_id] = orjson.dumps(entity)
 
     def replace(self, kind: str, entities: Mapping[str, Any]) -> None:
         """Make these the only entities of a kind."""
-        for gone in self._entities[kind].keys() - entities.keys():
-            self.drop(kind, gone)
-        for entity_id, entity in entities.items():
-            self.put(kind, entity_id, entity)
+        self._entities[kind] = {key: orjson.dumps(entity) for key, entity in entities.items()}
 
     def flush(self) -> None:
         """Give every viewer what has changed since the last time."""
-        put = {kind: changed for kind, changed in self._put.items() if changed}
-        dropped = {kind: sorted(gone) for kind, gone in self._dropped.items() if gone}
+        put: dict[str, dict[str, bytes]] = {}
+        dropped: dict[str, list[str]] = {}
+        for kind, now in self._entities.items():
+            before = self._sent.get(kind, {})
+            if changed := {key: text for key, text in now.items() if before.get(key) != text}:
+                put[kind] = changed
+            if gone := sorted(before.keys() - now.keys()):
+                dropped[kind] = gone
+            self._sent[kind] = now.copy()
         self._is_filled = True
         if not put and not dropped:
             return
-        message = _event("change", put, dropped)
-        self._put.clear()
-        self._dropped.clear()
-        self._snapshot = None
+        message, self._snapshot = _event("change", put, dropped), None
         for viewer in self._viewers:
             viewer.put(message)
 
@@ -138,15 +128,15 @@ class LiveState:
             return []
         viewer.needs_snapshot = False
         if self._snapshot is None:  # once for all who need it
-            self._snapshot = _event("snapshot", self._entities, {})
+            self._snapshot = _event("snapshot", self._sent, {})
         return [self._snapshot]
 
     def clear(self) -> None:
         """Drop everything; who looks gets a snapshot when there is one again."""
         for viewer in self._viewers:
             viewer.needs_snapshot = True
-        for each in (self._entities, self._put, self._dropped):
-            each.clear()
+        self._entities.clear()
+        self._sent.clear()
         self._snapshot = None
         self._is_filled = False
 
@@ -232,7 +222,8 @@ class Feed:
                 tick = time.monotonic() + TICK_SECONDS
                 while self._state.has_viewers and not self._deps.stopping.is_set():
                     await asyncio.sleep(PAUSE_SECONDS)
-                    await _is_set_within(subscription.wake, tick - time.monotonic())
+                    with anyio.move_on_after(tick - time.monotonic()):
+                        await subscription.wake.wait()
                     is_tick = time.monotonic() >= tick
                     tick = time.monotonic() + TICK_SECONDS if is_tick else tick
                     await self._turn(sources, _turn_of(subscription, is_tick=is_tick))
@@ -259,10 +250,3 @@ def _turn_of(subscription: Subscription, *, is_tick: bool) -> Turn:
     subscription.wake.clear()
     events = tuple(subscription.take())
     return Turn(time.time(), events, is_tick=is_tick or is_lagged, is_first=is_lagged)
-
-
-async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(max(0.0, seconds)):
-            await event.wait()
-    return event.is_set()

@@ -52,26 +52,6 @@ from .live_state import Feed, Source
 from .memory import MachineSource, MemoryHistory
 from .requests import RequestSource, RolloutSource
 
-
-def make_sources(
-    deps: Dependencies, memory: MemoryHistory, faults: Faults, page: str
-) -> Sequence[Source]:
-    """All of them, for the time in which a page is open.
-
-    Args:
-        deps: The daemon's parts.
-        memory: What is known of its memory.
-        faults: Those that are known, and were seen.
-        page: The version of the page's files.
-    """
-    return (
-        MachineSource(deps, memory, page),
-        EnvironmentSource(deps, memory, faults),
-        RequestSource(deps, faults),
-        RolloutSource(deps),
-    )
-
-
 MAX_LAUNCHES = 50  # among which recent folders are looked for
 MAX_RECENT = 8
 INDEX = "index.html"
@@ -166,8 +146,18 @@ def add_dashboard(app: FastAPI, deps: Dependencies, sessions: BrowserSessions) -
     app.state.dashboard_page = PageFiles()
     app.state.dashboard_folder = str(Path.home())  # of who has asked for a link last
     app.state.dashboard_faults = faults = Faults(deps.paths.home / "seen_faults.json")
-    sources = partial(make_sources, deps, memory, faults, version_of_files())
-    app.state.dashboard_feed = Feed(deps, sources)
+    page = version_of_files()
+
+    def make_sources() -> Sequence[Source]:
+        """Make all of them, for the time in which a page is open."""
+        return (
+            MachineSource(deps, memory, page),
+            EnvironmentSource(deps, memory, faults),
+            RequestSource(deps, faults),
+            RolloutSource(deps),
+        )
+
+    app.state.dashboard_feed = Feed(deps, make_sources)
     # The innermost, behind the guard.
     app.user_middleware.append(Middleware(Compressed, paths=(PAGE_FILES, PREFIX)))
     app.include_router(router)

@@ -59,11 +59,10 @@ async def test_what_is_put_as_it_was_is_no_change_and_what_is_back_is_not_droppe
         sent(state, viewer)
         viewer.wake.clear()
         state.put("workers", "long-1", {"pid": 1})
-        state.drop("workers", "long-9")
         state.flush()
         assert not viewer.wake.is_set()
         assert sent(state, viewer) == []
-        state.drop("workers", "long-1")
+        state.replace("workers", {})
         state.put("workers", "long-1", {"pid": 5})
         state.flush()
         [(_, data)] = sent(state, viewer)
