@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
+import anyio
 import orjson
 from fastapi import Depends, Request
 
@@ -48,30 +50,21 @@ class ReplayReader:
             NotFound: The folder has none of it, or nothing that can be read.
             Unreadable: The process was ended, or took too long.
         """
+        program = [sys.executable, "-P", "-m", PROGRAM, orjson.dumps(question).decode()]
         async with self._turn:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", PROGRAM, orjson.dumps(question).decode()),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
             try:
-                async with asyncio.timeout(MAX_SECONDS):
-                    answer, problem = await process.communicate()
+                with anyio.fail_after(MAX_SECONDS):
+                    done = await anyio.run_process(program, stdin=subprocess.DEVNULL, check=False)
             except TimeoutError:
                 text = f"reading the rollout took longer than {MAX_SECONDS:.0f} s"
                 raise Unreadable(text) from None
-            finally:
-                if process.returncode is None:
-                    process.kill()
-                    await process.wait()
-        if process.returncode:
-            last = problem.decode(errors="replace").strip().rpartition("\n")[2]
-            raise Unreadable(f"reading the rollout failed: {last or process.returncode}")
-        if answer.startswith(_ERROR):
-            error = orjson.loads(answer)["error"]
+        if done.returncode:
+            last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise Unreadable(f"reading the rollout failed: {last or done.returncode}")
+        if done.stdout.startswith(_ERROR):
+            error = orjson.loads(done.stdout)["error"]
             raise NotFound(error["message"], error["hint"])
-        return answer
+        return done.stdout
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import anyio
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
@@ -180,9 +181,8 @@ async def _log_ends(deps: Dependencies, name: str, path: Path, *, is_named: bool
             return
         if not is_named and await shown_log(deps, environment, path.name) != path:
             return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(POLL_INTERVAL_SECONDS):
-                await deps.stopping.wait()
+        with anyio.move_on_after(POLL_INTERVAL_SECONDS):
+            await deps.stopping.wait()
 
 
 def oldest_first(paths: Iterable[Path], launch_id: str | None) -> list[Path]:

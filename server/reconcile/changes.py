@@ -32,6 +32,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
+
 from ...environments import run_files
 from ...environments.engines.providers import share_out
 from ...environments.replica_policy import replacement_room
@@ -373,12 +375,11 @@ class _Launch(Change):
     async def _until_none_begins(self, batch: Iterable[ReplicaWatch]) -> None:
         """Wait, for a limited time, until replaced replicas no longer begin sessions."""
         left = {each.replica.id for each in batch if each.replica.state in BEGIN_SESSIONS}
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ACCEPT_SECONDS):
-                while left:
-                    for watch in await self._take_moves(POLL_INTERVAL_SECONDS):
-                        if watch.replica.state not in BEGIN_SESSIONS:
-                            left.discard(watch.replica.id)
+        with anyio.move_on_after(ACCEPT_SECONDS):
+            while left:
+                for watch in await self._take_moves(POLL_INTERVAL_SECONDS):
+                    if watch.replica.state not in BEGIN_SESSIONS:
+                        left.discard(watch.replica.id)
 
     async def _undo(self) -> None:
         """Drain the new replicas that serve, and restart those that were drained for them."""

@@ -23,6 +23,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import anyio
+
 from ...environments.gateway import envoy, process
 from ...environments.gateway.configuration import MAX_ASKED, Backend, Endpoint
 from ...environments.gateway.envoy import BackendFiles, EndpointStatus
@@ -167,9 +169,8 @@ class GatewayManager:
     async def until_left(self, name: str) -> None:
         """Wait for a while until Envoy sends no session of an environment to what is drained."""
         await self._reconcile_insistently({name})
-        with contextlib.suppress(TimeoutError):  # its clients are sent on by the replica
-            async with asyncio.timeout(LEFT_SECONDS):
-                await self._until_seen(name, _has_left)
+        with anyio.move_on_after(LEFT_SECONDS):  # its clients are sent on by the replica
+            await self._until_seen(name, _has_left)
 
     # Reconciling
 
@@ -283,7 +284,9 @@ class GatewayManager:
                         well_at = now if problem is None else well_at
                         if now - well_at >= PATIENCE_SECONDS:
                             return f"{name} has no replica: {problem}."
-                        await _set_soon(self._has_written)
+                        # Not for ever: the notification can be lost.
+                        with anyio.move_on_after(CHANGE_POLL_INTERVAL_SECONDS):
+                            await self._has_written.wait()
         except TimeoutError:
             return f"No replica of {name} was ready within {HOLD_SECONDS:g} s."
         environment = await self.store.read(queries.environment(name))
@@ -437,13 +440,6 @@ def _statuses(layout: Layout) -> Seen:
         return [] if found is None else envoy.endpoint_statuses(found.admin_socket)
     except OSError:
         return None
-
-
-async def _set_soon(written: asyncio.Event) -> None:
-    """Wait a limited time until a change is written: the notification can be lost."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(CHANGE_POLL_INTERVAL_SECONDS):
-            await written.wait()
 
 
 def _environments_in(events: Iterable[Event]) -> set[str]:

@@ -25,6 +25,7 @@ import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
@@ -99,7 +100,9 @@ class HeldRequests:
         self._socket.bind(str(self.path))
         self.path.chmod(0o600)
         self._socket.listen(BACKLOG)
-        self._listener = Listener(self._socket, self._max_held + _MARGIN, self._connect)
+        self._listener = Listener(
+            self._socket, self._max_held + _MARGIN, partial(_Connection, self)
+        )
         self._listener.start()
 
     async def stop(self) -> None:
@@ -117,9 +120,6 @@ class HeldRequests:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-
-    def _connect(self, limit: ConnectionLimit) -> _Connection:
-        return _Connection(self, limit)
 
     def add(self, connection: _Connection) -> None:
         """Count a connection that was opened."""

@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
+
+import anyio
 
 from ...environments.replica_policy import Occupancy
 from ...schema.states import ReplicaState
@@ -137,9 +138,8 @@ class Moves:
 
     async def next(self, seconds: float) -> list[ReplicaWatch]:
         """Wait until replicas have changed, at most for `seconds`; return them."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._has_changed.wait()
+        with anyio.move_on_after(seconds):
+            await self._has_changed.wait()
         self._has_changed.clear()
         found, self._changed = list(self._changed.values()), {}
         return found
