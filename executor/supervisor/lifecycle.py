@@ -36,7 +36,7 @@ import selectors
 import signal
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from ...system.memory.usage import anonymous_bytes
@@ -221,28 +221,21 @@ def _ordinal_of(worker_name: str) -> int:
     return int(worker_name.rpartition("-")[2])
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Lifecycle:
     """Starts, stops and reaps workers."""
 
+    starter: WorkerStarter
     _pools: Pools
     _wake_up: WakeUp
-    _selector: selectors.BaseSelector
-    _make_source: SourceFactory
     _channels: Channels
     _memory: WorkerMemory
     _tasks: Tasks
     _timing: Timing
     _grace_seconds: float
-    starter: WorkerStarter = field(init=False)
 
-    def __post_init__(self) -> None:
-        pools, wake_up, tasks, timing = self._pools, self._wake_up, self._tasks, self._timing
-        self.starter = WorkerStarter(
-            pools, wake_up, self._selector, self._make_source, tasks, timing, self._on_source
-        )
-
-    def _on_source(self) -> None:
+    def on_source(self) -> None:
+        """Act on what the source of workers reports."""
         news = self.starter.read()
         if news is None:
             self._release_workers()

@@ -22,7 +22,7 @@ from ..policy.memory import Timing
 from ..policy.plan import Plan
 from ..spawning.source import SourceFactory
 from .channels import Channels, WakeUp
-from .lifecycle import Lifecycle
+from .lifecycle import Lifecycle, WorkerStarter
 from .memory import WorkerMemory
 from .pool import Pools
 from .tasks import EventBuffer, Tasks
@@ -53,17 +53,12 @@ class Supervisor:
         self._events = events = EventBuffer(on_event)
         self._channels = channels = Channels(self._selector, wake_up, pools.lock)
         self._memory = memory = WorkerMemory(pools, wake_up, plan, timing, use_cgroups=use_cgroups)
-        self.tasks = Tasks(pools, wake_up, channels, memory, events, timing)
+        self.tasks = tasks = Tasks(pools, wake_up, channels, memory, events, timing)
+        starter = WorkerStarter(
+            pools, wake_up, self._selector, make_source, tasks, timing, self._on_source
+        )
         self.lifecycle = Lifecycle(
-            pools,
-            wake_up,
-            self._selector,
-            make_source,
-            channels,
-            memory,
-            self.tasks,
-            timing,
-            grace_seconds,
+            starter, pools, wake_up, channels, memory, tasks, timing, grace_seconds
         )
         self._thread = threading.Thread(target=self._run, name="executor-supervisor", daemon=True)
 
@@ -95,6 +90,9 @@ class Supervisor:
             self.lifecycle.starter.close(self._timing.source_exit)
             self._memory.close()
             self._selector.unregister(self._wake_up)
+
+    def _on_source(self) -> None:
+        self.lifecycle.on_source()
 
     def _act_on_deadlines(self) -> None:
         now = time.monotonic()
