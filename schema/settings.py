@@ -180,13 +180,12 @@ class Given(NamedTuple):
 
 
 def given_settings(
-    paths: Paths, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None
+    paths: Paths, flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ
 ) -> dict[str, Given]:
     """Read all that is given: a flag counts before a variable, and that before `config.toml`.
 
     Raises `ValueError`, naming where what cannot be stands.
     """
-    environ = os.environ if environ is None else environ
     given = _given_in_file(paths.config_file)
     for item in SETTINGS:
         if text := environ.get(item.variable):

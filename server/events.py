@@ -27,21 +27,20 @@ from pathlib import Path
 
 from ..requests_db.records import Event
 
-MAX_WAITING_EVENTS = 10_000
+MAX_WAITING_EVENTS = 10_000  # of one subscription
 
 
 class Subscription:
     """The events that one waiter has not taken yet. `wake` is set when there are any."""
 
-    def __init__(self, most_waiting: int) -> None:
+    def __init__(self) -> None:
         self.wake = asyncio.Event()
         self.lagged = False
         self._events: deque[Event] = deque()
-        self._most_waiting = most_waiting
 
     def put(self, event: Event) -> None:
         """Keep the event for the waiter, unless it has stopped reading."""
-        if len(self._events) >= self._most_waiting:
+        if len(self._events) >= MAX_WAITING_EVENTS:
             self.lagged = True
         else:
             self._events.append(event)
@@ -63,18 +62,15 @@ class Subscription:
 class EventBus:
     """Hands every event to the subscriptions that want it."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, most_waiting: int = MAX_WAITING_EVENTS
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._most_waiting = most_waiting  # events of one subscription
         # By request id for the many short-lived waiters; None holds all others.
         self._subscriptions: dict[str | None, list[Subscription]] = {None: []}
 
     @contextmanager
     def subscribe(self, *, request_id: str | None = None) -> Iterator[Subscription]:
         """A subscription to one request, or to everything."""
-        subscription = Subscription(self._most_waiting)
+        subscription = Subscription()
         self._subscriptions.setdefault(request_id, []).append(subscription)
         try:
             yield subscription

@@ -75,16 +75,9 @@ _SOCKET = re.compile(r"[0-9a-f]{16}(-\d+\.door|\.sock|\.admin)")
 log = logging.getLogger(__name__)
 
 
-async def sweep_regularly(
-    layout: Layout,
-    sweep_worker_cgroups: Callable[[], list[str]],
-    *,
-    second_look_seconds: float = CONFIRMATION_SECONDS,
-    every_seconds: float = EVERY_SECONDS,
-) -> None:
+async def sweep_regularly(layout: Layout, sweep_worker_cgroups: Callable[[], list[str]]) -> None:
     """Sweep now, once more soon, and then every few minutes, until cancelled."""
-    sweeper = Sweeper(layout)
-    seconds = second_look_seconds
+    sweeper, seconds = Sweeper(layout), CONFIRMATION_SECONDS
     while True:
         try:
             for name in await asyncio.to_thread(sweep_worker_cgroups):
@@ -95,7 +88,7 @@ async def sweep_regularly(
         except (OSError, RuntimeError) as exc:  # the latter: there is no room for a thread
             log.warning("the sweep failed: %s", exc)
         await asyncio.sleep(seconds)
-        seconds = every_seconds
+        seconds = EVERY_SECONDS
 
 
 class Sweeper:

@@ -16,7 +16,6 @@ import hashlib
 import re
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -124,16 +123,10 @@ class SessionsLeft:
 class Phases:
     """The phases of one request, about a `source`: the same one takes as long again."""
 
-    def __init__(
-        self,
-        context: OperationContext,
-        source: str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, context: OperationContext, source: str) -> None:
         self._context = context
         self._file = context.home / FILE
         self._key = hashlib.sha256(source.encode()).hexdigest()[:16]
-        self._clock = clock
         self._before = _read(self._file).get(self._key, {})
         self._taken: dict[str, float] = {}
         self._phase: str | None = None
@@ -152,7 +145,7 @@ class Phases:
     def enter(self, phase: str, message: str) -> None:
         """Report that a phase begins, and with it the end of the one before."""
         self._end()
-        self._phase, self._since = phase, self._clock()
+        self._phase, self._since = phase, time.monotonic()
         progress: Json = {"phase": phase, "message": message}
         if times := self._before.get(phase):
             progress["expected_seconds"] = round(statistics.median(times), 1)
@@ -180,7 +173,7 @@ class Phases:
 
     def _end(self) -> None:
         if self._phase is not None:
-            seconds = self._clock() - self._since
+            seconds = time.monotonic() - self._since
             self._taken[self._phase] = self._taken.get(self._phase, 0.0) + seconds
         self._phase = None
 

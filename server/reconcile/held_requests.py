@@ -77,7 +77,7 @@ class HeldRequests:
     ) -> None:
         self.path = path
         self._until_served = until_served
-        self._max_held = max_held
+        self._max_held = max_held or connections_within(raise_fd_limit(), shares=2, most=MAX_HELD)
         self._listener: Listener | None = None
         self._socket: socket.socket | None = None
         self._connections: set[_Connection] = set()
@@ -93,8 +93,6 @@ class HeldRequests:
         """Listen, unless it does."""
         if self._socket is not None:
             return
-        if self._max_held is None:
-            self._max_held = connections_within(raise_fd_limit(), shares=2, most=MAX_HELD)
         self.path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(self.path))
@@ -127,8 +125,7 @@ class HeldRequests:
 
     def hold(self, connection: _Connection, name: str) -> None:
         """Answer a request when it is known whether its environment has a replica."""
-        if self.count >= (self._max_held or 0):
-            most = self._max_held
+        if (most := self._max_held) <= self.count:
             why = f"{name} has no replica, and no more than {most} requests can wait for one."
             connection.answer(closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, why))
             return

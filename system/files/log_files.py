@@ -75,19 +75,17 @@ def keep_newest_half(path: str, limit_bytes: int) -> int:
         os.close(fd)
 
 
-def last_lines(
-    path: str | os.PathLike[str], count: int, max_bytes: int = MAX_TAIL_BYTES
-) -> list[str]:
-    """Return at most `count` last lines of the last `max_bytes`; none of a missing file.
+def last_lines(path: str | os.PathLike[str], count: int) -> list[str]:
+    """Return at most `count` last lines of the last `MAX_TAIL_BYTES`; none of a missing file.
 
-    A first line that was cut by `max_bytes` is left out, unless it is the only one.
+    A first line that was cut by that is left out, unless it is the only one.
     """
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            start = max(0, size - max_bytes)
+            start = max(0, size - MAX_TAIL_BYTES)
             file.seek(start)
-            data = file.read(max_bytes)
+            data = file.read(MAX_TAIL_BYTES)
     except OSError:
         return []
     lines = data.decode(errors="replace").splitlines()

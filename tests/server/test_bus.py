@@ -6,7 +6,10 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
 from openenvd.requests_db.records import Event
+from openenvd.server import events
 from openenvd.server.events import EventBus
 
 from .conftest import WAIT_SECONDS
@@ -42,8 +45,10 @@ async def test_events_of_a_thread_arrive_in_its_order(bus: EventBus) -> None:
     assert [e.seq for e in heard] == list(range(100))
 
 
-async def test_a_subscriber_that_does_not_read_lags_and_its_events_are_bounded() -> None:
-    bus = EventBus(asyncio.get_running_loop(), most_waiting=3)
+async def test_a_subscriber_that_does_not_read_lags_and_its_events_are_bounded(
+    bus: EventBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MAX_WAITING_EVENTS", 3)
     with bus.subscribe() as slow, bus.subscribe(request_id="a") as other:
         bus.publish([event(seq) for seq in range(10)])
         bus.publish([event(10, request_id="a")])

@@ -25,6 +25,7 @@ from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.transactions import retention
 from openenvd.schema.layout import Layout
 from openenvd.schema.settings import Paths, Settings
+from openenvd.server import housekeeping
 from openenvd.server.housekeeping import Sweeper, collect, sweep_regularly
 from openenvd.system.memory.cgroups import CgroupManager
 
@@ -220,8 +221,9 @@ def test_the_cgroups_of_a_daemon_that_waits_to_be_reaped_are_removed() -> None:
 
 
 async def test_the_sweep_looks_twice_soon_and_then_seldom_and_logs_what_it_takes(
-    paths: Paths, caplog: pytest.LogCaptureFixture
+    paths: Paths, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(housekeeping, "CONFIRMATION_SECONDS", 0.0)
     folder = paths.runs / "echo-0-1"
     folder.mkdir()
     answers: list[list[str]] = [[], ["executor-5"]]
@@ -232,10 +234,7 @@ async def test_the_sweep_looks_twice_soon_and_then_seldom_and_logs_what_it_takes
         looks += 1
         return answers.pop(0) if answers else []
 
-    sweeping = sweep_regularly(
-        paths, sweep_worker_cgroups, second_look_seconds=0.0, every_seconds=3600.0
-    )
-    task = asyncio.create_task(sweeping)
+    task = asyncio.create_task(sweep_regularly(paths, sweep_worker_cgroups))
     async with asyncio.timeout(WAIT_SECONDS):
         while folder.exists():
             await asyncio.sleep(0.01)
@@ -249,8 +248,9 @@ async def test_the_sweep_looks_twice_soon_and_then_seldom_and_logs_what_it_takes
 
 
 async def test_a_sweep_that_fails_is_logged_and_tried_again(
-    paths: Paths, caplog: pytest.LogCaptureFixture
+    paths: Paths, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(housekeeping, "CONFIRMATION_SECONDS", 0.0)
     again = threading.Event()
     looks = 0
 
@@ -262,8 +262,7 @@ async def test_a_sweep_that_fails_is_logged_and_tried_again(
         again.set()
         return []
 
-    sweeping = sweep_regularly(paths, sweep_worker_cgroups, second_look_seconds=0.0)
-    task = asyncio.create_task(sweeping)
+    task = asyncio.create_task(sweep_regularly(paths, sweep_worker_cgroups))
     assert await asyncio.to_thread(again.wait, WAIT_SECONDS)
     task.cancel()
     assert caplog.records[0].message == "the sweep failed: no room"

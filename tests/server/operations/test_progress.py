@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from openenvd.environments.engines.started_replicas import StartedReplica
+from openenvd.server.operations import progress
 from openenvd.server.operations.base import OperationContext
 from openenvd.server.operations.progress import (
     FILE,
@@ -24,17 +25,24 @@ from openenvd.server.operations.progress import (
 class Clock:
     now = 100.0
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
+
+
+CLOCK = Clock()
+
+
+@pytest.fixture(autouse=True)
+def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "time", CLOCK)
 
 
 def launch(home: Path, seconds: dict[str, float], source: str = "local 1 ./my_env") -> list[Any]:
     told: list[dict[str, Any]] = []
-    clock = Clock()
-    phases = Phases(OperationContext("id", home, told.append), source, clock)
+    phases = Phases(OperationContext("id", home, told.append), source)
     for phase, taken in seconds.items():
         phases.enter(phase, f"{phase} it")
-        clock.now += taken
+        CLOCK.now += taken
     phases.finish()
     return told
 
@@ -72,7 +80,7 @@ def test_a_file_that_is_none_of_ours_is_begun_anew(tmp_path: Path, text: str) ->
 
 def test_what_uv_says_is_a_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told: list[dict[str, Any]] = []
-    phases = Phases(OperationContext("id", tmp_path, told.append), "source", Clock())
+    phases = Phases(OperationContext("id", tmp_path, told.append), "source")
     for line in ("  uv: Resolved 43 packages in 2s", "  uv: a note", "  uv: Prepared 1 package"):
         phases.relay(line)
     assert [each["message"] for each in told] == ["downloading 43 packages", "installing 1 package"]

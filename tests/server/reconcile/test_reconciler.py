@@ -51,6 +51,7 @@ from openenvd.schema.states import (
     RequestState,
     Schedule,
 )
+from openenvd.server import events
 from openenvd.server.api.views import environment_view, replica_view
 from openenvd.server.events import EventBus
 from openenvd.server.operations.base import OperationContext
@@ -789,7 +790,7 @@ async def test_everything_is_reconciled_after_events_were_dropped(
     await world.reconcile()
     launch = await world.launch()
     await asyncio.to_thread(world.start, launch)
-    monkeypatch.setattr(world.bus, "_most_waiting", 1)
+    monkeypatch.setattr(events, "MAX_WAITING_EVENTS", 1)
     noise = [Event(n, 1.0, "request.state", environment="nobody") for n in range(3)]
     world.bus.publish(noise)  # and no turn of the loop before:
     outcome = Outcome(launch.id, RequestState.SUCCEEDED, time.time(), result={})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from openenvd.system.files import log_files
 from openenvd.system.files.log_files import (
     BUSY_POLL_INTERVAL_SECONDS,
     POLL_INTERVAL_SECONDS,
@@ -24,11 +25,15 @@ def test_last_lines_are_the_last_ones(tmp_path: Path) -> None:
     assert last_lines(log, 0) == []
 
 
-def test_a_line_cut_by_the_bound_is_left_out(tmp_path: Path) -> None:
+def test_a_line_cut_by_the_bound_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"long line\n\xffshort\n")
-    assert last_lines(log, 9, max_bytes=10) == ["\ufffdshort"]
-    assert last_lines(log, 9, max_bytes=4) == ["ort"]
+    monkeypatch.setattr(log_files, "MAX_TAIL_BYTES", 10)
+    assert last_lines(log, 9) == ["\ufffdshort"]
+    monkeypatch.setattr(log_files, "MAX_TAIL_BYTES", 4)
+    assert last_lines(log, 9) == ["ort"]
 
 
 def test_a_missing_log_has_no_lines(tmp_path: Path) -> None:
