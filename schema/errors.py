@@ -4,7 +4,7 @@
     EnvironmentsError            `hint` says what to do next; `kind` how the request ends
     ├── InvalidName              a name that cannot be a path and a label
     ├── UnknownSource            nothing of that name, folder or module can be launched
-    ├── ManifestError            `openenv.yaml` is missing or wrong: `path`, `line`, `field`
+    ├── ManifestError            `openenv.yaml` is missing or wrong: which line and field
     ├── UnknownProvider          no such provider
     ├── InvalidSpec              the options contradict each other
     ├── NotRunning               it has no replicas, or not the one that is asked for
@@ -58,8 +58,6 @@ class ManifestError(EnvironmentsError):
         where = str(path) if line is None else f"{path}, line {line}"
         message = f"{where}: {f'{field}: ' if field else ''}{why}"
         super().__init__(message, "correct it and launch again")
-        self.path = path
-        self.line = line
         self.field = field
 
 
@@ -126,11 +124,7 @@ class NoProcesses(OperationFailed):
 
 
 class PortInUse(OperationFailed):
-    """Another process listens on the port; `pid` is None when the system does not show it."""
-
-    def __init__(self, message: str, hint: str | None = None, pid: int | None = None) -> None:
-        super().__init__(message, hint)
-        self.pid = pid
+    """Another process listens on the port."""
 
 
 class GatewayFailed(OperationFailed):

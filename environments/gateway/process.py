@@ -444,7 +444,7 @@ def _reserved(
         raise GatewayFailed(f"all ports from {FIRST_PORT} to {LAST_PORT} are in use")
     taken = port_in_use(wanted.port)
     hint = f"choose another: openenv up --gateway-port, or {PORT_VARIABLE}"
-    raise PortInUse(f"{taken.message}, and the gateway is to have it", hint, taken.pid)
+    raise PortInUse(f"{taken.message}, and the gateway is to have it", hint)
 
 
 def _reserve(host: str, port: int, *, may_be_held: bool) -> socket.socket:

@@ -173,7 +173,7 @@ def port_in_use(port: int) -> PortInUse:
     hint = "choose another --port, or leave it out to get a free one"
     if (holder := holder_of(port)) is not None:
         pid, name = holder
-        return PortInUse(f"port {port} is in use by {name} (pid {pid})", hint, pid)
+        return PortInUse(f"port {port} is in use by {name} (pid {pid})", hint)
     if (owner := reserved_for(port)) is not None:
         name, home = owner.environment, owner.runs.parent
         text = f"port {port} is reserved for {name} of {home}, which is being restarted"

@@ -173,7 +173,6 @@ def test_an_error_for_a_taken_port_names_its_process() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(PortInUse) as caught:
             open_listeners(LOOPBACK, port, OWNER)
-    assert caught.value.pid == os.getpid()
     assert f"port {port}" in str(caught.value)
     assert f"(pid {os.getpid()})" in str(caught.value)
 
