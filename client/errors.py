@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..schema.errors import HintedError
 
-class ClientError(Exception):
+
+class ClientError(HintedError):
     """Base of everything this package raises. `hint` says what to do next."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        super().__init__(message, hint)
         if hint:
             self.add_note(hint)  # tracebacks show it
 

@@ -319,8 +319,7 @@ def describe_error(exc: BaseException, home: Path) -> dict[str, Any]:
     if limits.is_no_room(exc):
         message, hint = f"{message}: {limits.no_room_text()}", limits.HINT
     if disk_space.is_full(exc):
-        folder = disk_space.folder_of(exc, home)
-        message, hint = disk_space.full_text(folder), disk_space.full_hint(folder)
+        message, hint = disk_space.full(disk_space.folder_of(exc, home))
     elif isinstance(exc, OSError) and exc.errno == errno.EROFS:
         hint = disk_space.read_only_hint(disk_space.folder_of(exc, home))
     return {

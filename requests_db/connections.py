@@ -162,7 +162,7 @@ def error_of(exc: BaseException | None, path: Path) -> DatabaseError:
 
 
 def _full(path: Path, reason: str) -> DatabaseFull:
-    text, hint = disk_space.full_text(path.parent), disk_space.full_hint(path.parent)
+    text, hint = disk_space.full(path.parent)
     return DatabaseFull(f"{text} ({reason})", hint)
 
 

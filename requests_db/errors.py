@@ -6,15 +6,16 @@
 
 from __future__ import annotations
 
+from ..schema.errors import HintedError
 
-class DatabaseError(Exception):
+
+class DatabaseError(HintedError):
     """The database could not do what was asked; nothing of it has been done."""
 
     default_hint = "look at the daemon's log; `openenv check` examines the state folder"
 
     def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint or self.default_hint
+        super().__init__(message, hint or self.default_hint)
 
 
 class DatabaseFull(DatabaseError):

@@ -6,13 +6,14 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from ..schema.errors import HintedError
 from ..system.files import disk_space
 from .episodes import FailureReason
 
 _KEPT = "finished episodes are kept"
 
 
-class RolloutError(Exception):
+class RolloutError(HintedError):
     """Base of the errors of rollouts."""
 
     # How the request that met it ends. A worker leaves the traceback of an error with a kind out.
@@ -20,8 +21,7 @@ class RolloutError(Exception):
     default_hint = "look at the request's log"
 
     def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint or self.default_hint
+        super().__init__(message, hint or self.default_hint)
 
 
 class PolicyNotFound(RolloutError):
@@ -122,8 +122,8 @@ def of_os_error(exc: OSError, path: object) -> OutputError:
     """The typed error for an `OSError` about `path`."""
     if disk_space.is_full(exc):
         folder = Path(str(path))
-        hint = f"{disk_space.full_hint(folder)}, and run the same command again: {_KEPT}"
-        return OutputFull(disk_space.full_text(folder), hint)
+        text, hint = disk_space.full(folder)
+        return OutputFull(text, f"{hint}, and run the same command again: {_KEPT}")
     if exc.errno == errno.EFBIG:
         text = f"{path} is larger than a file may be here: {exc.strerror}"
         return OutputFull(text, f"see ulimit -f, and run the same command again: {_KEPT}")

@@ -29,16 +29,20 @@ from pathlib import Path
 from typing import Any
 
 
-class EnvironmentsError(Exception):
-    """Base of everything this room raises."""
-
-    # How the request that met it ends: `invalid` can never work as asked; `operation_error` may.
-    kind: str = "invalid"
+class HintedError(Exception):
+    """Base of every room's errors that say what happened, and by `hint` what to do next."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+class EnvironmentsError(HintedError):
+    """Base of the errors of an environment."""
+
+    # How the request that met it ends: `invalid` can never work as asked; `operation_error` may.
+    kind: str = "invalid"
 
 
 class InvalidName(EnvironmentsError):

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from ..schema.errors import HintedError
 
-class ApiError(Exception):
+
+class ApiError(HintedError):
     """Base of everything the API answers with `{"error": {...}}`."""
 
     kind: ClassVar[str] = "internal"
@@ -17,9 +19,7 @@ class ApiError(Exception):
         cls.kind, cls.status = kind, status
 
     def __init__(self, message: str, hint: str | None = None, **details: Any) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        super().__init__(message, hint)
         self.details = details
 
     def to_json(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def near_matches(name: str, known: Iterable[str], otherwise: str) -> tuple[list[
     return near, f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
-class DaemonError(Exception):
+class DaemonError(HintedError):
     """The daemon cannot start; reported through the ready pipe.
 
     `kind` is one of `already_running`, `port_in_use`, `state_unwritable`, `database`,
@@ -92,10 +92,8 @@ class DaemonError(Exception):
     """
 
     def __init__(self, kind: str, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message, hint)
         self.kind = kind
-        self.message = message
-        self.hint = hint
 
     def to_json(self) -> dict[str, Any]:
         """The line of the ready pipe."""

@@ -34,6 +34,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from ...schema.errors import HintedError
 from ...schema.protocol import CONTAINER_PORT
 from ...system.process.exit_reason import Detector
 
@@ -76,13 +77,8 @@ class EngineEntry:
     moves: bool = False
 
 
-class EngineError(Exception):
+class EngineError(HintedError):
     """Base of what an engine raises; `hint` says what to do, if possible as a command."""
-
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
 
 
 class EngineGone(EngineError):

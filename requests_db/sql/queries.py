@@ -125,23 +125,17 @@ LAST_SEQ: Query[int] = Query(statements.LAST_EVENT, {}, _count)
 # The running requests, oldest first.
 RUNNING: Query[list[Request]] = Query(statements.RUNNING_REQUESTS, {}, REQUESTS.read_all)
 # The latest arrival of an unfinished request, on the queue's clock; 0 if there is none.
-LATEST_ARRIVAL: Query[float] = Query(
-    statements.LATEST_ARRIVAL, {}, lambda rows: float(rows[0][0] or 0.0)
-)
+LATEST_ARRIVAL = Query(statements.LATEST_ARRIVAL, {}, lambda rows: float(rows[0][0] or 0.0))
 # For how many seconds daemons have run on this database, as it was last noted.
 RUN_SECONDS: Query[float] = Query(statements.RUN_SECONDS, {}, lambda rows: float(rows[0][0]))
 # How many launches failed of environments that are nothing else yet.
 NEVER_LAUNCHED_COUNT: Query[int] = Query(statements.NEVER_LAUNCHED_COUNT, {}, _count)
 # All other environments that were not stopped, by name.
-LAUNCHED_ENVIRONMENTS: Query[list[Environment]] = Query(
-    statements.LAUNCHED_ENVIRONMENTS, {}, ENVIRONMENTS.read_all
-)
+LAUNCHED_ENVIRONMENTS = Query(statements.LAUNCHED_ENVIRONMENTS, {}, ENVIRONMENTS.read_all)
 # The names of environments that are neither failed nor stopped.
 NAMES: Query[list[str]] = Query(statements.NAMES, {}, _names)
 # The generations of all environments that are starting or draining.
-UNSETTLED_GENERATIONS: Query[list[Generation]] = Query(
-    statements.UNSETTLED_GENERATIONS, {}, GENERATIONS.read_all
-)
+UNSETTLED_GENERATIONS = Query(statements.UNSETTLED_GENERATIONS, {}, GENERATIONS.read_all)
 # How many requests are in each state; every state is named.
 COUNTS: Query[dict[str, int]] = Query(
     statements.TALLY,

@@ -45,17 +45,15 @@ def create_app(deps: Dependencies) -> FastAPI:
 
 def _telemetry(deps: Dependencies) -> TelemetryConfig:
     """A span for each call that changes something, where traces are on: all those by POST."""
-    config: TelemetryConfig = {
+    return {
         "auto_configure": False,
         "metrics": False,
         "logs": False,
         "operation_spans": False,
         "tracing": deps.traces is not None,
+        "tracer_provider": None if deps.traces is None else deps.traces.provider,
         "exclude": lambda scope: scope.get("method") != "POST",
     }
-    if deps.traces is not None:
-        config["tracer_provider"] = deps.traces.provider
-    return config
 
 
 def _sampling(app: ASGIApp, lag: EventLoopLagMonitor) -> ASGIApp:

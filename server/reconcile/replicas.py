@@ -94,9 +94,13 @@ class Observer:
             is_in_doubt = bool(aside) or (name in self.changing and not replicas)
             state = observed_state(replicas, is_in_doubt=is_in_doubt)
             # A replica that FAILED has said why itself (`_give_up`).
-            unexplained = state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas
-            error = _lost_replicas(name) if unexplained else None
-            error = _unwatched(name, aside[0]) if aside else error
+            error = None
+            if aside:
+                error = _unwatched(name, aside[0])
+            elif state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas:
+                hint = f"launch it again: openenv launch {name}"
+                text = f"{name} has no replicas left"
+                error = RequestError(ErrorKind.WORKER_LOST, text, hint)
             address = self._moved_to(name, launch) or address
             await self.status.set_environment(name, state, address=address, error=error)
 
@@ -448,12 +452,4 @@ def _unwatched(name: str, aside: SetAside) -> RequestError:
         AFTER_SET_ASIDE
         if aside.is_gateway
         else f"openenv down {name}, then launch it again; its sessions end",
-    )
-
-
-def _lost_replicas(name: str) -> RequestError:
-    return RequestError(
-        ErrorKind.WORKER_LOST,
-        f"{name} has no replicas left",
-        f"launch it again: openenv launch {name}",
     )

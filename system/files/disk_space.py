@@ -36,7 +36,7 @@ def is_read_only(folder: Path) -> bool:
 def why_unwritable(home: Path, exc: OSError) -> tuple[str, str]:
     """Return why the state folder cannot be written, in one clause, and what to do."""
     if is_full(exc):
-        return full_text(home), full_hint(home)
+        return full(home)
     if exc.errno == errno.EROFS:
         return f"the state folder {home} is on a read-only file system", read_only_hint(home)
     text = f"the state folder {home} cannot be written: {exc.strerror or exc}"
@@ -58,17 +58,15 @@ def folder_of(exc: BaseException, otherwise: Path) -> Path:
     return Path(name).parent if isinstance(name, str) and Path(name).is_absolute() else otherwise
 
 
-def full_text(folder: Path) -> str:
-    """One clause on the disk that is full."""
-    return f"no space left on the disk of {folder}"
+def full(folder: Path) -> tuple[str, str]:
+    """Return one clause on the disk that is full, and what to do about it.
 
-
-def full_hint(folder: Path) -> str:
-    """Return what to do about a full disk; the folder on it may be one that could not be made."""
+    The folder on it may be one that could not be made.
+    """
     from shlex import quote  # what a command line that works need not import
 
     place = quote(str(next(one for one in (folder, *folder.parents) if one.exists())))
-    return (
+    return f"no space left on the disk of {folder}", (
         f"see df -h {place}, df -i {place} and, if there are quotas, quota -s; remove what is not"
         " needed there (of openenvd's own: openenv prune)"
     )

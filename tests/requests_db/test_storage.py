@@ -99,8 +99,8 @@ def test_a_database_cannot_be_made_on_a_full_disk(small_disk: Path) -> None:
     ballast = fill(small_disk)
     with pytest.raises(DatabaseFull, match=f"no space left on the disk of {small_disk}") as caught:
         open_database(small_disk / "requests.db")
-    assert f"df -h {small_disk}" in caught.value.hint
-    assert "openenv prune" in caught.value.hint
+    assert f"df -h {small_disk}" in str(caught.value.hint)
+    assert "openenv prune" in str(caught.value.hint)
     ballast.unlink()
     open_database(small_disk / "requests.db")
 
