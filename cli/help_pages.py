@@ -17,6 +17,7 @@ import click
 
 from ..client.errors import ApiRefused
 from ..system.text.options import Option, options_of
+from ..system.text.units import near_matches
 from .options import Command, help_of, type_of, word_of
 from .output.output import Output
 
@@ -108,10 +109,7 @@ class SetOption(click.Option):
     def _unknown(self, word: str, ctx: click.Context) -> str:
         if any(f"--{word}" in option.opts for option in ctx.command.params):
             return f"{word} has an option of its own; write --{word}"
-        from difflib import get_close_matches
-
-        near = get_close_matches(word, self.table)
-        hint = f"did you mean {' or '.join(near)}?" if near else "--set help lists them"
+        _, hint = near_matches(word, self.table, "--set help lists them")
         return f"no option is called {word!r}; {hint}"
 
     def _read(self, item: Option, value: str, ctx: click.Context) -> Any:

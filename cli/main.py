@@ -20,6 +20,7 @@ import click
 
 from .. import __version__
 from ..client.errors import ClientError, RequestFailed
+from ..system.text.units import near_matches
 from . import exit_codes, passthrough
 
 if TYPE_CHECKING:
@@ -276,13 +277,10 @@ def _lead(error: click.ClickException) -> str | None:
 
 
 def _unknown(name: str) -> str:
-    from difflib import get_close_matches
-
     if meant := OTHER_WORDS.get(name):
         return f"no command is called {name!r}; use openenv {meant}"
     upstream = list(passthrough.COMMANDS) if passthrough.is_installed() else []
-    near = get_close_matches(name, [*COMMANDS, *upstream])
-    hint = f"did you mean {' or '.join(near)}?" if near else "openenv --help lists them"
+    _, hint = near_matches(name, [*COMMANDS, *upstream], "openenv --help lists them")
     return f"no command is called {name!r}; {hint}"
 
 

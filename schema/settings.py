@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..system.text.units import near_matches
 from .layout import Layout
 
 # Below the ephemeral range of Linux (32768) and macOS (49152): a daemon on a higher port was
@@ -224,10 +225,7 @@ def _named(key: str, path: Path) -> Setting:
     known = {item.name: item for item in SETTINGS}
     if (item := known.get(key.replace("-", "_"))) is not None:
         return item
-    from difflib import get_close_matches
-
-    near = get_close_matches(key, known, 1)
-    hint = f"did you mean {near[0]}?" if near else "openenv config lists them"
+    _, hint = near_matches(key, known, "openenv config lists them")
     raise ValueError(f"{path}: no setting is called {key!r}; {hint}")
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from ..schema.errors import HintedError
@@ -74,14 +73,6 @@ class Unreadable(ApiError, kind="unreadable", status=500):
 
 class StorageFailed(ApiError, kind="storage", status=507):
     """The disk is full, or the state folder cannot be written."""
-
-
-def near_matches(name: str, known: Iterable[str], otherwise: str) -> tuple[list[str], str]:
-    """Names that look like a wrong one, and what to do; `otherwise` when there are none."""
-    from difflib import get_close_matches  # when a name is wrong
-
-    near = get_close_matches(name, list(known))
-    return near, f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 class DaemonError(HintedError):

@@ -24,8 +24,9 @@ from ...schema.operation_options import RequestOptions
 from ...schema.protocol import MIN_SESSION_MEMORY_MB
 from ...schema.states import RequestState
 from ...system.text.json_lines import Json
+from ...system.text.units import near_matches
 from ..dispatch.submission import request_of
-from ..errors import Invalid, near_matches
+from ..errors import Invalid
 from ..operations import registry
 from ..operations.base import Operation, fields_of
 from . import streams

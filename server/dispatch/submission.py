@@ -28,6 +28,7 @@ from ...schema.spec import sleep_seconds_of, validate_name
 from ...schema.states import EnvironmentState, Schedule
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials
+from ...system.text.units import near_matches
 from ..errors import (
     AmbiguousId,
     ApiError,
@@ -37,7 +38,6 @@ from ..errors import (
     NameTaken,
     NotFound,
     QueueFull,
-    near_matches,
 )
 from ..events import EventBus
 from ..operations import registry

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units of memory, and counts for people."""
+"""Units of memory; counts, and names that were meant, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
 
 MB = 2**20
 
@@ -7,3 +11,11 @@ MB = 2**20
 def plural(count: int, noun: str) -> str:
     """`1 session`, `2 sessions`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def near_matches(name: str, known: Iterable[str], otherwise: str) -> tuple[list[str], str]:
+    """Return names that look like a wrong one, and what to do; `otherwise` if there are none."""
+    from difflib import get_close_matches  # when a name is wrong
+
+    near = get_close_matches(name, list(known))
+    return near, f"did you mean {' or '.join(near)}?" if near else otherwise
