@@ -284,7 +284,7 @@ class GatewayManager:
                         well_at = now if problem is None else well_at
                         if now - well_at >= PATIENCE_SECONDS:
                             return f"{name} has no replica: {problem}."
-                        # Not for ever: the notification can be lost.
+                        # For a limited time: the notification can be lost.
                         with anyio.move_on_after(CHANGE_POLL_INTERVAL_SECONDS):
                             await self._has_written.wait()
         except TimeoutError:

@@ -16,6 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
@@ -54,6 +55,7 @@ _THREADS = ThreadPoolExecutor(32, "provider")  # an engine that hangs keeps its 
 Result = TypeVar("Result")
 
 
+@dataclass(eq=False)
 class Change:
     """One request, and the environment that it changes."""
 
@@ -63,30 +65,24 @@ class Change:
         *(Part.STAYS, Part.OLD, Part.KEPT, Part.READY, Part.WAITING),
     )
 
-    def __init__(
-        self,
-        name: str,
-        context: OperationContext,
-        store: AsyncStore,
-        replicas: ReplicaManager,
-        gateway: GatewayManager,
-        moves: Moves,
-    ) -> None:
-        self.name = name
-        self._context = context
-        self._store = store
-        self._replicas = replicas
-        self._gateway = gateway
-        self._moves = moves
-        self._launch: str | None = None  # that serves
+    name: str
+    _context: OperationContext
+    _store: AsyncStore
+    _replicas: ReplicaManager
+    _gateway: GatewayManager
+    _moves: Moves
+    _launch: str | None = None  # that serves
+    _ready: dict[str, StartedReplica] = field(default_factory=dict)  # of those started, by id
+    _drained: dict[str, ReplicaWatch] = field(default_factory=dict)
+    _keeps_one: bool = False  # the last replica: its sockets are the new ones'
+    _wanted: int = 0
+    _shares: deque[int | None] = field(default_factory=deque)  # of those that may still be started
+    _left: SessionsLeft | None = None
+    _ended_by: float = 0.0  # monotonic: when the replicas drained last should have ended
+
+    def __post_init__(self) -> None:
+        """Begin without a replica."""
         self._roster = Roster(self._part_of)
-        self._ready: dict[str, StartedReplica] = {}  # those that were started, by id
-        self._drained: dict[str, ReplicaWatch] = {}
-        self._keeps_one = False  # the last replica: its sockets are the new ones'
-        self._wanted = 0
-        self._shares: deque[int | None] = deque()  # of the replicas that may still be started
-        self._left: SessionsLeft | None = None
-        self._ended_by = 0.0  # monotonic: when the replicas drained last should have ended
         self._note_start(READY_SECONDS, 0)
 
     async def _begin(self, reason: str | None) -> Environment:

@@ -28,7 +28,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 INTERVAL_SECONDS = 0.1
 WINDOW_SECONDS = 60.0
@@ -60,13 +60,7 @@ class LagWindow:
     One thread writes; others may read, since a deque is copied in one step.
     """
 
-    def __init__(
-        self,
-        now: float,
-        *,
-        interval_seconds: float = INTERVAL_SECONDS,
-        window_seconds: float = WINDOW_SECONDS,
-    ) -> None:
+    def __init__(self, now: float, interval_seconds: float, window_seconds: float) -> None:
         self._interval = interval_seconds
         self._most = max(1, round(window_seconds / interval_seconds))
         self._lags: deque[float] = deque(maxlen=self._most)
@@ -107,6 +101,7 @@ def quantile(ordered: list[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
+@dataclass(eq=False)
 class EventLoopLagMonitor:
     """Measures the loop that it is started on, while there is something to be late for.
 
@@ -116,31 +111,24 @@ class EventLoopLagMonitor:
     samples, and when it pauses.
     """
 
-    def __init__(
-        self,
-        name: str = "loop",
-        *,
-        interval_seconds: float = INTERVAL_SECONDS,
-        window_seconds: float = WINDOW_SECONDS,
-        stall_seconds: float = STALL_SECONDS,
-        on_report: Callable[[LagSnapshot], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.name = name  # of the loop, in log lines and of the watchdog's thread
-        self._clock = clock
-        self._interval_seconds = interval_seconds
-        self._stall_seconds = stall_seconds
-        self._on_report = on_report
-        self._report_at = 0.0
-        self._window = LagWindow(
-            math.inf, interval_seconds=interval_seconds, window_seconds=window_seconds
-        )
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None  # None while it does not sample
-        self._watching = 0  # blocks of `watching`
-        self._samples_left = math.inf  # before it pauses
-        self._thread: threading.Thread | None = None
-        self._samples = threading.Event()  # what the watchdog waits for while there is nothing
+    name: str = "loop"  # of the loop, in log lines and of the watchdog's thread
+    interval_seconds: float = INTERVAL_SECONDS
+    window_seconds: float = WINDOW_SECONDS
+    stall_seconds: float = STALL_SECONDS
+    on_report: Callable[[LagSnapshot], None] | None = None
+    clock: Callable[[], float] = time.monotonic
+    _report_at: float = field(init=False, default=0.0)
+    _loop: asyncio.AbstractEventLoop | None = field(init=False, default=None)
+    _timer: asyncio.TimerHandle | None = field(init=False, default=None)  # set while it samples
+    _watching: int = field(init=False, default=0)  # blocks of `watching`
+    _samples_left: float = field(init=False, default=math.inf)  # before it pauses
+    _thread: threading.Thread | None = field(init=False, default=None)
+    # What the watchdog waits for while there is nothing.
+    _samples: threading.Event = field(init=False, default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        """Prepare, without a loop."""
+        self._window = LagWindow(math.inf, self.interval_seconds, self.window_seconds)
         self._ended = threading.Event()
 
     def start(self, *, paused: bool = False) -> None:
@@ -167,8 +155,8 @@ class EventLoopLagMonitor:
         self._samples_left = math.inf
         if self._loop is None or self._timer is not None:
             return
-        self._window.due = self._clock() + self._interval_seconds
-        self._timer = self._loop.call_later(self._interval_seconds, self._beat)
+        self._window.due = self.clock() + self.interval_seconds
+        self._timer = self._loop.call_later(self.interval_seconds, self._beat)
         self._samples.set()
         if self._thread is None:
             name, watched = f"{self.name}-watchdog", (threading.get_ident(), self._ended)
@@ -198,7 +186,7 @@ class EventLoopLagMonitor:
 
     def snapshot(self) -> LagSnapshot:
         """The lag until now; from any thread."""
-        return self._window.snapshot(self._clock())
+        return self._window.snapshot(self.clock())
 
     def __enter__(self) -> EventLoopLagMonitor:
         self.start()
@@ -209,13 +197,13 @@ class EventLoopLagMonitor:
 
     def _beat(self) -> None:
         assert self._loop is not None
-        now = self._clock()
+        now = self.clock()
         self._window.beat(now)
         self._samples_left -= 1
         is_last = self._samples_left <= 0
-        if self._on_report is not None and (is_last or now >= self._report_at):
+        if self.on_report is not None and (is_last or now >= self._report_at):
             self._report_at = now + REPORT_SECONDS
-            self._on_report(self.snapshot())
+            self.on_report(self.snapshot())
         if is_last:
             self._stop_sampling()
         else:
@@ -231,11 +219,11 @@ class EventLoopLagMonitor:
     def _watch(self, watched: int, ended: threading.Event) -> None:
         """Log each stall once, on the watchdog's thread, while it lasts."""
         is_logged = False
-        while self._samples.wait() and not ended.wait(self._stall_seconds / 2):
-            overdue = self._window.overdue_seconds(self._clock())
-            if overdue >= self._stall_seconds and not is_logged:
+        while self._samples.wait() and not ended.wait(self.stall_seconds / 2):
+            overdue = self._window.overdue_seconds(self.clock())
+            if overdue >= self.stall_seconds and not is_logged:
                 frame = sys._current_frames().get(watched)  # noqa: SLF001  documented all the same
                 lines = traceback.format_stack(frame) if frame else ["a thread that has ended"]
                 text = "%s is blocked for %.1f s by:\n%s"
                 log.warning(text, self.name, overdue, "".join(lines).rstrip())
-            is_logged = overdue >= self._stall_seconds
+            is_logged = overdue >= self.stall_seconds

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from openenvd.client import daemon, following
@@ -28,24 +30,26 @@ def test_the_final_state_comes_last_even_when_the_log_comes_after_it(
     assert [event.name for event in following.follow(client, "1")] == ["log", "state"]
 
 
-def test_a_broken_stream_is_taken_up_after_the_last_event(
-    fake: FakeDaemon, client: DaemonClient
-) -> None:
+def break_off(fake: FakeDaemon, first: list[Any], rest: list[Any]) -> list[str | None]:
+    """Have the stream break off once; returns after which event each call continues."""
     asked: list[str | None] = []
 
     def stream(call: Call) -> None:
         asked.append(call.headers["Last-Event-ID"])
         call.begin_stream()
-        if len(asked) == 1:
-            call.event("1:0", "state", RUNNING)
-            call.event("1:2", "log", {"text": "a\n"})
-            call.break_off()
-        else:
-            call.event("1:4", "log", {"text": "b\n"})
-            call.event("2:4", "state", DONE)
-            call.end_stream()
+        for event in first if len(asked) == 1 else rest:
+            call.event(*event)
+        (call.break_off if len(asked) == 1 else call.end_stream)()
 
     fake.get("/v1/requests/1/events", stream)
+    return asked
+
+
+def test_a_broken_stream_is_taken_up_after_the_last_event(
+    fake: FakeDaemon, client: DaemonClient
+) -> None:
+    first = [("1:0", "state", RUNNING), ("1:2", "log", {"text": "a\n"})]
+    asked = break_off(fake, first, [("1:4", "log", {"text": "b\n"}), ("2:4", "state", DONE)])
     fake.get("/v1/requests/1", {"request": RUNNING})
     events = list(following.follow(client, "1", reconnect=lambda: daemon.find(fake.paths)))
     assert asked == [None, "1:2"]
@@ -56,19 +60,7 @@ def test_a_broken_stream_is_taken_up_after_the_last_event(
 def test_an_end_that_was_missed_is_found_with_the_rest_of_the_log(
     fake: FakeDaemon, client: DaemonClient
 ) -> None:
-    asked: list[str | None] = []
-
-    def stream(call: Call) -> None:
-        asked.append(call.headers["Last-Event-ID"])
-        call.begin_stream()
-        if len(asked) == 1:
-            call.event("1:0", "state", RUNNING)
-            call.break_off()
-        else:
-            call.event("2:4", "log", {"text": "b\n"})
-            call.end_stream()
-
-    fake.get("/v1/requests/1/events", stream)
+    break_off(fake, [("1:0", "state", RUNNING)], [("2:4", "log", {"text": "b\n"})])
     fake.get("/v1/requests/1", {"request": DONE})
     names = [event.name for event in following.follow(client, "1")]
     assert names == ["state", "log", "state"]

@@ -66,7 +66,7 @@ def test_a_stall_is_all_the_samples_that_were_missed(
     ids=["in time", "it keeps its rhythm after a stall", "a timer that comes too early"],
 )
 def test_when_the_next_beat_is_due(beats: list[float], dues: list[float]) -> None:
-    window = LagWindow(0.0)
+    window = LagWindow(0.0, 0.1, 60.0)
     for beat, due in zip(beats, dues, strict=True):
         window.beat(beat)
         assert window.due == pytest.approx(due)
@@ -75,7 +75,7 @@ def test_when_the_next_beat_is_due(beats: list[float], dues: list[float]) -> Non
 
 
 def test_one_long_stall_moves_the_percentiles_as_long_as_it_lasted() -> None:
-    window = LagWindow(0.0, window_seconds=10.0)
+    window = LagWindow(0.0, 0.1, 10.0)
     for _ in range(49):
         window.beat(window.due)
     now = window.due + 5.0
@@ -88,7 +88,7 @@ def test_one_long_stall_moves_the_percentiles_as_long_as_it_lasted() -> None:
 
 
 def test_the_window_slides_and_the_worst_is_remembered() -> None:
-    window = LagWindow(0.0, window_seconds=1.0)
+    window = LagWindow(0.0, 0.1, 1.0)
     window.beat(2.1)
     for _ in range(10):
         window.beat(window.due)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,15 +22,7 @@ from openenvd.server.operations.progress import (
     eta_seconds,
 )
 
-
-class Clock:
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-CLOCK = Clock()
+CLOCK: Any = SimpleNamespace(now=100.0, monotonic=lambda: CLOCK.now)
 
 
 @pytest.fixture(autouse=True)
