@@ -108,7 +108,8 @@ class MemoryHistory:
             if began < self._next_look:
                 return
             try:
-                await self._look()
+                live, executor = self._deps.reconciler.replicas.live, self._deps.executor.status()
+                await asyncio.to_thread(self._measure, live, executor)
             except Exception:  # a defect, of one chart alone; the next look may go well
                 self.now = None
                 if not self._has_failed:
@@ -117,13 +118,9 @@ class MemoryHistory:
             self._took_seconds = time.monotonic() - began
             self._next_look = began + max(POLL_INTERVAL_SECONDS, self._took_seconds / MAX_SHARE)
 
-    async def _look(self) -> None:
-        statuses = dict(self._deps.reconciler.replicas.live)
-        executor = self._deps.executor.status()
-        self.replicas = await asyncio.to_thread(_replicas_bytes, statuses)
-        self.now = await asyncio.to_thread(self._measure, executor)
-
-    def _measure(self, executor: ExecutorStatus) -> MemoryUse:
+    def _measure(self, live: dict[str, StatusLine], executor: ExecutorStatus) -> None:
+        sizes = {replica: replica_bytes(status) for replica, status in live.items()}
+        self.replicas = {replica: size for replica, size in sizes.items() if size is not None}
         limit = int(self._deps.limits["memory_bytes"])
         available = available_memory_bytes()
         reserve = int(executor.plan["reserve_bytes"])
@@ -132,7 +129,7 @@ class MemoryHistory:
         workers = sum(proportional_bytes(worker.pid) for worker in executor.workers)
         replicas = sum(self.replicas.values())
         ours = daemon + zygote + workers + replicas
-        return MemoryUse(
+        self.now = MemoryUse(
             limit=limit,
             daemon=daemon,
             zygote=zygote,
@@ -142,11 +139,6 @@ class MemoryHistory:
             reserve=min(reserve, available),
             free=max(0, available - reserve),
         )
-
-
-def _replicas_bytes(statuses: dict[str, StatusLine]) -> dict[str, int]:
-    sizes = {replica: replica_bytes(status) for replica, status in statuses.items()}
-    return {replica: size for replica, size in sizes.items() if size is not None}
 
 
 ROUNDING_BYTES = 100_000
