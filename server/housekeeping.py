@@ -258,12 +258,9 @@ def collect(paths: Paths, settings: Settings, run_seconds: float) -> None:
     if gone := collect_abandoned(socket_folders_outside()):
         log.info("removed %d abandoned folders of sockets", len(gone))
     for venv in prune_old(paths, run_seconds, settings.keep_venv_days * DAY_SECONDS):
-        log.info(
-            "removed the virtual environment of %s, unused for %g days: %.0f MB",
-            venv.project or "an unfinished launch",
-            settings.keep_venv_days,
-            venv.freed_bytes / MB,
-        )
+        whose, size = venv.project or "an unfinished launch", venv.freed_bytes / MB
+        text = "removed the virtual environment of %s, unused for %g days: %.0f MB"
+        log.info(text, whose, settings.keep_venv_days, size)
 
 
 MAX_REMOVALS = 100  # of the folder between making and locking it, one after the other

@@ -290,12 +290,8 @@ class Lifecycle:
                     else:
                         self._let_leave(worker)
         except (FrameError, KeyError, TypeError):
-            log.exception(
-                "invalid frame from worker %s (pid %d); closing its pipe",
-                worker.name,
-                worker.pid,
-                extra=worker.log_fields,
-            )
+            text = "invalid frame from worker %s (pid %d); closing its pipe"
+            log.exception(text, worker.name, worker.pid, extra=worker.log_fields)
             self._channels.end_pipe(worker)
             return False
         return True

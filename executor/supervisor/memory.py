@@ -116,12 +116,8 @@ class WorkerMemory:
             worker.cgroup.set_limit(limit)
             self._groups[worker.name].limit_bytes = limit
         except OSError as exc:
-            log.warning(
-                "cannot set the memory limit of worker %s: %s",
-                worker.name,
-                exc,
-                extra=worker.log_fields,
-            )
+            text = "cannot set the memory limit of worker %s: %s"
+            log.warning(text, worker.name, exc, extra=worker.log_fields)
 
     def close(self) -> None:
         """Remove every cgroup; one that still holds a process stays."""

@@ -81,11 +81,8 @@ class EventBuffer:
             try:
                 self._on_event(event)
             except Exception:
-                log.exception(
-                    "the executor's listener failed on %s",
-                    type(event).__name__,
-                    extra={"request_id": getattr(event, "task_id", None)},
-                )
+                name, extra = type(event).__name__, {"request_id": event.task_id}
+                log.exception("the executor's listener failed on %s", name, extra=extra)
 
 
 @dataclass(eq=False, slots=True)

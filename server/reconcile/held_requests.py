@@ -80,7 +80,6 @@ class HeldRequests:
         self._max_held = max_held or connections_within(raise_fd_limit(), shares=2, most=MAX_HELD)
         self._listener: Listener | None = None
         self._socket: socket.socket | None = None
-        self._connections: set[_Connection] = set()
         self._held: dict[str, set[_Connection]] = {}  # by environment
         self._waiting: dict[str, asyncio.Task[None]] = {}  # for its replica
 
@@ -112,16 +111,12 @@ class HeldRequests:
         self._socket = None
         with contextlib.suppress(OSError):
             self.path.unlink()
-        for connection in self._connections:
+        for connection in self._listener.limit.open.copy():
             connection.transport.abort()
         waiting = list(self._waiting.values())
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-
-    def add(self, connection: _Connection) -> None:
-        """Count a connection that was opened."""
-        self._connections.add(connection)
 
     def hold(self, connection: _Connection, name: str) -> None:
         """Answer a request when it is known whether its environment has a replica."""
@@ -135,7 +130,6 @@ class HeldRequests:
 
     def remove(self, connection: _Connection, name: str | None) -> None:
         """Drop a connection that has ended."""
-        self._connections.discard(connection)
         held = self._held.get(name or "", set())
         held.discard(connection)
         if not held and name in self._waiting:
@@ -168,14 +162,12 @@ class _Connection(asyncio.Protocol):
         self._head = b""
         self._name: str | None = None
         self._is_read = False
-        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for a head."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self._limit.add(self)
-        self._owner.add(self)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(HEAD_SECONDS, transport.abort)
 
@@ -187,7 +179,7 @@ class _Connection(asyncio.Protocol):
         if _END_OF_HEAD not in self._head and len(self._head) <= _MAX_HEAD_BYTES:
             return
         self._is_read = True
-        self._stop_timer()
+        self._timer.cancel()
         self._limit.note_request(self)
         found = _NAME.search(self._head)
         self._head = b""
@@ -199,7 +191,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Hold it no more."""
-        self._stop_timer()
+        self._timer.cancel()
         self._limit.remove(self)
         self._owner.remove(self, self._name)
 
@@ -208,8 +200,3 @@ class _Connection(asyncio.Protocol):
         if not self.transport.is_closing():  # it may have left
             self.transport.write(data)
             self.transport.close()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

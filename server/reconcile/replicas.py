@@ -145,7 +145,7 @@ class ReplicaManager:
             aside.replica_id: {"unwatched": True, "problem": aside.sentence}
             for aside in self.observer.set_aside.values()
         }
-        return unwatched | {watch.replica.id: watch.status for watch in self.watches}
+        return unwatched | {watch.replica.id: watch.status for watch in self.watches.values()}
 
     # Finding and watching.
 

@@ -87,12 +87,10 @@ class StatusWriter:
         work, now = observing.end_generation, time.time()
         self._bus.publish(await self._store.write(work, generation, state, now=now, error=error))
         why = "" if error is None else f": {error}"
-        log.log(
-            logging.INFO if error is None else logging.WARNING,
-            "generation %d of environment %s is %s%s",
-            *(generation.number, generation.environment, state.value, why),
-            extra=_log_fields(generation),
-        )
+        level = logging.INFO if error is None else logging.WARNING
+        number, name, extra = generation.number, generation.environment, _log_fields(generation)
+        text = "generation %d of environment %s is %s%s"
+        log.log(level, text, number, name, state.value, why, extra=extra)
 
     async def adopt(self, environment: Environment) -> None:
         """Write an environment that runs, and whose launch is in no table."""

@@ -52,24 +52,14 @@ class _Sums:
                 self.slots[share.slots] += sign
 
 
-class Watches:
-    """Owns the index and the sums."""
+class Watches(dict[str, "ReplicaWatch"]):
+    """The watches by replica; owns the index and the sums."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, ReplicaWatch] = {}
+        super().__init__()
         self._by_environment: dict[str, dict[str, ReplicaWatch]] = {}
         self._shares: dict[str, _Share | None] = {}  # by replica: what is in the sums
         self._sums: dict[tuple[str, str], _Sums] = {}  # by environment and launch
-
-    def __iter__(self) -> Iterator[ReplicaWatch]:
-        return iter(self._by_id.values())
-
-    def __contains__(self, replica_id: str) -> bool:
-        return replica_id in self._by_id
-
-    def get(self, replica_id: str) -> ReplicaWatch | None:
-        """The watch of a replica; None: it is not watched."""
-        return self._by_id.get(replica_id)
 
     def of(self, name: str, request_id: str | None = None) -> list[ReplicaWatch]:
         """The watches of an environment's replicas, or of one launch of it."""
@@ -79,13 +69,13 @@ class Watches:
     def add(self, watch: ReplicaWatch) -> None:
         """Watch a replica, which was not watched."""
         replica_id = watch.replica.id
-        self._by_id[replica_id] = watch
+        self[replica_id] = watch
         self._by_environment.setdefault(watch.replica.environment, {})[replica_id] = watch
         self.note(watch)
 
     def remove(self, replica_id: str) -> ReplicaWatch | None:
         """Stop watching a replica; return its watch, if there was one."""
-        watch = self._by_id.pop(replica_id, None)
+        watch = self.pop(replica_id, None)
         if watch is not None:
             name = watch.replica.environment
             self._count(watch, None)
@@ -99,7 +89,7 @@ class Watches:
 
     def note(self, watch: ReplicaWatch) -> None:
         """Update the sums by a replica's state and sessions, if the replica is still watched."""
-        if self._by_id.get(watch.replica.id) is watch:
+        if self.get(watch.replica.id) is watch:
             self._count(watch, _share_of(watch))
 
     def occupancy(self, name: str, request_id: str | None) -> Occupancy | None:
@@ -164,20 +154,18 @@ class Roster:
 
     def __init__(self, part_of: Callable[[ReplicaWatch], Part | None]) -> None:
         self._part_of = part_of
-        self._parts: dict[str, Part] = {}
         self._found: dict[Part, dict[str, ReplicaWatch]] = {part: {} for part in Part}
 
     def note(self, watch: ReplicaWatch) -> None:
         """Give a replica its part as of now."""
         replica_id, now = watch.replica.id, self._part_of(watch)
-        before = self._parts.get(replica_id)
+        before = next((part for part in Part if replica_id in self._found[part]), None)
         if now is before and (now is None or self._found[now][replica_id] is watch):
             return
         if before is not None:
-            del self._found[before][replica_id], self._parts[replica_id]
+            del self._found[before][replica_id]
         if now is not None:
             self._found[now][replica_id] = watch
-            self._parts[replica_id] = now
 
     def count(self, *parts: Part) -> int:
         """How many replicas have one of these parts."""

@@ -44,12 +44,12 @@ class ConnectionLimit:
     def __init__(self, most: int) -> None:
         self._most = most
         self._reserved = 0  # accepted, and not opened yet
-        self._open: set[Any] = set()
+        self.open: set[Any] = set()
         self._idle: dict[Any, None] = {}  # without a request, the oldest first
 
     def has_room(self) -> bool:
         """Return whether `reserve` would succeed now."""
-        return len(self._open) + self._reserved < self._most or bool(self._idle)
+        return len(self.open) + self._reserved < self._most or bool(self._idle)
 
     def reserve(self) -> bool:
         """Return whether one more may be opened: `add` or `give_back` is to follow.
@@ -58,7 +58,7 @@ class ConnectionLimit:
         """
         if not self.has_room():
             return False
-        if len(self._open) + self._reserved >= self._most:
+        if len(self.open) + self._reserved >= self._most:
             oldest = next(iter(self._idle))
             self.remove(oldest)
             oldest.transport.abort()
@@ -72,12 +72,12 @@ class ConnectionLimit:
     def add(self, connection: Any) -> None:
         """Count a connection that was opened; it is idle."""
         self._reserved -= 1
-        self._open.add(connection)
+        self.open.add(connection)
         self._idle[connection] = None
 
     def remove(self, connection: Any) -> None:
         """Count a connection no more."""
-        self._open.discard(connection)
+        self.open.discard(connection)
         self._idle.pop(connection, None)
 
     def note_request(self, connection: Any) -> None:
@@ -86,7 +86,7 @@ class ConnectionLimit:
 
     def note_idle(self, connection: Any) -> None:
         """Note that the connection's request has been answered."""
-        if connection in self._open:
+        if connection in self.open:
             self._idle[connection] = None
 
 
@@ -101,7 +101,7 @@ class Listener:
     ) -> None:
         """`make_protocol` makes a protocol that reports to the limit, at most `most` of them."""
         self._listener = listener
-        self._limit = ConnectionLimit(most)
+        self.limit = ConnectionLimit(most)
         self._make_protocol = make_protocol
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
@@ -122,7 +122,7 @@ class Listener:
         for _ in range(BATCH):
             # A connection that is being opened cannot be closed yet. Once it is open and idle, the
             # next one takes its place instead of being turned away.
-            if self._opening and not self._limit.has_room():
+            if self._opening and not self.limit.has_room():
                 return
             try:
                 accepted, _address = self._listener.accept()
@@ -134,7 +134,7 @@ class Listener:
                 self._timer = self._loop.call_later(FULL_SECONDS, self.start)
                 return
             accepted.setblocking(False)
-            if self._limit.reserve():
+            if self.limit.reserve():
                 task = self._loop.create_task(self._open(accepted))
                 self._opening.add(task)
                 task.add_done_callback(self._opening.discard)
@@ -142,11 +142,11 @@ class Listener:
                 turn_away(accepted)
 
     async def _open(self, accepted: socket.socket) -> None:
-        protocol = self._make_protocol(self._limit)
+        protocol = self._make_protocol(self.limit)
         try:
             await self._loop.connect_accepted_socket(lambda: protocol, accepted)
         except OSError:  # its client has left already
-            self._limit.give_back()
+            self.limit.give_back()
             accepted.close()
 
 

@@ -847,7 +847,7 @@ async def test_nothing_is_kept_of_environments_that_have_ended(world: World) -> 
         await world.ends(launch, RequestState.CANCELLED)
         await world.becomes(S.STOPPED, f"trial-{number}")
     replicas, queue = reconciler.replicas, reconciler.queue
-    assert [len(each) for each in (queue._due, replicas.watches._by_id)] == [0, 0]
+    assert [len(each) for each in (queue._due, replicas.watches)] == [0, 0]
 
 
 # Updates.

@@ -59,7 +59,7 @@ def test_whatever_happens_the_sums_are_those_of_the_replicas_that_are_watched() 
                 watch.status = {"info": {"max_sessions": slots}, "sessions": draw.randrange(5)}
             index.note(watch)
         assert index.occupancy("trial", "1") == walked(watches)
-        assert set(index.of("trial")) == set(watches) == set(index)
+        assert set(index.of("trial")) == set(watches) == set(index.values())
     for watch in watches:
         index.remove(watch.replica.id)
     assert (index._by_environment, index._sums, index._shares) == ({}, {}, {})
