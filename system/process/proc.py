@@ -44,8 +44,11 @@ class ProcessStat(NamedTuple):
 
 def read_stat(pid: int) -> ProcessStat | None:
     """Return the process as the kernel shows it; None when there is none of that pid."""
-    line = read_text(f"/proc/{pid}/stat")
-    return parse_stat(line) if line else None
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return parse_stat(file.read().decode(errors="replace"))
+    except (FileNotFoundError, ProcessLookupError):  # of another error nothing follows
+        return None
 
 
 def parse_stat(line: str) -> ProcessStat:
