@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_978,
-    "code lines": 47_431,
+    "shipped lines": 72_673,
+    "code lines": 47_153,
     "modules": 384,
-    "test lines": 69_355,
+    "test lines": 69_448,
     "words of pages": 24_990,
     "words of decisions": 7_216,
     "folders at the root": 15,
