@@ -79,6 +79,7 @@ def test_one_long_stall_moves_the_percentiles_as_long_as_it_lasted() -> None:
     for _ in range(49):
         window.beat(window.due)
     now = window.due + 5.0
+    assert window.snapshot(now).max_seconds == pytest.approx(5.0)  # also while it lasts
     window.beat(now)
     snapshot = window.snapshot(now)
     assert snapshot.samples == 100

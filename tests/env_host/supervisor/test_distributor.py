@@ -127,6 +127,27 @@ def test_shards_get_equal_parts_and_no_more_than_a_window(
     assert made.place() == [50, WINDOW]
 
 
+def test_a_connection_goes_to_the_shard_with_the_fewest_sessions(house: MakeHouse) -> None:
+    made = house(3)
+    for index, sessions in enumerate((7, 2, 5)):
+        made.scoreboard[index][Field.SESSIONS] = sessions
+    made.connect(4)
+    assert made.place() == [0, 4, 0] or made.place() == [0, 3, 1]
+    assert sum(len(message.fds) for message in made.take(1)) >= 3
+
+
+def test_a_full_shard_gets_one_only_when_all_are_full(house: MakeHouse) -> None:
+    made = house(2, max_sessions=4)
+    made.scoreboard[0][Field.SESSIONS] = 4
+    made.scoreboard[1][Field.SESSIONS] = 3
+    made.connect(1)
+    assert made.place() == [0, 1]
+    made.take(1)
+    made.scoreboard[1][Field.SESSIONS] = 9
+    made.connect(1)
+    assert made.place() == [1, 0]
+
+
 def test_the_oldest_go_first(house: MakeHouse) -> None:
     made = house(1)
     made.connect(3)
