@@ -3,8 +3,7 @@
 
     (a)  how many `launch --async` of `echo` are up at once before the first kill, with `status`
          and `logs` still answering
-    (b)  whether it starts, and is still there after a while without work; then 1, 2, 4, 8, … SHORT
-         requests at once, until the kernel kills something or one of them does not succeed
+    (b)  whether it starts, and still answers after a while without work
 
 The sizes are 0.5 CPU with 750 MB, and 4 CPUs with 16 GB. Everything runs through the installed
 command inside the group: daemon, workers, environments and the commands themselves.
@@ -26,7 +25,7 @@ import tempfile
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
@@ -36,7 +35,6 @@ from typing import Any
 from load_tests.peers.skypilot_peer import (
     PEER_OPTION,
     Kind,
-    PeerClient,
     answers,
     kinds,
     started,
@@ -49,12 +47,8 @@ LAUNCH_SECONDS = 60.0
 STEP = {"small": 30, "large": 100}
 MOST = {"small": 90, "large": 400}
 OURS = "openenvd"
-MAX_AT_ONCE = 64  # of (b)
 START_SECONDS = 180.0
-BATCH_SECONDS = 120.0
 ANSWER_SECONDS = 10.0
-AFTER_KILL_SECONDS = 15.0  # for the others of a batch to end
-POLL_INTERVAL_SECONDS = 0.2
 PEER_IDLE_SECONDS = 60.0  # with half a CPU it takes its workers so long to have imported everything
 PERIOD_US = 100_000
 V1 = Path("/sys/fs/cgroup")
@@ -282,23 +276,15 @@ def _short(group: Group, environ: dict[str, str], _most: int, _step: int) -> dic
         began = time.monotonic()
         done = group.run(words, environ)
         assert done.returncode == 0, done.stderr
-    return _short_of_ours(group, environ["OPENENV_HOME"], time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return _started(True, seconds, asyncio.run(_says_status(environ["OPENENV_HOME"])))
 
 
-def _short_of_ours(group: Group, home: str, seconds: float) -> dict[Key, float]:
-    """A daemon that took `seconds` to start."""
-
-    async def check() -> None:
-        client = ApiClient(home)
-        request = await client.run("check", {})
-        await client.close()
-        assert request["state"] == "SUCCEEDED", request["error"]
-
+def _started(is_healthy: bool, seconds: float, answers: bool) -> dict[Key, float]:
     return {
-        ("(b) starts (aim: 1)", ""): 1,
+        ("(b) starts (aim: 1)", ""): is_healthy,
         ("(b) start to healthy", "s"): seconds,
-        **_at_once(check, group),
-        ("(b) answers afterwards (aim: 1)", ""): asyncio.run(_says_status(home)),
+        ("(b) answers afterwards (aim: 1)", ""): answers,
     }
 
 
@@ -316,62 +302,14 @@ def _short_of_peer(kind: Kind, size: Size) -> dict[Key, float]:
     group = Group(size)
     try:
         with started(kind, group.inside, START_SECONDS) as peer:
-
-            async def status() -> None:
-                client = PeerClient(peer.port)
-                await client.run()
-                await client.close()
-
             time.sleep(PEER_IDLE_SECONDS if peer.is_healthy else 0.0)
-            found = _at_once(status, group)
             return {
-                ("(b) starts (aim: 1)", ""): peer.is_healthy,
-                ("(b) start to healthy", "s"): peer.seconds,
-                **found,
-                ("(b) answers afterwards (aim: 1)", ""): answers(peer.port, ANSWER_SECONDS),
+                **_started(peer.is_healthy, peer.seconds, answers(peer.port, ANSWER_SECONDS)),
                 _kills("b"): group.kills(),
                 _peak("b"): group.peak_mb(),
             }
     finally:
         group.remove()
-
-
-def _at_once(run: Callable[[], Awaitable[None]], group: Group) -> dict[Key, float]:
-    """What has been killed so far, and how many requests succeed at once."""
-    kills = group.kills()
-    at_once, lost = asyncio.run(_more_and_more(run, group))
-    return {
-        ("(b) kernel kills while it starts and idles (aim: 0)", ""): kills,
-        (f"(b) SHORT requests at once (tried {MAX_AT_ONCE})", ""): at_once,
-        ("(b) requests of the last try not succeeded (aim: 0)", ""): lost,
-    }
-
-
-async def _more_and_more(run: Callable[[], Awaitable[None]], group: Group) -> tuple[int, int]:
-    """How many succeeded at once without a kill, at most; how many of the last try did not."""
-    best, count, kills, lost = 0, 1, group.kills(), 0
-    while count <= MAX_AT_ONCE and group.kills() == kills and not lost:
-        lost = await _lost(run, count, group)
-        if group.kills() == kills and not lost:
-            best = count
-        count *= 2
-    return best, lost
-
-
-async def _lost(run: Callable[[], Awaitable[None]], count: int, group: Group) -> int:
-    """How many of `count` at once did not succeed in time."""
-    kills, is_killed = group.kills(), False
-    deadline = time.monotonic() + BATCH_SECONDS
-    tasks = {asyncio.ensure_future(run()) for _ in range(count)}
-    pending = tasks
-    while pending and time.monotonic() < deadline:
-        _, pending = await asyncio.wait(pending, timeout=POLL_INTERVAL_SECONDS)
-        if group.kills() > kills and not is_killed:
-            is_killed, deadline = True, time.monotonic() + AFTER_KILL_SECONDS
-    for task in pending:
-        task.cancel()
-    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    return sum(outcome is not None for outcome in outcomes)
 
 
 PARTS: dict[str, Any] = {"a": _launches, "b": _short}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An OTLP/HTTP receiver: takes what a collector takes, and keeps the spans."""
+"""An OTLP/HTTP receiver: takes what a collector takes, and keeps the names of the spans."""
 
 from __future__ import annotations
 
@@ -16,29 +16,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 
-class SeenSpan:
-    """A span as it arrived. Times are seconds since the epoch; `links` are ids of spans."""
-
-    def __init__(self, span: Any, resource: dict[str, Any]) -> None:
-        self.name: str = span.name
-        self.kind: int = span.kind
-        self.trace_id: str = span.trace_id.hex()
-        self.span_id: str = span.span_id.hex()
-        self.parent_id: str = span.parent_span_id.hex()
-        self.begun_at: float = span.start_time_unix_nano / 1e9
-        self.ended_at: float = span.end_time_unix_nano / 1e9
-        self.attributes = _plain(span.attributes)
-        self.links = tuple(link.span_id.hex() for link in span.links)
-        self.failed: bool = span.status.code == span.status.STATUS_CODE_ERROR
-        self.resource = resource
-
-
 @dataclass
 class Receiver:
-    """What has arrived; `port` is where more is taken, while it is."""
+    """The names of the spans that have arrived; `port` is where more is taken."""
 
     port: int = 0
-    spans: list[SeenSpan] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
     arrived: threading.Condition = field(default_factory=threading.Condition)
 
     @property
@@ -48,20 +31,10 @@ class Receiver:
             "OTEL_BSP_SCHEDULE_DELAY": "100",
         }
 
-    def named(self, name: str) -> list[SeenSpan]:
-        """The spans of this name, in the order in which they began."""
+    def wait_for(self, name: str, within: float = 60.0) -> None:
+        """Wait until a span of this name has arrived."""
         with self.arrived:
-            found = [span for span in self.spans if span.name == name]
-        return sorted(found, key=lambda span: span.begun_at)
-
-    def wait_for(self, name: str, count: int = 1, within: float = 60.0) -> list[SeenSpan]:
-        """The spans of this name, once there are so many."""
-        with self.arrived:
-            there = self.arrived.wait_for(
-                lambda: sum(span.name == name for span in self.spans) >= count, within
-            )
-            assert there, f"no {count} of {name} among {sorted(s.name for s in self.spans)}"
-        return self.named(name)
+            assert self.arrived.wait_for(lambda: name in self.names, within), self.names
 
     @contextmanager
     def taking(self) -> Iterator[None]:
@@ -82,9 +55,8 @@ class Receiver:
         message = ExportTraceServiceRequest.FromString(body)
         with self.arrived:
             for of_resource in message.resource_spans:
-                resource = _plain(of_resource.resource.attributes)
                 for of_scope in of_resource.scope_spans:
-                    self.spans += [SeenSpan(span, resource) for span in of_scope.spans]
+                    self.names += [span.name for span in of_scope.spans]
             self.arrived.notify_all()
 
 
@@ -108,7 +80,3 @@ def _handler_of(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
             pass
 
     return Handler
-
-
-def _plain(attributes: Any) -> dict[str, Any]:
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}

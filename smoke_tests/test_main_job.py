@@ -6,13 +6,11 @@ from __future__ import annotations
 import json
 import signal
 import textwrap
-import urllib.request
 from pathlib import Path
 
-from .conftest import OPENENV, PYTHON, REPOSITORY, Machine, eventually, output_of
+from .conftest import OPENENV, PYTHON, Machine, eventually, output_of
 
 SAY_HELLO = Path(__file__).with_name("say_hello.py")
-STATIC = REPOSITORY / "server" / "dashboard" / "static"
 SLOW_TO_START = """
 import time
 from openenvd.env_host.bundled.echo.environment import EchoEnvironment
@@ -75,14 +73,3 @@ def test_openenvd_is_the_same_command_as_openenv(machine: Machine) -> None:
 def test_json_is_alone_on_stdout(machine: Machine) -> None:
     for command in ("status", "requests", "info", "check"):
         json.loads(machine.ok(command, "--json").out)
-
-
-def test_every_file_of_the_dashboard_is_served(machine: Machine) -> None:
-    machine.ok("up")
-    address = machine.status()["daemon"]["address"]
-    files = [path for path in STATIC.rglob("*") if path.is_file()]
-    assert files
-    for path in files:
-        url = f"{address}/dashboard/{path.relative_to(STATIC)}"
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            assert answer.read() == path.read_bytes(), url

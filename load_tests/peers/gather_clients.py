@@ -4,7 +4,7 @@
     python load_tests/peers/gather_clients.py     `GenericEnvClient` of OpenEnv's package
 
 Speaks with a crew as `openenvd.rollouts.bench.generator` does (lines of JSON, see there), so that a
-batch is measured X
+batch is measured in the same way.
 """
 
 from __future__ import annotations

@@ -16,44 +16,6 @@ from openenvd.client import Session
 from ..conftest import OPENENV, Machine, copy_package, eventually, free_port
 from ..test_main_job import say_hello
 
-FINAL = {"SUCCEEDED", "FAILED", "CANCELLED"}
-
-
-def test_a_killed_daemon_loses_no_request_and_no_environment(machine: Machine) -> None:
-    machine.environ["OPENENV_MAX_LONG_WORKERS"] = "2"
-    machine.ok("launch", "echo", "--name", "before")
-    before = machine.environment("before")
-    ids = [
-        machine.ok("launch", "--async", "echo", "--name", f"echo-{n}").out.strip() for n in range(4)
-    ]
-    machine.kill_daemon()
-    say_hello(before["address"])  # running environments answer while no daemon lives
-    machine.ok("up")
-    for request_id in ids:
-        machine.run("wait", request_id)
-    requests = {r["id"]: r for r in machine.ok("requests", "--json").json["requests"]}
-    assert {requests[i]["state"] for i in ids} <= FINAL
-    after = machine.environment("before")
-    assert (after["state"], after["address"]) == ("READY", before["address"])
-    assert after["replicas"][0]["pid"] == before["replicas"][0]["pid"]
-    say_hello(after["address"])
-    # None ran twice: every environment has exactly the one replica that is listed, and no other.
-    listed = {r["pid"] for e in machine.status()["environments"] for r in e["replicas"]}
-    served = {p.pid for p in machine.processes() if _serves_sessions(p)}
-    assert served == listed
-
-
-def _serves_sessions(process: psutil.Process) -> bool:
-    try:
-        parent = process.parent()
-        return parent is not None and _is_shim(parent)
-    except psutil.Error:
-        return False
-
-
-def _is_shim(process: psutil.Process) -> bool:
-    return "shim" in " ".join(process.cmdline())
-
 
 def test_a_killed_daemon_comes_back_with_the_flags_that_it_was_given(machine: Machine) -> None:
     port = free_port()
@@ -85,32 +47,6 @@ def test_a_daemon_whose_installation_is_removed_is_replaced_and_no_session_is_lo
     after = machine.environment("echo")
     assert (after["state"], after["address"]) == ("READY", before["address"])
     assert after["replicas"][0]["pid"] == before["replicas"][0]["pid"]
-
-
-def test_a_killed_daemon_leaves_no_worker(machine: Machine) -> None:
-    machine.ok("check")
-    daemon = psutil.Process(machine.daemon_pid)
-    below = daemon.children(recursive=True)
-    assert below
-    machine.kill_daemon()
-    _, alive = psutil.wait_procs(below, timeout=10)
-    assert alive == []
-
-
-def test_a_down_whose_daemon_is_killed_is_finished_by_the_next(machine: Machine) -> None:
-    machine.ok("launch", "echo", "--shards", "1")
-    server = psutil.Process(machine.replica()["pid"])
-    shim = server.parent()
-    assert shim is not None
-    shim.suspend()  # so that it takes a while to be stopped
-    request = machine.ok("down", "echo", "--async").out.strip()
-    eventually(lambda: machine.request(request)["state"] == "RUNNING")
-    machine.kill_daemon()
-    shim.resume()
-    machine.ok("up")
-    machine.ok("wait", request)
-    assert "echo" not in [e["name"] for e in machine.status()["environments"]]
-    assert psutil.wait_procs([server], timeout=10)[1] == []
 
 
 def test_two_simultaneous_starts_make_one_daemon(machine: Machine) -> None:

@@ -39,9 +39,10 @@ def test_daemon_killed_while_stopping(harness: Harness) -> None:
     harness.launched()
     with harness.session() as session:
         session.ask("close_slowly", 600)
-        harness.machine.ok("down", NAME, "--async")
+        down = harness.machine.ok("down", NAME, "--async").out.strip()
         harness.until_printed("closing")
         harness.restart_daemon()
+        harness.machine.ok("wait", down)
         eventually(lambda: NAME not in harness.names(), within=60)
     harness.assert_nothing_left()
 

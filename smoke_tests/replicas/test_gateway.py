@@ -10,7 +10,6 @@ import socket
 import ssl
 import subprocess
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,13 +17,13 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from openenvd.environments.gateway.process import locked
 from openenvd.schema.layout import Layout
 
-from ..conftest import GRACE_SECONDS, Machine, eventually
+from ..conftest import Machine, eventually
 from ..pages import name_of, pages_that_need, run_blocks
 
 
@@ -106,38 +105,6 @@ def test_a_gateway_that_is_killed_comes_back_on_its_port_without_a_launch(machin
     said = machine.ok("status").out
     assert f"ended with its shim (pid {shim.pid}), which was killed or crashed" in said
     assert f"Envoy (pid {first['pid']}) was killed by SIGKILL" in said
-
-
-def test_a_replica_that_is_killed_costs_its_own_sessions_alone(machine: Machine) -> None:
-    address = launch(machine, "echo", "--replicas", "2")
-    sessions = [reset(begin(address)) for _ in range(8)]
-    server = psutil.Process(machine.replica()["pid"])
-    shards = server.children(recursive=True)  # answer until the kernel has ended them, too
-    server.kill()
-    psutil.wait_procs([server, *shards], timeout=GRACE_SECONDS)
-    lost = []
-    for session in sessions:
-        with suppress(ConnectionClosed):  # what it was told is to be read all the same
-            session.send('{"type": "step", "data": {"message": "still here"}}')
-        try:
-            answer = json.loads(session.recv())
-        except ConnectionClosed as closed:
-            # `websockets` drops the error that it has received, when it cannot answer the close
-            # frame behind it: the connection was reset, by a step that came after its end.
-            is_told = "The replica of this session is gone" in str(closed)
-            answer = {"type": "error", "data": {"code": "SESSION_ERROR" if is_told else closed}}
-        if answer["type"] == "error":
-            assert answer["data"]["code"] == "SESSION_ERROR", answer
-            lost.append(session)
-    assert lost == [each for each in sessions if replica_of(each).startswith("echo-0-")]
-    assert 1 <= len(lost) <= 7
-    for _ in range(8):
-        assert answers(address)
-
-
-def replica_of(session: ClientConnection) -> str:
-    assert session.response is not None
-    return session.response.headers["OpenEnvd-Replica"]
 
 
 def test_the_gateway_ends_with_the_last_environment_that_wants_it(machine: Machine) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from ..conftest import Machine, eventually
@@ -133,16 +132,3 @@ def test_the_last_replica_of_a_range_sleeps(
     eventually(lambda: sleeps(machine), within=60)
     assert clients(address, 2)["errors"] == []
     eventually(lambda: sleeps(machine), within=60)
-
-
-def test_one_whose_shim_is_killed_while_it_sleeps_comes_back(
-    machine: Machine, clients: Clients
-) -> None:
-    address = launch(machine)
-    eventually(lambda: sleeps(machine))
-    path = next(machine.home.glob("**/replica.json"))
-    killed = json.loads(path.read_text())["shim"]
-    psutil.Process(killed["pid"]).kill()
-    eventually(lambda: json.loads(path.read_text())["shim"] != killed)
-    assert clients(address, 2)["errors"] == []
-    eventually(lambda: sleeps(machine))

@@ -98,25 +98,6 @@ def is_undisturbed(machine: Machine, before: list[dict[str, Any]]) -> bool:
     return now == known and run_folders(machine) == sorted(each["id"] for each in before)
 
 
-def test_an_update_keeps_sessions_and_new_ones_get_the_new_version(
-    machine: Machine, versioned: Update
-) -> None:
-    launched = machine.ok(*versioned("1", "--replicas", "2", "--json"))
-    address = launched.json["environment"]["address"]
-    with session(address) as first:
-        assert step(first) == "1"
-        update = machine.ok(*versioned("2", "--replicas", "2"))
-        assert "trial runs: updating it to generation 2" in update.err
-        assert f"trial is ready at {address}" in update.out
-        assert {version_at(address) for _ in range(10)} == {"2"}
-        assert step(first) == "1"
-        assert generations(machine) == {2: "SERVING", 1: "DRAINING"}
-    eventually(lambda: generations(machine) == {2: "SERVING", 1: "RETIRED"})
-    assert len(run_folders(machine)) == 2
-    environment = machine.environment("trial")
-    assert (environment["state"], environment["generation"]) == ("READY", 2)
-
-
 def test_another_source_under_the_name_is_an_update_only_if_that_is_said(
     machine: Machine, versioned: Update
 ) -> None:

@@ -130,21 +130,6 @@ def test_the_next_daemon_continues_a_killed_ones_rollout(machine: Machine) -> No
     every_episode_is_there_once(machine)
 
 
-def test_after_a_killed_worker_the_same_command_plays_the_missing_episodes(
-    machine: Machine,
-) -> None:
-    request_id = begin(machine)
-    eventually(lambda: recorded(machine) > 0)
-    worker_of(machine).kill()
-    machine.run("wait", request_id)
-    error = machine.request(request_id)["error"]
-    assert error["kind"] == "worker_lost"
-    assert "the same command plays the missing ones" in error["hint"]
-    go_on(machine)
-    assert again(machine)["earlier"] > 0
-    every_episode_is_there_once(machine)
-
-
 def test_groups_are_whole_after_each_kill_and_have_the_advantages_of_their_members(
     machine: Machine,
 ) -> None:

@@ -68,9 +68,16 @@ def ask(address: str, method: str, path: str, body: Any = None) -> Any:
         return json.load(response)
 
 
+def files_of(folder: Path) -> dict[Path, bytes]:
+    files = [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    return {path: path.read_bytes() for path in files}
+
+
 def test_the_web_interface_has_one_environment_with_several_shards(
     machine: Machine, upstream: Path, project: Path
 ) -> None:
+    """The project is served as it is: none of its files is changed by that."""
+    before = files_of(project)
     words = ["--shards", "4", "--max-sessions", "16", "-e", "ENABLE_WEB_INTERFACE=true"]
     machine.ok("launch", str(project), *words, timeout=600)
     environment = machine.environment("my_env")
@@ -85,6 +92,7 @@ def test_the_web_interface_has_one_environment_with_several_shards(
             assert ask(address, "GET", "/web/state")["step_count"] == 3
         say = run_upstream(upstream, GRADIO_CLIENT, address, cwd=machine.home, machine=machine)
         assert "gradio client ok" in say
+    assert files_of(project) == before
 
 
 def statuses(address: str) -> list[int]:

@@ -242,13 +242,6 @@ def test_a_cancelled_rollout_prints_how_to_continue_it() -> None:
     assert _conclude({"state": "FAILED", "result": None}) == ({"rollout": None}, [])
 
 
-def test_one_episode_of_one_step_is_singular() -> None:
-    told = summary(wanted=1, there=1, steps=1, seconds=0.5, steps_per_second=2.0)
-    first, second, *_ = told.splitlines()
-    assert first == "✓ 1 of 1 episode is in /out"
-    assert second == "  1 step in 0.5 s (2 steps/s)"
-
-
 async def test_a_folder_of_rollouts_is_shown_and_one_of_its_episodes(
     cli: Cli, tmp_path: Path
 ) -> None:

@@ -82,13 +82,6 @@ def test_a_request_that_is_not_idempotent_fails_as_lost(queue: Queue) -> None:
     assert (failed.error.kind, failed.finished_at) == (ErrorKind.WORKER_LOST, 400.5)
 
 
-def test_a_lost_request_that_was_to_be_cancelled_is_cancelled(queue: Queue) -> None:
-    request = queue.make(R.RUNNING, operation="launch", max_attempts=2)
-    queue.cancel(request)
-    [cancelled] = recover(queue)
-    assert (cancelled.id, cancelled.state) == (request.id, R.CANCELLED)
-
-
 def test_recovery_touches_running_requests_alone_and_once(queue: Queue) -> None:
     for state in RequestState:
         queue.make(state)

@@ -62,13 +62,6 @@ async def test_everybody_can_be_made_to_look_up(bus: EventBus) -> None:
         assert [await everything.next(), await one.next()] == [[], []]
 
 
-async def test_nothing_is_kept_of_waiters_that_have_gone(bus: EventBus) -> None:
-    for number in range(10):
-        with bus.subscribe(request_id=str(number)), bus.subscribe(request_id=str(number)):
-            pass
-    assert bus._subscriptions == {None: []}
-
-
 def test_a_thread_that_publishes_after_the_end_is_not_harmed() -> None:
     loop = asyncio.new_event_loop()
     bus = EventBus(loop)

