@@ -59,10 +59,7 @@ class AsyncClient:
         return _with_environment(request)
 
     async def rollout(
-        self,
-        *environments: AsyncEnvironment | str,
-        out: Folder,
-        **options: Unpack[RolloutOptions],
+        self, *environments: AsyncEnvironment | str, out: Folder, **options: Unpack[RolloutOptions]
     ) -> AsyncRequest[Json]:
         """Play episodes, and write them to a folder."""
         names = [each if isinstance(each, str) else each.name for each in environments]

@@ -26,11 +26,7 @@ Reconnect = Callable[[], DaemonClient | None]
 
 
 def follow(
-    client: DaemonClient,
-    request_id: str,
-    *,
-    logs: bool = True,
-    reconnect: Reconnect | None = None,
+    client: DaemonClient, request_id: str, *, logs: bool = True, reconnect: Reconnect | None = None
 ) -> Iterator[ServerEvent]:
     """Stream a request's `state`, `progress` and `log` events; the last is the final `state`.
 

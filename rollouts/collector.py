@@ -19,14 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 

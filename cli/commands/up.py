@@ -14,14 +14,7 @@ import click
 
 from ...client import daemon
 from ...client.errors import ClientError, DaemonNotStarted
-from ...schema.settings import (
-    SETTINGS,
-    Paths,
-    Setting,
-    Settings,
-    flags_of_killed,
-    given_settings,
-)
+from ...schema.settings import SETTINGS, Paths, Setting, Settings, flags_of_killed, given_settings
 from ...schema.states import EnvironmentState
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain

@@ -21,13 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
-from ...schema.states import (
-    FAILING,
-    EnvironmentState,
-    GenerationState,
-    ReplicaState,
-    RequestState,
-)
+from ...schema.states import FAILING, EnvironmentState, GenerationState, ReplicaState, RequestState
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import coloured, plain
 from . import phrases

@@ -112,9 +112,7 @@ class EventDrivenServer(Server):
         """Make the protocol of one accepted connection, which reports to `limit`."""
         protocol_class: Any = self.config.http_protocol_class
         protocol: Any = protocol_class(
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         if limit is not None:
             protocol.limit = limit

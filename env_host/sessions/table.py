@@ -216,11 +216,7 @@ class SessionTable:
             await ending
 
     def release(
-        self,
-        session: Session,
-        *,
-        after: asyncio.Future[Any] | None = None,
-        abandoned: bool = False,
+        self, session: Session, *, after: asyncio.Future[Any] | None = None, abandoned: bool = False
     ) -> asyncio.Future[None] | None:
         """End a session; its slot is free at once, unless its class allows one session at a time.
 

@@ -274,11 +274,7 @@ def run_file_like(
 
 
 def child_environment(
-    inherited: Mapping[str, str],
-    *,
-    home: str,
-    max_sessions: int | None,
-    given: Mapping[str, str],
+    inherited: Mapping[str, str], *, home: str, max_sessions: int | None, given: Mapping[str, str]
 ) -> dict[str, str]:
     """The full environment of one replica; what the user gave wins over everything."""
     base = {

@@ -134,10 +134,7 @@ def find_envoy() -> Path:
         path = Path(str(file.locate()))
         if file.parts[-2:] == ("_bin", "envoy") and os.access(path, os.X_OK):
             return path
-    raise GatewayFailed(
-        f"the package {PACKAGE} has no Envoy for this machine",
-        _NO_ENVOY,
-    )
+    raise GatewayFailed(f"the package {PACKAGE} has no Envoy for this machine", _NO_ENVOY)
 
 
 def read_gateway(layout: Layout) -> Gateway | None:

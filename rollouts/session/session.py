@@ -27,12 +27,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.frames import Close, CloseCode
 from websockets.protocol import State
 
-from ...schema.protocol import (
-    ENVIRONMENT_HEADER,
-    GENERATION_HEADER,
-    MAX_MESSAGE_BYTES,
-    NO_SESSIONS,
-)
+from ...schema.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER, MAX_MESSAGE_BYTES, NO_SESSIONS
 from ...system.net.access import bearer_header, without_token
 from .connection import Connection, Message
 

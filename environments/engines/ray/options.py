@@ -90,12 +90,7 @@ def _share(text: str) -> float:
     raise ValueError("it must be a number")
 
 
-_OPTIONS = {
-    "gpus": _share,
-    "label-selector": _labels,
-    "resources": _custom,
-    "runtime-env": _object,
-}
+_OPTIONS = {"gpus": _share, "label-selector": _labels, "resources": _custom, "runtime-env": _object}
 
 
 def ray_address(environ: Mapping[str, str]) -> dict[str, str]:

@@ -210,14 +210,7 @@ class SwarmEngine(DockerEngine):
         secret = {DRAIN_HEADER: options["drain_secret"]}
         base_url = with_token(instance.address, options.get("token"))
         try:
-            ask(
-                base_url,
-                DRAIN_ROUTE,
-                DRAIN_SECONDS,
-                host=LOOPBACK,
-                method="POST",
-                headers=secret,
-            )
+            ask(base_url, DRAIN_ROUTE, DRAIN_SECONDS, host=LOOPBACK, method="POST", headers=secret)
         except NotAnswering as exc:
             if exc.may_pass:
                 raise
