@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from ..system.process.loop_lag import EventLoopLagMonitor
@@ -80,84 +80,64 @@ DEFAULT_BUFFER_BYTES = 512 * MB
 LAG_WINDOW_SECONDS = 600.0
 
 
-class RolloutCollector:
-    """Collects episodes; only one collection at a time may run."""
+@dataclass(frozen=True, eq=False, repr=False)
+class RolloutCollector(Rules):
+    """Collects episodes; only one collection at a time may run.
 
-    def __init__(
-        self,
-        env: str | Sequence[str],
-        policy: Policy | Callable[..., Any],
-        *,
-        concurrency: int = 64,
-        max_steps: int | None = 100,
-        step_timeout_seconds: float | None = 60.0,
-        policy_timeout_seconds: float | None = None,
-        episode_timeout_seconds: float | None = None,
-        retries: int = 2,
-        seed: int | None = None,
-        reset: Mapping[str, Any] | None = None,
-        group: int = 1,
-        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
-        max_loop_lag_seconds: float | None = None,
-        timing: SessionTiming = DEFAULT_TIMING,
-        followed: Mapping[str, Followed] | None = None,
-        tracer: Any = None,
-    ) -> None:
-        """Checks the arguments; nothing is connected before episodes are collected.
+    Its arguments are these, and the rules of each episode. Nothing is connected before episodes are
+    collected.
 
-        Args:
-            env: The address of an OpenEnv server, or several, which take turns.
-            policy: A `Policy`, or a callable that takes an observation and returns an action.
-            concurrency: How many episodes run at once.
-            max_steps: Steps after which an episode is truncated; None for no limit.
-            step_timeout_seconds: Longest answer to a reset or a step.
-            policy_timeout_seconds: Time limit of a policy call. Where it is synchronous, its wait
-                for a thread does not count.
-            episode_timeout_seconds: Longest episode, without its waiting for the sink.
-            retries: Further attempts at an episode that failed, each of the whole episode.
-            seed: Seed of the first group of episodes; each further group adds 1.
-            reset: Further arguments of every reset.
-            group: How many consecutive episodes begin alike: with one seed, in one environment.
-            buffer_bytes: Memory for running episodes, and as much again for finished ones that
-                `batches` has not handed over.
-            max_loop_lag_seconds: Longest time that the event loop may be held.
-            timing: How long sessions wait for a server.
-            followed: Environments of the daemon by their addresses; they are waited for as long
-                as they are to come back.
-            tracer: An OpenTelemetry `Tracer`: each attempt at an episode that its sampler wants is
-                a trace, with a link to the span in which episodes are collected.
+    Attributes:
+        env: The address of an OpenEnv server, or several, which take turns.
+        policy: A `Policy`, or a callable that takes an observation and returns an action.
+        concurrency: How many episodes run at once.
+        retries: Further attempts at an episode that failed, each of the whole episode.
+        group: How many consecutive episodes begin alike: with one seed, in one environment.
+        buffer_bytes: Memory for running episodes, and as much again for finished ones that
+            `batches` has not handed over.
+        max_loop_lag_seconds: Longest time that the event loop may be held.
+        timing: How long sessions wait for a server.
+        followed: Environments of the daemon by their addresses; they are waited for as long
+            as they are to come back.
+        tracer: An OpenTelemetry `Tracer`: each attempt at an episode that its sampler wants is
+            a trace, with a link to the span in which episodes are collected.
+        stats: What became of the episodes so far.
+        lag: How long the event loop was held.
 
-        Raises:
-            NoEnvironment: An address cannot be one of a server.
-            ValueError: There is no address, or a number is below 1.
-        """
-        addresses = (env,) if isinstance(env, str) else tuple(env)
-        if not addresses or concurrency < 1:
+    Raises:
+        NoEnvironment: An address cannot be one of a server.
+        ValueError: There is no address, or a number is below 1.
+    """
+
+    env: str | Sequence[str]
+    policy: Policy | Callable[..., Any]
+    _: KW_ONLY
+    concurrency: int = 64
+    retries: int = 2
+    group: int = 1
+    buffer_bytes: int = DEFAULT_BUFFER_BYTES
+    max_loop_lag_seconds: float | None = None
+    timing: SessionTiming = DEFAULT_TIMING
+    followed: Mapping[str, Followed] | None = None
+    tracer: Any = None
+    stats: ProgressStats = field(default_factory=ProgressStats, init=False)
+    lag: EventLoopLagMonitor = field(
+        init=False,
+        default_factory=lambda: EventLoopLagMonitor("collector", window_seconds=LAG_WINDOW_SECONDS),
+    )
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        addresses = self._addresses()
+        if not addresses or self.concurrency < 1:
             raise ValueError("a rollout needs an environment, and a concurrency of at least 1")
-        if group < 1:
-            raise ValueError(f"a group has at least one episode, not {group}")
+        if self.group < 1:
+            raise ValueError(f"a group has at least one episode, not {self.group}")
         for address in addresses:
             environment_url(address)
-        self._addresses = addresses
-        self._policy = policy if isinstance(policy, Policy) else CallablePolicy(policy)
-        self._rules = Rules(
-            max_steps,
-            step_timeout_seconds,
-            policy_timeout_seconds,
-            episode_timeout_seconds,
-            seed,
-            reset or {},
-            group,
-        )
-        self._concurrency = concurrency
-        self._retries = retries
-        self._buffer_bytes = buffer_bytes
-        self._timing = timing
-        self._followed = followed
-        self._tracer = tracer
-        self._max_loop_lag_seconds = max_loop_lag_seconds
-        self.stats = ProgressStats()
-        self.lag = EventLoopLagMonitor("collector", window_seconds=LAG_WINDOW_SECONDS)
+
+    def _addresses(self) -> Sequence[str]:
+        return (self.env,) if isinstance(self.env, str) else self.env
 
     async def batches(
         self, size: int, *, episodes: int | None = None
@@ -170,7 +150,7 @@ class RolloutCollector:
         Raises `LoopLagged`: the event loop was held for longer than `max_loop_lag_seconds`.
         """
         numbers = itertools.count() if episodes is None else iter(range(episodes))
-        sink = BatchSink(self._buffer_bytes)
+        sink = BatchSink(self.buffer_bytes)
 
         async def collect_all() -> None:
             try:
@@ -205,24 +185,25 @@ class RolloutCollector:
 
         Raises `RolloutError`: the sink's; `LoopLagged`.
         """
-        pool = SessionPool(self._concurrency, timing=self._timing, followed=self._followed)
+        pool = SessionPool(self.concurrency, timing=self.timing, followed=self.followed)
         threads = CpuThreads(on_hung=self.stats.hang)
-        context = RunContext(self._rules, self._policy, threads, pool, sink, self.stats)
-        if self._tracer is not None:
+        policy = self.policy if isinstance(self.policy, Policy) else CallablePolicy(self.policy)
+        context = RunContext(self, self.group, policy, threads, pool, sink, self.stats)
+        if self.tracer is not None:
             from .traced_episodes import EpisodeTraces  # with it OpenTelemetry is imported
 
-            context = replace(context, traced=EpisodeTraces(self._tracer).attempt)
-        limit = ConcurrencyLimit(self._buffer_bytes, keeps_episodes=keeps_episodes)
+            context = replace(context, traced=EpisodeTraces(self.tracer).attempt)
+        limit = ConcurrencyLimit(self.buffer_bytes, keeps_episodes=keeps_episodes)
         with self.lag:
             try:
-                await asyncio.to_thread(reserve_descriptors, self._concurrency)
+                await asyncio.to_thread(reserve_descriptors, self.concurrency)
                 await self._play_all(iter(numbers), context, limit)
             finally:  # no session and no thread is left behind
                 try:
                     await pool.close()
                 finally:
-                    await self._policy.close()
-        worst, most = self.lag.snapshot().worst_seconds, self._max_loop_lag_seconds
+                    await policy.close()
+        worst, most = self.lag.snapshot().worst_seconds, self.max_loop_lag_seconds
         if most is not None and worst > most:
             raise LoopLagged(
                 f"the event loop was blocked for {worst * 1000:.0f} ms ({most * 1000:g} allowed)"
@@ -238,7 +219,7 @@ class RolloutCollector:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for number in range(self._concurrency):
+                for number in range(self.concurrency):
                     group.create_task(slot(), name=f"slot-{number}")
         except BaseExceptionGroup as exc:
             # The first error; the sink's own comes before those that followed from it.
@@ -257,7 +238,8 @@ class RolloutCollector:
         self.stats.end(episode)
 
     async def _attempts(self, context: RunContext, number: int, hold: HoldStep) -> Episode:
-        address = self._addresses[number // self._rules.group % len(self._addresses)]
+        addresses = self._addresses()
+        address = addresses[number // self.group % len(addresses)]
         for attempt in itertools.count(1):
             if context.traced is None:
                 playing = Attempt(context, number, address, hold)
@@ -266,7 +248,7 @@ class RolloutCollector:
             episode = await playing.run()
             episode = replace(episode, attempts=attempt)
             failure = episode.failure
-            if failure is None or not failure.reason.is_worth_retrying or attempt > self._retries:
+            if failure is None or not failure.reason.is_worth_retrying or attempt > self.retries:
                 break
             self.stats.retry(episode)
             await context.sink.discard(episode.id)

@@ -40,21 +40,26 @@ from .session_pool import EpisodeSession, SessionPool, is_no_capacity
 STEPS_OF_AN_ITERATION = 16  # of the event loop
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The rules of every episode of a rollout. None is no limit."""
+    """The rules of every episode of a rollout. None is no limit.
+
+    Attributes:
+        max_steps: Steps after which an episode is truncated; None for no limit.
+        step_timeout_seconds: Longest answer to a reset or a step.
+        policy_timeout_seconds: Time limit of a policy call. Where it is synchronous, its wait
+            for a thread does not count.
+        episode_timeout_seconds: Longest episode, without its waiting for the sink.
+        seed: Seed of the first group of episodes; each further group adds 1.
+        reset: Further arguments of every reset.
+    """
 
     max_steps: int | None = 100
     step_timeout_seconds: float | None = 60.0
-    policy_timeout_seconds: float | None = None  # of one call
+    policy_timeout_seconds: float | None = None
     episode_timeout_seconds: float | None = None
-    seed: int | None = None  # of the first group; the next one gets the next number
-    reset: Mapping[str, Any] = field(default_factory=dict)  # more for the environment's reset
-    group: int = 1  # how many episodes begin alike
-
-    def seed_of(self, number: int) -> int | None:
-        """The seed of an episode: its group's."""
-        return None if self.seed is None else self.seed + number // self.group
+    seed: int | None = None
+    reset: Mapping[str, Any] | None = None
 
 
 class StepTurns:
@@ -99,6 +104,7 @@ class RunContext:
     """State that all attempts of a rollout share."""
 
     rules: Rules
+    group: int  # how many episodes begin alike
     policy: Policy
     threads: CpuThreads
     pool: SessionPool
@@ -107,13 +113,17 @@ class RunContext:
     turns: StepTurns = field(default_factory=StepTurns)
     traced: Callable[[RunContext, int, str, HoldStep, int], Attempt] | None = None
 
+    def seed_of(self, number: int) -> int | None:
+        """The seed of an episode: its group's."""
+        return None if self.rules.seed is None else self.rules.seed + number // self.group
+
 
 class Attempt:
     """One attempt; `run` it once."""
 
     def __init__(self, stage: RunContext, number: int, address: str, hold: HoldStep) -> None:
         self._id = episode_id(number)
-        self._seed = stage.rules.seed_of(number)
+        self._seed = stage.seed_of(number)
         self._address = address
         self._context = stage
         self._rules = stage.rules
@@ -190,7 +200,7 @@ class Attempt:
 
     async def _reset(self, session: EpisodeSession) -> None:
         seed = {} if self._seed is None else {"seed": self._seed}
-        arguments = {"episode_id": self._id, **seed, **self._rules.reset}
+        arguments = {"episode_id": self._id, **seed, **(self._rules.reset or {})}
         seconds = self._rules.step_timeout_seconds
         self._answer = await session.reset(arguments, seconds=seconds)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..system.process.loop_lag import LagSnapshot
 from ..system.text.safe_text import hide_credentials
 from ..system.text.units import MB
 from .collector import RolloutCollector
+from .episode_runner import Rules
 from .episodes import EpisodeStatus, ProgressStats, episode_id
 from .errors import OtherRollout, OutputUnwritable, of_os_error
 from .folder.writer import RolloutWriter
@@ -39,8 +40,8 @@ MAX_REPLAYS = 3  # of what is damaged while the rollout runs
 DEFAULT_BUFFER_BYTES = 256 * MB
 
 
-@dataclass(frozen=True, slots=True)
-class RunConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig(Rules):
     """The configuration of a rollout. None stands for no limit."""
 
     environments: Mapping[str, str]  # addresses, by the names that the user gave
@@ -48,13 +49,7 @@ class RunConfig:
     folder: Path
     episodes: int
     concurrency: int = 64
-    max_steps: int | None = 100
-    step_timeout_seconds: float | None = 60.0
-    policy_timeout_seconds: float | None = None
-    episode_timeout_seconds: float | None = None
     retries: int = 2
-    seed: int | None = None
-    reset: Mapping[str, Any] = field(default_factory=dict)
     stages: Stages = field(default_factory=Stages)
     keep_failed: bool = False
     keep_cached: bool = False
@@ -72,7 +67,7 @@ class RunConfig:
             "policy": hide_credentials(self.policy),
             "seed": self.seed,
             "max_steps": self.max_steps,
-            "reset": dict(self.reset),
+            "reset": dict(self.reset or {}),
             **self.stages.record(),
         }
 
@@ -146,18 +141,13 @@ async def roll_out(
         addresses,
         await policy_named(config.policy, addresses[0]),
         concurrency=min(config.concurrency, config.episodes),
-        max_steps=config.max_steps,
-        step_timeout_seconds=config.step_timeout_seconds,
-        policy_timeout_seconds=config.policy_timeout_seconds,
-        episode_timeout_seconds=config.episode_timeout_seconds,
         retries=config.retries,
-        seed=config.seed,
-        reset=config.reset,
         group=config.stages.size,
         buffer_bytes=config.buffer_bytes // 2,
         max_loop_lag_seconds=config.max_loop_lag_seconds,
         followed=config.followed,
         tracer=tracer,
+        **{rule.name: getattr(config, rule.name) for rule in fields(Rules)},
     )
     stats = collector.stats
     grouped = await asyncio.to_thread(config.stages.sink)

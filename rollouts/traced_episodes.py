@@ -67,7 +67,7 @@ class EpisodeTraces:
             "openenvd.episode.attempt": attempt,
             "server.address": server,
         }
-        if (seed := stage.rules.seed_of(number)) is not None:
+        if (seed := stage.seed_of(number)) is not None:
             attributes["openenvd.episode.seed"] = seed
         span = self._tracer.start_span(
             "episode", Context(), links=self._links, attributes=attributes
