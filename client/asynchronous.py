@@ -16,17 +16,9 @@ from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar, Unpack
 
 from ..system.text.json_lines import Json
+from . import handles
 from .api import DaemonClient, RequestFilters
 from .following import Reconnect, look, pauses
-from .handles import (
-    Environment,
-    EnvironmentData,
-    Progress,
-    Request,
-    RequestData,
-    environment_of,
-    json_of,
-)
 from .options import DrainOptions, LaunchOptions, RequestOptions, RolloutOptions
 from .session import ANSWER_SECONDS, AsyncSession
 from .synchronous import Client, Folder
@@ -64,7 +56,7 @@ class AsyncClient:
         """Play episodes, and write them to a folder."""
         names = [each if isinstance(each, str) else each.name for each in environments]
         request = await asyncio.to_thread(self._client.rollout, *names, out=out, **options)
-        return AsyncRequest(request.client, request.data, json_of)
+        return AsyncRequest(request.client, request.data, handles.json_of)
 
     async def environments(self) -> list[AsyncEnvironment]:
         """List every environment that is wanted, or that failed."""
@@ -78,12 +70,12 @@ class AsyncClient:
     async def requests(self, **filters: Unpack[RequestFilters]) -> list[AsyncRequest[Json]]:
         """List the queue and its history, newest first."""
         found = await asyncio.to_thread(self._client.requests, **filters)
-        return [AsyncRequest(each.client, each.data, json_of) for each in found]
+        return [AsyncRequest(each.client, each.data, handles.json_of) for each in found]
 
     async def request(self, request_id: str) -> AsyncRequest[Json]:
         """Return one request by its id, or the beginning of it."""
         found = await asyncio.to_thread(self._client.request, request_id)
-        return AsyncRequest(found.client, found.data, json_of)
+        return AsyncRequest(found.client, found.data, handles.json_of)
 
     async def status(self) -> Json:
         """Return what `openenv status --json` prints."""
@@ -94,7 +86,7 @@ class AsyncClient:
         return await asyncio.to_thread(self._client.info)
 
 
-class AsyncRequest(RequestData[Result]):
+class AsyncRequest(handles.RequestData[Result]):
     """A queued operation; `async for` yields its progress, and raises when it failed."""
 
     async def refresh(self) -> Self:
@@ -115,7 +107,7 @@ class AsyncRequest(RequestData[Result]):
             await self.refresh()
         return await asyncio.to_thread(self.result)
 
-    async def __aiter__(self) -> AsyncIterator[Progress]:
+    async def __aiter__(self) -> AsyncIterator[handles.Progress]:
         async for progress in stream(self.client, self.follow):
             yield progress
         await asyncio.to_thread(self.result)
@@ -128,13 +120,13 @@ class AsyncRequest(RequestData[Result]):
 
     async def cancel(self) -> bool:
         """Cancel it; whether that was in time."""
-        request = Request(self.client, self.data, self._read_result)
+        request = handles.Request(self.client, self.data, self._read_result)
         was_in_time = await asyncio.to_thread(request.cancel)
         self.data = request.data
         return was_in_time
 
 
-class AsyncEnvironment(EnvironmentData):
+class AsyncEnvironment(handles.EnvironmentData):
     """An environment of the daemon; each method is described at `Environment`."""
 
     def __repr__(self) -> str:
@@ -144,8 +136,8 @@ class AsyncEnvironment(EnvironmentData):
         return self.refresh().__await__()
 
     @property
-    def _synchronous(self) -> Environment:
-        return Environment(self.client, self.data)
+    def _synchronous(self) -> handles.Environment:
+        return handles.Environment(self.client, self.data)
 
     async def base_url(self) -> str:
         """Ask for what clients connect to."""
@@ -244,8 +236,10 @@ class _OneThread(ThreadPoolExecutor):
         self.shutdown(wait=False)
 
 
-def _with_environment(request: Request[Environment]) -> AsyncRequest[AsyncEnvironment]:
+def _with_environment(
+    request: handles.Request[handles.Environment],
+) -> AsyncRequest[AsyncEnvironment]:
     def read(client: Client, result: Json) -> AsyncEnvironment:
-        return AsyncEnvironment(client, environment_of(client, result).data)
+        return AsyncEnvironment(client, handles.environment_of(client, result).data)
 
     return AsyncRequest(request.client, request.data, read)

@@ -38,15 +38,7 @@ from ..schema.settings import SETTINGS, Paths
 from ..system.files import disk_space, installation
 from ..system.process.process_identity import IS_LINUX, ProcessIdentity, is_locked
 from ..system.text.json_lines import Json
-from .errors import (
-    ApiRefused,
-    ClientError,
-    ConnectionLost,
-    DaemonNotStarted,
-    DaemonUnreachable,
-    InstallationGone,
-    OtherVersion,
-)
+from . import errors
 
 if TYPE_CHECKING:
     from .api import DaemonClient  # HTTP takes 15 ms to import: while the daemon starts
@@ -85,7 +77,7 @@ def connect(
         DaemonUnreachable: with the reason and what to do.
     """
     paths = paths or Paths.from_environment()
-    with contextlib.suppress(InstallationGone):
+    with contextlib.suppress(errors.InstallationGone):
         if (client := find(paths)) is not None:
             return client
     with _start_lock(paths):
@@ -101,10 +93,10 @@ def connect(
                     if on_start is not None:
                         on_start({**line, **replaced})
                     continue
-            except InstallationGone as exc:
+            except errors.InstallationGone as exc:
                 replaced = {"replaced": exc.message}
                 _signal(read_identity(paths), signal.SIGKILL)
-            except DaemonNotStarted as exc:
+            except errors.DaemonNotStarted as exc:
                 if exc.kind != "already_running":
                     raise
             if time.monotonic() > deadline:
@@ -128,12 +120,12 @@ def find(
     installed = identity.get("installation")
     if not any_version and not installation.is_as_it_was(installed):
         folder = installed.get("folder") if isinstance(installed, dict) else "an unknown folder"
-        raise InstallationGone(
+        raise errors.InstallationGone(
             f"the daemon (pid {identity['pid']}) runs from {folder}, which was removed or replaced",
             "openenv status replaces the daemon; environments and their sessions continue",
         )
     if identity.get("version") != __version__ and not any_version:
-        raise OtherVersion(
+        raise errors.OtherVersion(
             f"the daemon (pid {identity['pid']}) is openenvd {identity.get('version')}, "
             f"this is {__version__}",
             "openenv stop, and try again; environments continue, the next daemon adopts them",
@@ -198,7 +190,7 @@ def why_unhealthy(paths: Paths) -> str | None:
         if client is None:
             return "no daemon answers"
         client.health()
-    except ClientError as exc:
+    except errors.ClientError as exc:
         return exc.message
     return None
 
@@ -216,7 +208,7 @@ def _ask_to_stop(paths: Paths, identity: Json) -> None:
         if client is not None:
             client.stop()
             return
-    except (ConnectionLost, ApiRefused):
+    except (errors.ConnectionLost, errors.ApiRefused):
         pass  # it is ending already, wedged, or lacks its files: the signal below decides
     _signal(identity, signal.SIGTERM)
 
@@ -257,7 +249,7 @@ def _start_lock(paths: Paths, *, is_stop: bool = False) -> Iterator[None]:
         paths.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock.acquire()
     except Timeout as exc:
-        raise DaemonUnreachable(
+        raise errors.DaemonUnreachable(
             f"another command has been starting or stopping the daemon for {START_LOCK_SECONDS} s",
             f"see {paths.daemon_log}",
         ) from exc
@@ -290,7 +282,9 @@ def _start(paths: Paths, settings: Mapping[str, Any]) -> Json:
     if not line.get("ready"):
         error = line.get("error") or {}
         message = str(error.get("message", "the daemon cannot start"))
-        raise DaemonNotStarted(str(error.get("kind", "internal")), message, error.get("hint"))
+        raise errors.DaemonNotStarted(
+            str(error.get("kind", "internal")), message, error.get("hint")
+        )
     return line
 
 
@@ -333,43 +327,43 @@ def _spawn(paths: Paths, settings: Mapping[str, Any], ready: int) -> int:
     return log_end
 
 
-def _died(paths: Paths, log_end: int) -> DaemonNotStarted:
+def _died(paths: Paths, log_end: int) -> errors.DaemonNotStarted:
     with open(paths.daemon_log, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(log_end, size - _LOG_TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
     words = "\n".join(f"  {line}" for line in lines) or "  (its log is empty)"
-    return DaemonNotStarted(
+    return errors.DaemonNotStarted(
         "died", f"the daemon exited before it answered; end of its log:\n{words}",
         f"full log: {paths.daemon_log}",
     )  # fmt: skip
 
 
-def _no_room() -> DaemonNotStarted:
-    return DaemonNotStarted(
+def _no_room() -> errors.DaemonNotStarted:
+    return errors.DaemonNotStarted(
         "no_processes",
         "the daemon cannot be started: there is no room for another process",
         "stop what is not needed, or raise the limit (ulimit -u, or pids.max of the control group)",
     )
 
 
-def _silent(paths: Paths) -> DaemonUnreachable:
+def _silent(paths: Paths) -> errors.DaemonUnreachable:
     identity = read_identity(paths) or {}
     who = f" (pid {identity['pid']})" if identity else ""
-    return DaemonUnreachable(
+    return errors.DaemonUnreachable(
         f"a daemon{who} holds {paths.daemon_lock}, but does not answer",
         f"see the end of {paths.daemon_log}; if it hangs, kill that pid: nothing is lost",
     )
 
 
-def _unwritable(paths: Paths, exc: OSError) -> DaemonNotStarted:
+def _unwritable(paths: Paths, exc: OSError) -> errors.DaemonNotStarted:
     if isinstance(exc, FileExistsError | NotADirectoryError):
-        return DaemonNotStarted(
+        return errors.DaemonNotStarted(
             "state_unwritable",
             f"the state folder {paths.home} cannot be made: a file is in its way",
             "move the file away, or point OPENENV_HOME at another folder",
         )
-    return DaemonNotStarted("state_unwritable", *disk_space.why_unwritable(paths.home, exc))
+    return errors.DaemonNotStarted("state_unwritable", *disk_space.why_unwritable(paths.home, exc))
 
 
 def _read(path: Path) -> str | None:
@@ -378,7 +372,7 @@ def _read(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as exc:
-        raise DaemonUnreachable(
+        raise errors.DaemonUnreachable(
             f"{path} cannot be read: {exc.strerror}", "does OPENENV_HOME belong to you?"
         ) from exc
 

@@ -16,17 +16,8 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import (
-    Link,
-    Span,
-    SpanKind,
-    Status,
-    StatusCode,
-    Tracer,
-    get_current_span,
-    use_span,
-)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ..system.net.access import without_token
@@ -50,12 +41,12 @@ class EpisodeTraces:
     Each episode has a link to the span in which this is made.
     """
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: trace.Tracer) -> None:
         self._tracer = tracer
         self._secrets = secret_values({"env": dict(os.environ)})  # with the rollout's own
         carrier = {HEADER: traceparent() or ""}
-        found = get_current_span(TraceContextTextMapPropagator().extract(carrier, Context()))
-        self._links = [Link(found.get_span_context())]  # left out where it is of no span
+        found = trace.get_current_span(TraceContextTextMapPropagator().extract(carrier, Context()))
+        self._links = [trace.Link(found.get_span_context())]  # left out where it is of no span
 
     def attempt(
         self, stage: RunContext, number: int, address: str, hold: HoldStep, attempt: int
@@ -83,8 +74,8 @@ class EpisodeTraces:
 class _TracedAttempt(Attempt):
     """An attempt whose parts are spans."""
 
-    tracer: Tracer
-    span: Span
+    tracer: trace.Tracer
+    span: trace.Span
     secrets: list[str]
 
     async def run(self) -> Episode:
@@ -97,30 +88,30 @@ class _TracedAttempt(Attempt):
             return episode
 
     async def _reset(self, session: EpisodeSession) -> None:
-        with self._part("reset", SpanKind.CLIENT):
+        with self._part("reset", trace.SpanKind.CLIENT):
             await super()._reset(session)
 
     async def _decided(self, act: Act, seen: Answer, turn: Turn) -> Encoded:
-        with self._part("policy", SpanKind.INTERNAL, turn.number):
+        with self._part("policy", trace.SpanKind.INTERNAL, turn.number):
             return await super()._decided(act, seen, turn)
 
     async def _answered(self, session: EpisodeSession, decided: Encoded) -> Answer:
-        with self._part("step", SpanKind.CLIENT, self._steps) as span:
+        with self._part("step", trace.SpanKind.CLIENT, self._steps) as span:
             answer = await super()._answered(session, decided)
             if answer.reward is not None:
                 span.set_attribute("openenvd.step.reward", answer.reward)
             return answer
 
     def _part(
-        self, name: str, kind: SpanKind, step: int | None = None
-    ) -> AbstractContextManager[Span]:
+        self, name: str, kind: trace.SpanKind, step: int | None = None
+    ) -> AbstractContextManager[trace.Span]:
         known = {} if step is None else {"openenvd.step.number": step}
         return self._within(self.tracer.start_span(name, kind=kind, attributes=known))
 
     @contextmanager
-    def _within(self, span: Span) -> Iterator[Span]:
+    def _within(self, span: trace.Span) -> Iterator[trace.Span]:
         """Make the span the current one until the block ends; `_fail` records a failure."""
-        with use_span(
+        with trace.use_span(
             span, end_on_exit=True, record_exception=False, set_status_on_exception=False
         ):
             try:
@@ -132,8 +123,8 @@ class _TracedAttempt(Attempt):
                 self._fail(span, type(exc).__name__, str(exc))
                 raise
 
-    def _fail(self, span: Span, kind: str, message: str) -> None:
+    def _fail(self, span: trace.Span, kind: str, message: str) -> None:
         """Record why, in a line that has no secrets: traces are sent to others."""
         text = hide_secrets(message.partition("\n")[0][:_READ_CHARACTERS], self.secrets)
         span.set_attribute("error.type", kind)
-        span.set_status(Status(StatusCode.ERROR, text[:_MESSAGE_CHARACTERS]))
+        span.set_status(trace.Status(trace.StatusCode.ERROR, text[:_MESSAGE_CHARACTERS]))

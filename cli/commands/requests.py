@@ -23,17 +23,8 @@ from ...schema.spec import LaunchOptions
 from ...schema.states import FINAL_STATES, RequestState
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import TextStream
-from .. import completion, exit_codes
+from .. import completion, exit_codes, options
 from ..following import async_option, follow, leave, wait_quietly
-from ..options import (
-    Duration,
-    WholeNumber,
-    connect,
-    declared_options,
-    find_target,
-    json_option,
-    reconnect,
-)
 from ..output import phrases
 from ..output.failures import environment_failure, request_failure
 from ..output.output import Output, bad, good, requests_table
@@ -54,10 +45,10 @@ _STATES = click.Choice([state.value for state in RequestState], case_sensitive=F
 @click.option("--operation", metavar="NAME", help="Show only this operation, such as launch.")
 @click.option("--environment", metavar="NAME", help="Show only requests for this environment.")
 @click.option(
-    "--limit", type=WholeNumber(1, 1000), default=DEFAULT_LIMIT, show_default=True,
+    "--limit", type=options.WholeNumber(1, 1000), default=DEFAULT_LIMIT, show_default=True,
     help="Number of requests to show, newest first.",
 )  # fmt: skip
-@json_option
+@options.json_option
 def requests(
     states: tuple[str, ...],
     operation: str | None,
@@ -66,7 +57,7 @@ def requests(
     output: Output,
 ) -> int:
     """Show the queue and its history, newest first."""
-    client = connect(output)
+    client = options.connect(output)
     found = client.requests(
         states=states, operation=operation, environment=environment, limit=limit
     )
@@ -91,13 +82,13 @@ active_requests_argument = click.argument(
 @click.command()
 @active_requests_argument
 @click.option(
-    "--timeout", type=Duration(0), metavar="DURATION",
+    "--timeout", type=options.Duration(0), metavar="DURATION",
     help="Stop waiting after this long, with exit code 124; the requests continue.",
 )  # fmt: skip
-@json_option
+@options.json_option
 def wait(request_ids: tuple[str, ...], timeout: float | None, output: Output) -> int:
     """Wait until requests are final; the exit code is the outcome's (the worst of several)."""
-    client = connect(output)
+    client = options.connect(output)
     # All are looked up first: a wrong id is said now, not after the others have ended.
     found = [client.request(request_id) for request_id in request_ids]
     ended: list[Json] = []
@@ -106,7 +97,7 @@ def wait(request_ids: tuple[str, ...], timeout: float | None, output: Output) ->
         final = request
         if deadline is not None:
             left_seconds = deadline - time.monotonic()
-            final = following.wait_at_most(reconnect, request["id"], left_seconds)
+            final = following.wait_at_most(options.reconnect, request["id"], left_seconds)
         elif request["state"] not in FINAL_STATES:
             final = wait_quietly(client, request["id"])
         if final["state"] not in FINAL_STATES:
@@ -123,10 +114,10 @@ def wait(request_ids: tuple[str, ...], timeout: float | None, output: Output) ->
 
 @click.command()
 @active_requests_argument
-@json_option
+@options.json_option
 def cancel(request_ids: tuple[str, ...], output: Output) -> int:
     """Cancel requests at once, pending or running. Ended requests do not change."""
-    client = connect(output)
+    client = options.connect(output)
     found = [client.request(request_id) for request_id in request_ids]
     answers = [client.cancel(request["id"]) for request in found]
     for answer in answers:
@@ -137,9 +128,9 @@ def cancel(request_ids: tuple[str, ...], output: Output) -> int:
 
 @click.command()
 @click.argument("request_id", shell_complete=completion.environments_and_requests)
-@declared_options(LaunchOptions, only=MEMORY_LIMITS)
+@options.declared_options(LaunchOptions, only=MEMORY_LIMITS)
 @async_option
-@json_option
+@options.json_option
 def retry(request_id: str, output: Output, is_async: bool, **limits: int | None) -> int:
     """Submit a request that has ended again: all of it as it was, but the memory that is given.
 
@@ -149,7 +140,7 @@ def retry(request_id: str, output: Output, is_async: bool, **limits: int | None)
     from .launch import follow_launch
     from .rollout import follow_rollout
 
-    client = connect(output)
+    client = options.connect(output)
     request = client.retry(request_id, **limits)
     if is_async:
         return leave(request, output)
@@ -187,7 +178,9 @@ _REMEMBERED = 16 * 1024  # characters, to know whether a log tail has been seen 
     shell_complete=completion.environments_and_requests,
 )
 @click.option("-f", "--follow", is_flag=True, help="Follow the log as it grows.")
-@click.option("-n", "--tail", type=WholeNumber(0), metavar="N", help="Start with the last N lines.")
+@click.option(
+    "-n", "--tail", type=options.WholeNumber(0), metavar="N", help="Start with the last N lines."
+)
 @click.option("--grep", type=_read_pattern, metavar="REGEX", help="Print only lines that match.")
 @click.option(
     "--replica", metavar="ID", help="Replica of the environment, instead of the newest one."
@@ -195,7 +188,7 @@ _REMEMBERED = 16 * 1024  # characters, to know whether a log tail has been seen 
 @click.option(
     "--plain", is_flag=True, help="Print no colours; other escape sequences never are printed."
 )
-@json_option
+@options.json_option
 def logs(
     targets: tuple[str, ...],
     follow: bool,
@@ -210,8 +203,8 @@ def logs(
     With -f, a request's log ends with the request, an environment's when it is down. After an
     update it continues with the newest replica of what serves then.
     """
-    client = connect(output)
-    found = [(target, *find_target(client, target)) for target in targets]
+    client = options.connect(output)
+    found = [(target, *options.find_target(client, target)) for target in targets]
     asked: Json = {"tail": tail, "follow": follow}
 
     def show(target: str, environment: Json | None, request: Json | None) -> None:

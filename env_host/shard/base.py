@@ -43,16 +43,8 @@ from ..sessions.routing import Peers, Route
 from ..sessions.table import SessionTable
 from ..startup import HOME, STOPPING, ChildConfig, sessions_of_process
 from ..websocket.handshake import END_OF_HEAD, may_ask_another, try_another
+from . import connections
 from .admission import Admission
-from .connections import (
-    Arrival,
-    Arrivals,
-    ConnectionRegistry,
-    Head,
-    Owner,
-    SessionOwners,
-    read_head,
-)
 
 if TYPE_CHECKING:
     from ...schema.protocol import HostConfig
@@ -191,7 +183,7 @@ class ServingProcess:
         self.link = MessageChannel(
             self._link_end, on_message=self._on_link, on_end=lambda: os._exit(1)
         )
-        self.arrivals = Arrivals(
+        self.arrivals = connections.Arrivals(
             self._counters, self._route, lambda arrival: self.admission.forget(arrival)
         )
         self.admission = Admission(
@@ -202,11 +194,11 @@ class ServingProcess:
             refuse=self._serve if own.isolates else None,
             hand_over=self._hand_over,
         )
-        owner = Owner(own.index, own.generation, config.replica)
+        owner = connections.Owner(own.index, own.generation, config.replica)
         self.peers = PeerReplicas(config.doors, config.replica)
         is_alone = own.connection_fd is not None
-        self.owners = SessionOwners(scoreboard, owner, self.peers, is_alone)
-        self.registry = ConnectionRegistry(self.link, owner, self._count)
+        self.owners = connections.SessionOwners(scoreboard, owner, self.peers, is_alone)
+        self.registry = connections.ConnectionRegistry(self.link, owner, self._count)
         idle_seconds = config.idle_timeout_seconds or definition.session_timeout_seconds
         self.table = SessionTable(
             definition,
@@ -240,7 +232,7 @@ class ServingProcess:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_connections = sessions_of_process(limit)
         self._pending: set[asyncio.Task[None]] = set()
-        self._checking: set[Arrival] = set()  # asking the project's middleware
+        self._checking: set[connections.Arrival] = set()  # asking the project's middleware
 
     async def start(self) -> None:
         """Start serving, and say so on the scoreboard."""
@@ -352,8 +344,8 @@ class ServingProcess:
         self.arrivals.open(fd, since, data, accepted)
         self.wake()  # last: without anything to do it would be idle again
 
-    def _route(self, arrival: Arrival) -> None:
-        head = read_head(arrival.data)
+    def _route(self, arrival: connections.Arrival) -> None:
+        head = connections.read_head(arrival.data)
         definition = self.table.definition
         is_session = head.is_upgrade and head.path not in definition.own_paths
         is_unchecked = definition.checks_handshakes and arrival.accepted is None
@@ -365,7 +357,7 @@ class ServingProcess:
         else:
             self._route_on(arrival, head, is_session=is_session)
 
-    async def _check(self, arrival: Arrival, head: Head) -> None:
+    async def _check(self, arrival: connections.Arrival, head: connections.Head) -> None:
         """Route the connection of a session once the project's middleware has accepted it."""
         beginning, end, _ = arrival.data.partition(END_OF_HEAD)
         if not self.server.permits(beginning + end):
@@ -390,7 +382,9 @@ class ServingProcess:
             arrival.accepted = answer
             self._route_on(arrival, head, is_session=True)
 
-    def _route_on(self, arrival: Arrival, head: Head, *, is_session: bool) -> None:
+    def _route_on(
+        self, arrival: connections.Arrival, head: connections.Head, *, is_session: bool
+    ) -> None:
         # An HTTP connection may be for any session next; a session's own process knows no other.
         is_whole = is_session or not self._own.isolates
         index = self.owners.process(head.session_id) if head.session_id and is_whole else None
@@ -414,13 +408,13 @@ class ServingProcess:
         else:
             self._serve(arrival)
 
-    def _serve(self, arrival: Arrival) -> None:
+    def _serve(self, arrival: connections.Arrival) -> None:
         arrival.serve_by(self.server.serve_connection)
 
-    def _isolate(self, arrival: Arrival) -> None:
+    def _isolate(self, arrival: connections.Arrival) -> None:
         raise NotImplementedError
 
-    def _hand_over(self, arrival: Arrival, index: int) -> None:
+    def _hand_over(self, arrival: connections.Arrival, index: int) -> None:
         raise NotImplementedError
 
     def _others(self) -> Peers | None:

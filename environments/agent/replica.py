@@ -49,15 +49,7 @@ from ...system.process.backoff import backoff_seconds
 from ...system.process.process_identity import boot_seconds
 from ...system.text.json_lines import Json
 from .. import run_files
-from ..engines.base import (
-    EngineGone,
-    EngineRefused,
-    ExitFacts,
-    Instance,
-    InstanceState,
-    NameTaken,
-    ReplicaPlan,
-)
+from ..engines import base
 from ..replica_state import LEFT_GRACE_SECONDS, Action, Event, State
 from ..run_files import RunFile
 from ..shim.client import read_status_file
@@ -111,7 +103,7 @@ class EngineReplica:
         self._instance.close()
         await self._clients.close()
 
-    def observe(self, instance: Instance | None) -> None:
+    def observe(self, instance: base.Instance | None) -> None:
         """Record what a look has found: it is due when that is something else."""
         if self._instance.observe(instance):
             self._due.set()
@@ -152,9 +144,12 @@ class EngineReplica:
             self._due.clear()
             try:
                 seconds = await self._do_what_is_due()
-            except EngineGone:
+            except base.EngineGone:
                 seconds = RETRY_SECONDS
-            except (EngineRefused, NotAnswering) as exc:  # to do anything else than to start it
+            except (
+                base.EngineRefused,
+                NotAnswering,
+            ) as exc:  # to do anything else than to start it
                 self._clients.report_problem(exc.message)
                 seconds = RETRY_SECONDS
             except Exception as exc:  # a defect: no reason to leave what runs to itself
@@ -190,14 +185,14 @@ class EngineReplica:
                 await self._reach()
                 self._note_instance(await self._instance.start(self.plan))
             instance = await self._find()
-        except EngineRefused as exc:
+        except base.EngineRefused as exc:
             self.status.failed = exc.message if exc.hint is None else f"{exc.message} ({exc.hint})"
             self._note_exit(exit_without_start(self.status.failed))
             self._handle(Event.EXITED)
             return None
-        if instance is None or instance.state is InstanceState.EXITED:
+        if instance is None or instance.state is base.InstanceState.EXITED:
             return await self._report_exit(instance)
-        if instance.state is InstanceState.STARTING or instance.runs < self.status.runs:
+        if instance.state is base.InstanceState.STARTING or instance.runs < self.status.runs:
             self._clients.report_waiting(instance.waiting)
             return MAX_PROBE_SECONDS
         self.status.runs = instance.runs
@@ -234,7 +229,7 @@ class EngineReplica:
         if instance is None or await self._has_ended(instance):
             return await self._report_exit(instance)
         if instance.runs > self.status.runs:
-            facts = ExitFacts(ended_by=instance.waiting or instance.why_anew)
+            facts = base.ExitFacts(ended_by=instance.waiting or instance.why_anew)
             self.status.note_renewal(self._reason(facts), instance.runs, time.time())
             self._handle(Event.RENEWED)
             return 0.0
@@ -276,7 +271,7 @@ class EngineReplica:
     async def _stop(self) -> float | None:
         instance = await self._find_to_stop()
         if instance is not None:
-            if instance.state is not InstanceState.EXITED:
+            if instance.state is not base.InstanceState.EXITED:
                 await self._instance.end(instance, lambda: self.status.life, self._due)
                 instance = await self._find() or instance
             await self._instance.finish_log()
@@ -287,34 +282,34 @@ class EngineReplica:
         self._handle(Event.GONE)
         return 0.0
 
-    async def _find_to_stop(self) -> Instance | None:
+    async def _find_to_stop(self) -> base.Instance | None:
         if self._watch.problem is not None and not self.status.is_asked:
             return None
         was_refused = self.status.instance is None and self.status.known["exit"] is not None
         try:
             return await self._find()
-        except NameTaken:
+        except base.NameTaken:
             return None
-        except EngineRefused:
+        except base.EngineRefused:
             if was_refused:  # the library is missing, say: it has none
                 return None
             raise
 
-    async def _find(self) -> Instance | None:
+    async def _find(self) -> base.Instance | None:
         instance = await self._instance.find(self.plan)
         if instance is not None:
             self._note_instance(instance)
         return instance
 
-    def _note_instance(self, instance: Instance) -> None:
+    def _note_instance(self, instance: base.Instance) -> None:
         if self.status.note_instance(instance):
             self._clients.publish()
 
-    async def _has_ended(self, instance: Instance) -> bool:
-        is_over = instance.state is InstanceState.EXITED
+    async def _has_ended(self, instance: base.Instance) -> bool:
+        is_over = instance.state is base.InstanceState.EXITED
         return is_over or await self._server.is_lost(self.plan, instance)
 
-    async def _report_exit(self, instance: Instance | None) -> float | None:
+    async def _report_exit(self, instance: base.Instance | None) -> float | None:
         await self._instance.finish_log()
         facts = exit_facts(instance, self.status.instance, self._engine.name)
         self._note_exit(self._reason(facts))
@@ -325,7 +320,7 @@ class EngineReplica:
         tail = last_lines(self.run_file.log_path, LOG_TAIL_LINES)
         self.status.note_exit(reason, tail, time.time())
 
-    def _reason(self, facts: ExitFacts | None, *, stopped_by_us: bool = False) -> Json:
+    def _reason(self, facts: base.ExitFacts | None, *, stopped_by_us: bool = False) -> Json:
         return exit_reason(
             facts,
             pid=self.status.pid or 0,
@@ -353,7 +348,7 @@ class EngineReplica:
         return found
 
 
-def plan_of(run_file: RunFile) -> ReplicaPlan:
+def plan_of(run_file: RunFile) -> base.ReplicaPlan:
     """Return what an engine is to start."""
-    plan = ReplicaPlan.from_json(run_file.data["plan"])
+    plan = base.ReplicaPlan.from_json(run_file.data["plan"])
     return replace(plan, run_dir=str(run_file.run_dir))

@@ -32,31 +32,23 @@ from .. import run_files
 from ..run_files import RunFile
 from ..shim.files import RUN_FILE_NAME, write_json
 from ..sources.program import ContainerImage, Prepared
+from . import providers
 from .base import Labels, ReplicaPlan
-from .providers import (
-    MAX_SESSIONS_VARIABLE,
-    Batch,
-    Beginning,
-    Listeners,
-    Provider,
-    child_environment,
-    names_of,
-)
 from .registry import address_here, entry_of
 
 _OUTSIDE = ("gpus",)  # an option of the instance: the server in it sees those that it got
 
 
-class EngineProvider(Provider):
+class EngineProvider(providers.Provider):
     """Starts replicas on one engine, through its agent."""
 
-    def _begin_launch(self, batch: Batch, prepared: Prepared) -> Beginning:
+    def _begin_launch(self, batch: providers.Batch, prepared: Prepared) -> providers.Beginning:
         """Listen at a port for each: what is replaced has ports of its own."""
         spec, ports = batch.spec, {each.port for each in batch.known}
         listeners = self._open(spec, batch.size, spec.port, ports)
         return listeners, partial(self._with_plan, spec, prepared)
 
-    def _begin_more(self, like: RunFile, batch: Batch) -> Beginning:
+    def _begin_more(self, like: RunFile, batch: providers.Batch) -> providers.Beginning:
         """Listen at a port for each.
 
         Raises:
@@ -67,7 +59,7 @@ class EngineProvider(Provider):
         ports = {each.port for each in batch.known}
         return self._open(batch.spec, batch.size, None, ports), _with_own_plan
 
-    def _begin(self, run_file: RunFile, listeners: Listeners) -> None:
+    def _begin(self, run_file: RunFile, listeners: providers.Listeners) -> None:
         """Write the run file, which reserves the port, and by which the replica is found."""
         run_file.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(str(run_file.run_dir / RUN_FILE_NAME), run_file.data, sync=True)
@@ -91,7 +83,9 @@ class EngineProvider(Provider):
             # The address and token are the gateway's, by now, if there is one.
             config = replace(prepared.config, host=spec.host, token=spec.token)
             home = str(self._layout.home)
-            base = child_environment(os.environ, home=home, max_sessions=None, given=spec.env)
+            base = providers.child_environment(
+                os.environ, home=home, max_sessions=None, given=spec.env
+            )
             base[HOST_CONFIG_VARIABLE] = json.dumps(config.to_json())
         plan = ReplicaPlan(
             labels=Labels(self._layout.home_label, spec.name, replica_id, launch_id),
@@ -156,7 +150,7 @@ def _environment(
         "max_sessions": max_sessions,
         "memory_bytes": spec.memory_bytes,
         "cores": None if spec.cpus is None else math.ceil(spec.cpus),
-        "headers": names_of(data),
+        "headers": providers.names_of(data),
         "replica": data["number"],
         "owns_cgroup": True,
     }
@@ -164,5 +158,5 @@ def _environment(
     if data["ordinal"] == 0:  # one replica of a launch is enough
         ours[TRIAL_VARIABLE] = "1"
     if max_sessions is not None:
-        ours[MAX_SESSIONS_VARIABLE] = str(max_sessions)
+        ours[providers.MAX_SESSIONS_VARIABLE] = str(max_sessions)
     return {**ours, **spec.env}

@@ -38,17 +38,9 @@ from ...schema.protocol import (
     LISTEN_ADDRESS_VARIABLE,
 )
 from ..engines.base import BUILT_LABEL, ENV_HOST_LABEL
+from ..sources import resolve
 from ..sources.needs import Way, allows_python, metadata_of
 from ..sources.program import Program
-from ..sources.resolve import (
-    COPY_IGNORED,
-    Bundled,
-    ClassSource,
-    Image,
-    Project,
-    ResolvedSource,
-    without_module,
-)
 from .project_venv import HOST_EXTRAS, HOST_REQUIREMENTS
 from .uv import uv_variables
 
@@ -63,7 +55,7 @@ _ANY_PATCH = 99  # of the Python in a base image, whose tag names none
 _CERTIFICATES_VARIABLE = "SSL_CERT_FILE"
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INSECURE_HOST", "UV_HTTP_TIMEOUT")
 
-Buildable = Bundled | Project | ClassSource
+Buildable = resolve.Bundled | resolve.Project | resolve.ClassSource
 Files = dict[str, Path]  # by their names in the archive
 
 
@@ -137,7 +129,7 @@ def _reproducible(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def context_of(
-    source: ResolvedSource, program: Program, base: str, more: Iterable[str] = ()
+    source: resolve.ResolvedSource, program: Program, base: str, more: Iterable[str] = ()
 ) -> Context:
     """Collect what the image of a source is built from, with `more` packages than it needs.
 
@@ -146,18 +138,18 @@ def context_of(
     Raises:
         UnknownSource: The module of a class is not found.
     """
-    assert not isinstance(source, Image)  # of which there is no program
+    assert not isinstance(source, resolve.Image)  # of which there is no program
     files = dict(_own_files())
     way: Way | None = None
     why: list[str] = []
     metadata: dict[str, str] = {}
-    if isinstance(source, Project):
+    if isinstance(source, resolve.Project):
         ignored = _ignored_by_docker(source.folder)
         found = ((n, path) for n, path in _files_below(source.folder) if n not in ignored)
         files |= {f"{PROJECT}/{n}": path for n, path in found}
         way, why = _way_in_image(source, base)
         metadata = metadata_of(source.folder)
-    elif isinstance(source, ClassSource):
+    elif isinstance(source, resolve.ClassSource):
         files |= {f"{PROJECT}/{name}": path for name, path in _module_files(source).items()}
     files |= _files_of_needs(way, files)
     variables = {**uv_variables(), **os.environ}
@@ -167,7 +159,7 @@ def context_of(
     if "UV_DEFAULT_INDEX" in index:
         index["PIP_INDEX_URL"] = index["UV_DEFAULT_INDEX"]  # for uv itself
     # The project lies under the name that it is imported by, where that matters.
-    folder = None if isinstance(source, Bundled) else PROJECTS_FOLDER
+    folder = None if isinstance(source, resolve.Bundled) else PROJECTS_FOLDER
     folder = folder and f"{folder}/{next(iter(program.links), 'project')}"
     made = Recipe(
         base=base,
@@ -185,7 +177,7 @@ def context_of(
 
 
 def _path_in_image(path: str, source: Buildable, folder: str | None) -> str:
-    if isinstance(source, Bundled) or folder is None:
+    if isinstance(source, resolve.Bundled) or folder is None:
         return PROJECTS_FOLDER
     return path.replace(str(source.folder), folder, 1)
 
@@ -193,7 +185,7 @@ def _path_in_image(path: str, source: Buildable, folder: str | None) -> str:
 def _config_in_image(source: Buildable, program: Program, folder: str | None) -> dict[str, Any]:
     """Return what the env host is to serve, with the paths that it has in the image."""
     config = program.config
-    here = "" if isinstance(source, Bundled) else str(source.folder)
+    here = "" if isinstance(source, resolve.Bundled) else str(source.folder)
     paths = [_path_in_image(path, source, folder) for path in config.import_paths]
     if program.links:
         paths.insert(0, PROJECTS_FOLDER)
@@ -220,7 +212,7 @@ def _own_files() -> Iterator[tuple[str, Path]]:
 def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield a project's files by their relative paths, but for version control and caches."""
     for parent, folders, names in os.walk(folder):
-        skipped = COPY_IGNORED(parent, [*folders, *names])
+        skipped = resolve.COPY_IGNORED(parent, [*folders, *names])
         folders[:] = [each for each in folders if each not in skipped]
         for path in (Path(parent, name) for name in names if name not in skipped):
             if path.is_symlink() or path.is_file():
@@ -240,7 +232,7 @@ def _ignored_by_docker(folder: Path) -> set[str]:
     return set(everything - exclude_paths(str(folder), patterns))
 
 
-def _module_files(source: ClassSource) -> Files:
+def _module_files(source: resolve.ClassSource) -> Files:
     """Return the files of the module or package that has the class."""
     name = source.module
     path = source.folder / f"{name}.py"
@@ -248,10 +240,10 @@ def _module_files(source: ClassSource) -> Files:
         return {path.name: path}
     if found := {f"{name}/{file}": each for file, each in _files_below(source.folder / name)}:
         return found
-    raise without_module(source)
+    raise resolve.without_module(source)
 
 
-def _way_in_image(project: Project, base: str) -> tuple[Way | None, list[str]]:
+def _way_in_image(project: resolve.Project, base: str) -> tuple[Way | None, list[str]]:
     """Return how what a project needs is installed in an image, and why not in a better way."""
     found = re.search(r"python:(\d+)\.(\d+)", base)
     python = None if found is None else (int(found[1]), int(found[2]))

@@ -45,16 +45,7 @@ from ...system.process.process_identity import ProcessIdentity
 from ...system.process.tree import stop_tree, wait_until_dead
 from ...system.text.json_lines import Json, LineBuffer, decode_line, encode_line
 from ...system.text.units import MB
-from .files import (
-    CONTROL_FD_VARIABLE,
-    LISTEN_FD_VARIABLE,
-    RUN_FILE_NAME,
-    STATUS_FILE_NAME,
-    open_control_socket,
-    open_log,
-    read_json,
-    write_json,
-)
+from . import files
 
 if TYPE_CHECKING:
     from ...schema.replica import RunFileData, StatusLine
@@ -102,9 +93,9 @@ def start_shim(
     folder = Path(run_dir)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     # The socket first: who finds the run file and cannot connect takes the shim for dead.
-    with open_control_socket(run_file["socket_path"]) as control:
+    with files.open_control_socket(run_file["socket_path"]) as control:
         try:
-            write_json(str(folder / RUN_FILE_NAME), run_file, sync=True)
+            files.write_json(str(folder / files.RUN_FILE_NAME), run_file, sync=True)
         except BaseException:
             Path(run_file["socket_path"]).unlink(missing_ok=True)
             raise
@@ -117,8 +108,8 @@ def start_shim(
             listen_fds=listen_fds,
         ):
             return
-        environ = dict(os.environ) | {CONTROL_FD_VARIABLE: str(control.fileno())}
-        environ[LISTEN_FD_VARIABLE] = descriptors_text(listen_fds)  # empty: none
+        environ = dict(os.environ) | {files.CONTROL_FD_VARIABLE: str(control.fileno())}
+        environ[files.LISTEN_FD_VARIABLE] = descriptors_text(listen_fds)  # empty: none
         fds = [control.fileno(), *listen_fds]
         # Without site-packages it is lighter; elsewhere than on Linux it needs psutil.
         flags = ["-I", "-S"] if sys.platform == "linux" else ["-I"]
@@ -240,12 +231,12 @@ class ShimClient:
 
 def read_run_file(run_dir: str | os.PathLike[str]) -> RunFileData | None:
     """Return the replica's run file; None when there is none, or it is unreadable."""
-    return cast("RunFileData | None", read_json(Path(run_dir) / RUN_FILE_NAME))
+    return cast("RunFileData | None", files.read_json(Path(run_dir) / files.RUN_FILE_NAME))
 
 
 def read_status_file(run_dir: str | os.PathLike[str]) -> StatusLine | None:
     """Return the last status that the shim wrote; None when it wrote none."""
-    return cast("StatusLine | None", read_json(Path(run_dir) / STATUS_FILE_NAME))
+    return cast("StatusLine | None", files.read_json(Path(run_dir) / files.STATUS_FILE_NAME))
 
 
 def clean_up_after_shim(run_dir: str | os.PathLike[str]) -> list[int]:
@@ -356,7 +347,7 @@ def spawn_detached(
 
 def _open_log(path: str) -> int:
     Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return open_log(path)
+    return files.open_log(path)
 
 
 def may_fork(run: RunFileData) -> bool:

@@ -62,22 +62,8 @@ from ...system.process.process_identity import ProcessIdentity
 from ...system.process.signal_pipe import TERMINAL_SIGNALS, SignalPipe
 from ...system.text.json_lines import encode_line
 from ..replica_state import Event, State
+from . import files
 from .connections import DEFAULT_GRACE_SECONDS, Connection, Connections, error_line, read_operation
-from .files import (
-    CONTROL_FD_VARIABLE,
-    REMOVED_SECONDS,
-    RUN_FILE_NAME,
-    STATUS_FILE_NAME,
-    RunDirectoryWatch,
-    inherited_sockets,
-    is_missing,
-    lock,
-    open_control_socket,
-    read_json,
-    read_run_file,
-    remove_if_empty,
-    write_json,
-)
 from .server import Server
 
 if TYPE_CHECKING:
@@ -120,7 +106,7 @@ class Shim:
         `is_forked`: by the fork server, with the modules that a server needs imported.
         """
         self._run_dir = run_dir
-        self._run = read_run_file(run_dir)
+        self._run = files.read_run_file(run_dir)
         me = ProcessIdentity.of(os.getpid())
         self._identity: Process = {"pid": me.pid, "started_at": me.started_at}
         # What is registered here is called without arguments. It must bear it when an earlier
@@ -130,8 +116,8 @@ class Shim:
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         adopt_orphans()
         path = self._run["socket_path"]
-        inherited = inherited_sockets(CONTROL_FD_VARIABLE)
-        control = inherited[0] if inherited else open_control_socket(path)
+        inherited = files.inherited_sockets(files.CONTROL_FD_VARIABLE)
+        control = inherited[0] if inherited else files.open_control_socket(path)
         self._clients = Connections(
             control, self._selector, lambda: encode_line(self._to_json()), self._answer
         )
@@ -144,10 +130,12 @@ class Shim:
             self._on_change,
             self._start_anew,
             is_forked=is_forked,
-            earlier=cast("StatusLine | None", read_json(f"{run_dir}/{STATUS_FILE_NAME}")),
+            earlier=cast(
+                "StatusLine | None", files.read_json(f"{run_dir}/{files.STATUS_FILE_NAME}")
+            ),
         )
         self._status_is_written = True
-        self._run_dir_watch = RunDirectoryWatch()
+        self._run_dir_watch = files.RunDirectoryWatch()
         self._next_look = 0.0  # monotonic
 
     def run(self) -> None:
@@ -179,7 +167,7 @@ class Shim:
         if self._server.life.is_at_rest:
             # Its share of the sessions may be another.
             with contextlib.suppress(OSError, ValueError):
-                self._run.update(read_run_file(self._run_dir))
+                self._run.update(files.read_run_file(self._run_dir))
             self._server.handle(Event.START)
             self._look()
 
@@ -194,11 +182,13 @@ class Shim:
     def _look(self) -> None:
         """Look at the server; retry the status file; stop when the run directory was removed."""
         seconds = self._server.look()
-        is_gone = self._run_dir_watch.look(time.monotonic(), is_missing=is_missing(self._run_dir))
+        is_gone = self._run_dir_watch.look(
+            time.monotonic(), is_missing=files.is_missing(self._run_dir)
+        )
         if is_gone and self._server.life.state is not State.STOPPING:  # or it would be hastened
             self._server.handle(Event.STOP, DEFAULT_GRACE_SECONDS)
         if self._run_dir_watch.is_missing:
-            seconds = min(seconds, REMOVED_SECONDS)
+            seconds = min(seconds, files.REMOVED_SECONDS)
         self._next_look = time.monotonic() + seconds
         if not self._status_is_written:
             self._write_status()
@@ -208,14 +198,14 @@ class Shim:
             with contextlib.suppress(OSError):
                 os.unlink(path)  # noqa: PTH108
         if self._run_dir_watch.is_missing:  # no daemon will do it
-            remove_if_empty(os.path.dirname(self._run["socket_path"]))  # noqa: PTH120
+            files.remove_if_empty(os.path.dirname(self._run["socket_path"]))  # noqa: PTH120
         leave_shims_group(self._group)
         self._group = None
 
     def _write_run_file(self) -> None:
         group = None if self._group is None else self._group[0].group(self._run["replica_id"])
         known = {"shim": self._identity, "cgroup": None if group is None else group.to_json()}
-        write_json(f"{self._run_dir}/{RUN_FILE_NAME}", self._run | known, sync=True)
+        files.write_json(f"{self._run_dir}/{files.RUN_FILE_NAME}", self._run | known, sync=True)
 
     def _on_signal(self) -> None:
         numbers = self._signals.take()
@@ -265,7 +255,7 @@ class Shim:
 
     def _write_status(self) -> None:
         try:
-            write_json(f"{self._run_dir}/{STATUS_FILE_NAME}", self._to_json())
+            files.write_json(f"{self._run_dir}/{files.STATUS_FILE_NAME}", self._to_json())
             self._status_is_written = True
         except OSError:
             self._status_is_written = False
@@ -284,7 +274,7 @@ def run_shim(run_dir: str, *, is_forked: bool = False) -> None:
     # its shim is lost, so the shim goes last.
     set_oom_score_adj(os.getpid(), 0)
     try:
-        lock(run_dir)
+        files.lock(run_dir)
     except BlockingIOError:
         sys.exit(f"shim: another shim owns {run_dir}")
     Shim(run_dir, is_forked=is_forked).run()

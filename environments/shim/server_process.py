@@ -34,14 +34,7 @@ from ...system.process.prctl import die_with_parent
 from ...system.process.proc import children_of, set_oom_score_adj
 from ...system.process.process_identity import ProcessIdentity
 from ...system.text.json_lines import LineBuffer, decode_line
-from .files import (
-    GATE_FD_VARIABLE,
-    LISTEN_FD_VARIABLE,
-    NOTIFY_FD_VARIABLE,
-    TRIAL_VARIABLE,
-    inherited_sockets,
-    open_log,
-)
+from . import files
 
 if TYPE_CHECKING:
     from ...schema.replica import RunFileData, ServerReport, StatusLine
@@ -98,9 +91,9 @@ class ServerProcess:
     def prepare(self) -> None:
         """Open its sockets, if need be, and make a cgroup; raises `OSError` if it cannot listen."""
         if not self._listeners:
-            self._listeners = inherited_sockets(LISTEN_FD_VARIABLE) or open_listening_sockets(
-                self._run["host"], self._run["port"]
-            )
+            self._listeners = files.inherited_sockets(
+                files.LISTEN_FD_VARIABLE
+            ) or open_listening_sockets(self._run["host"], self._run["port"])
             for one in self._listeners:
                 one.setblocking(False)
         self.remove_cgroup()  # a fresh one for each server: peak and counters are its own
@@ -118,16 +111,16 @@ class ServerProcess:
         `OSError` when it could not be started.
         """
         with contextlib.ExitStack() as passed:  # descriptors that are the server's alone
-            log_fd = open_log(self._run["log_path"])
+            log_fd = files.open_log(self._run["log_path"])
             passed.callback(os.close, log_fd)
             reading, writing = os.pipe()
             passed.callback(os.close, writing)
-            variables = {NOTIFY_FD_VARIABLE: writing}
+            variables = {files.NOTIFY_FD_VARIABLE: writing}
             try:
                 if self.is_held:
                     self._close_gate()
-                    variables[GATE_FD_VARIABLE], self._gate_fd = os.pipe()
-                    passed.callback(os.close, variables[GATE_FD_VARIABLE])
+                    variables[files.GATE_FD_VARIABLE], self._gate_fd = os.pipe()
+                    passed.callback(os.close, variables[files.GATE_FD_VARIABLE])
                 self.pid = self._spawn(log_fd, variables, is_tried=is_tried)
             except OSError:
                 os.close(reading)
@@ -154,9 +147,9 @@ class ServerProcess:
         """Start it; `variables` name descriptors that it inherits besides its sockets."""
         assert self._listeners  # prepared
         environ = self._run["env"] | {name: str(fd) for name, fd in variables.items()}
-        environ[LISTEN_FD_VARIABLE] = descriptors_text(self.listener_fds)
+        environ[files.LISTEN_FD_VARIABLE] = descriptors_text(self.listener_fds)
         if is_tried and not self._run.get("ordinal"):  # one replica of a launch is enough
-            environ[TRIAL_VARIABLE] = "1"
+            environ[files.TRIAL_VARIABLE] = "1"
         entry = self._run.get("entry") if self._is_forked else None  # else it must be exec'ed
         title = f"openenvd: host {self._run['replica_id']}"
         return spawn(

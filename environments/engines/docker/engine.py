@@ -38,21 +38,7 @@ from ....schema.errors import InvalidSpec
 from ....schema.protocol import CONTAINER_PORT, HOST_OPTIONS_VARIABLE
 from ....system.process.proc import signal_name
 from ....system.text.json_lines import Json
-from .. import host_options
-from ..base import (
-    ENV_HOST_LABEL,
-    HOME_LABEL,
-    Check,
-    EngineGone,
-    EngineRefused,
-    ExitFacts,
-    Instance,
-    InstanceState,
-    Labels,
-    LogChunk,
-    NameTaken,
-    ReplicaPlan,
-)
+from .. import base, host_options
 from ..instance_logs import pieces_after, since_of
 from .options import INSTALL, USUAL_SOCKET, hint_on, host_config
 
@@ -69,10 +55,10 @@ _NEVER = "0001-01-01"  # Go's zero time
 _EXIT_KILLED, _EXIT_TERMINATED = 128 + signals.SIGKILL, 128 + signals.SIGTERM
 _TELL = frozenset({signals.SIGUSR1, signals.SIGUSR2})  # by which we ask a server to drain
 _STATES = {
-    "created": InstanceState.STARTING,
-    "running": InstanceState.RUNNING,
-    "restarting": InstanceState.RUNNING,
-    "paused": InstanceState.RUNNING,
+    "created": base.InstanceState.STARTING,
+    "running": base.InstanceState.RUNNING,
+    "restarting": base.InstanceState.RUNNING,
+    "paused": base.InstanceState.RUNNING,
 }  # all others are EXITED
 _GPU_HINT = "install NVIDIA's container toolkit, and: sudo nvidia-ctk runtime configure"
 _NO_LIVE_RESTORE = (
@@ -85,32 +71,34 @@ class DockerEngine:
 
     name: ClassVar[str] = "docker"
 
-    def check(self) -> Check:
+    def check(self) -> base.Check:
         with explained():
             info = self._api.info()
-        return Check(version=info.get("ServerVersion"), notes=tuple(_notes(info)))
+        return base.Check(version=info.get("ServerVersion"), notes=tuple(_notes(info)))
 
-    def list(self) -> Iterable[Instance]:
+    def list(self) -> Iterable[base.Instance]:
         with explained():
-            found = self._api.containers(all=True, filters={"label": HOME_LABEL})
+            found = self._api.containers(all=True, filters={"label": base.HOME_LABEL})
         return [
-            Instance(id=each["Id"], labels=whose, state=_state_of(each["State"]))
+            base.Instance(id=each["Id"], labels=whose, state=_state_of(each["State"]))
             for each in found
-            if (whose := Labels.of(each["Labels"])) is not None
+            if (whose := base.Labels.of(each["Labels"])) is not None
         ]
 
-    def find(self, plan: ReplicaPlan) -> Instance | None:
+    def find(self, plan: base.ReplicaPlan) -> base.Instance | None:
         return self._instance(plan.name, plan.labels)
 
-    def start(self, plan: ReplicaPlan) -> Instance:
+    def start(self, plan: base.ReplicaPlan) -> base.Instance:
         with explained():
             instance = self.find(plan)
             if instance is None:
                 self._create(plan)
                 instance = self.find(plan)
             if instance is None:
-                raise EngineRefused(f"the container {plan.name} was removed while it was started")
-            if instance.state is not InstanceState.STARTING:
+                raise base.EngineRefused(
+                    f"the container {plan.name} was removed while it was started"
+                )
+            if instance.state is not base.InstanceState.STARTING:
                 return instance
             try:
                 self._api.start(instance.id)
@@ -119,36 +107,36 @@ class DockerEngine:
                 raise
             return self._instance(instance.id) or instance
 
-    def signal(self, instance: Instance, number: int) -> None:
+    def signal(self, instance: base.Instance, number: int) -> None:
         """Send a signal to the server, through Docker's init."""
         with explained(), gone_is_fine():
             self._api.kill(instance.id, signal=number)
 
-    def stop(self, instance: Instance, grace_seconds: float) -> None:
+    def stop(self, instance: base.Instance, grace_seconds: float) -> None:
         with explained(), gone_is_fine():
             self._api.stop(instance.id, timeout=math.ceil(grace_seconds))
 
-    def remove(self, instance: Instance) -> None:
+    def remove(self, instance: base.Instance) -> None:
         """Remove a container, and the volumes that it alone has."""
         with explained(), gone_is_fine():
             if self._instance(instance.id, instance.labels) is not None:
                 self._api.remove_container(instance.id, v=True, force=True)
 
     def changes(self) -> Iterator[None]:
-        filters = {"type": "container", "label": HOME_LABEL}
+        filters = {"type": "container", "label": base.HOME_LABEL}
         with explained(), _streamed(self._api.events(filters=filters)) as events:
             yield None
             for _ in events:
                 yield None
-        raise EngineGone("Docker has ended its stream of events")
+        raise base.EngineGone("Docker has ended its stream of events")
 
-    def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
+    def logs(self, instance: base.Instance, cursor: str | None) -> Iterator[base.LogChunk]:
         yield from self.output(instance.id, cursor)
         found = self._instance(instance.id)
-        if found is not None and found.state is not InstanceState.EXITED:
-            raise EngineGone("Docker has ended its stream of a container's output")
+        if found is not None and found.state is not base.InstanceState.EXITED:
+            raise base.EngineGone("Docker has ended its stream of a container's output")
 
-    def output(self, container: str, cursor: str | None) -> Iterator[LogChunk]:
+    def output(self, container: str, cursor: str | None) -> Iterator[base.LogChunk]:
         """Yield the output of any container, until it exits or the engine is gone."""
         options: Json = {"timestamps": True, "stream": True, "follow": True, **since(cursor)}
         with explained(), _streamed(self._api.logs(container, **options)) as stream:
@@ -167,20 +155,22 @@ class DockerEngine:
         security = self._api.info().get("SecurityOptions") or ()
         return not any("rootless" in each for each in security)
 
-    def _instance(self, name: str, expected: Labels | None = None) -> Instance | None:
+    def _instance(self, name: str, expected: base.Labels | None = None) -> base.Instance | None:
         with explained():
             try:
                 found = self._api.inspect_container(name)
             except docker.errors.NotFound:
                 return None
             state = _state_of(found["State"]["Status"])
-            has_exited = state is InstanceState.EXITED
+            has_exited = state is base.InstanceState.EXITED
             facts = exit_of(found, events_of(self._api, found)) if has_exited else None
-        labels = Labels.of(found["Config"].get("Labels"))
+        labels = base.Labels.of(found["Config"].get("Labels"))
         if labels is None or expected not in (None, labels):
-            raise NameTaken(f"another container has the name {name}", f"docker rm --force {name}")
-        is_running = state is InstanceState.RUNNING
-        return Instance(
+            raise base.NameTaken(
+                f"another container has the name {name}", f"docker rm --force {name}"
+            )
+        is_running = state is base.InstanceState.RUNNING
+        return base.Instance(
             id=found["Id"],
             labels=labels,
             state=state,
@@ -190,7 +180,7 @@ class DockerEngine:
             exit=facts,
         )
 
-    def _create(self, plan: ReplicaPlan) -> None:
+    def _create(self, plan: base.ReplicaPlan) -> None:
         image = self._image_of(plan)
         if not has_env_host(image):
             _check_foreign(plan)
@@ -201,7 +191,7 @@ class DockerEngine:
             if exc.status_code != HTTPStatus.CONFLICT:
                 raise  # CONFLICT: another thread or agent was faster
 
-    def _image_of(self, plan: ReplicaPlan) -> Json:
+    def _image_of(self, plan: base.ReplicaPlan) -> Json:
         """Return the configuration that an image has."""
         try:
             image = self._api.inspect_image(plan.image)
@@ -210,7 +200,7 @@ class DockerEngine:
             hint = f"docker pull {named}"
             if named != plan.image:  # which may be another one by now
                 named, hint = f"{named} as it was launched ({plan.image})", "launch it again"
-            raise EngineRefused(f"Docker has no image {named}", hint) from exc
+            raise base.EngineRefused(f"Docker has no image {named}", hint) from exc
         return dict(image["Config"])
 
 
@@ -222,16 +212,16 @@ def _streamed(stream: CancellableStream[Any]) -> Iterator[Iterable[Any]]:
         vars(stream)["_response"].close()  # its connection, which the library's own `close` keeps
 
 
-def _state_of(status: str) -> InstanceState:
-    return _STATES.get(status, InstanceState.EXITED)
+def _state_of(status: str) -> base.InstanceState:
+    return _STATES.get(status, base.InstanceState.EXITED)
 
 
 def has_env_host(image: Json) -> bool:
     """Return whether an image has our env host, by its configuration; a container's has it, too."""
-    return ENV_HOST_LABEL in (image.get("Labels") or {})
+    return base.ENV_HOST_LABEL in (image.get("Labels") or {})
 
 
-def _configuration(plan: ReplicaPlan, inside: int) -> Json:
+def _configuration(plan: base.ReplicaPlan, inside: int) -> Json:
     """Return a container's configuration, as the engine's API takes it."""
     host, own = host_config(plan.options, sandbox=plan.sandbox)
     port = f"{inside}/tcp"
@@ -260,7 +250,7 @@ def _configuration(plan: ReplicaPlan, inside: int) -> Json:
     }
 
 
-def _device_requests(plan: ReplicaPlan) -> list[Json]:
+def _device_requests(plan: base.ReplicaPlan) -> list[Json]:
     if not plan.gpus:
         return []
     request: Json = {"Driver": "", "Capabilities": [["gpu"]], "Count": plan.gpus}
@@ -268,12 +258,12 @@ def _device_requests(plan: ReplicaPlan) -> list[Json]:
         try:
             devices = host_options.share(found, plan.gpus, plan.ordinal)
         except InvalidSpec as exc:
-            raise EngineRefused(exc.message, exc.hint) from exc
+            raise base.EngineRefused(exc.message, exc.hint) from exc
         request |= {"Count": 0, "DeviceIDs": list(devices)}
     return [request]
 
 
-def port_inside(plan: ReplicaPlan, config: Json) -> int:
+def port_inside(plan: base.ReplicaPlan, config: Json) -> int:
     """Return the one port that an image exposes, unless the usual one is among them."""
     exposed = [name.partition("/") for name in config.get("ExposedPorts") or {}]
     ports = [int(port) for port, _, protocol in exposed if protocol in ("tcp", "")]
@@ -281,11 +271,11 @@ def port_inside(plan: ReplicaPlan, config: Json) -> int:
     return ports[0] if usual == CONTAINER_PORT and len(ports) == 1 else usual
 
 
-def _check_foreign(plan: ReplicaPlan) -> None:
+def _check_foreign(plan: base.ReplicaPlan) -> None:
     """Refuse what a server that is not ours would leave out in silence."""
     asked = json.loads(plan.env.get(HOST_OPTIONS_VARIABLE) or "{}")
     if asked.get("token") is not None:
-        raise EngineRefused(
+        raise base.EngineRefused(
             f"the server in {plan.image} is its own, and would not ask for the token",
             "leave out --token and --host; or build an image with ours: openenv image build",
         )
@@ -329,9 +319,9 @@ def explained() -> Iterator[None]:
     except APIError as exc:
         text = str(exc.explanation or exc)
         if exc.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
-            raise EngineGone(text) from exc
+            raise base.EngineGone(text) from exc
         hint = _GPU_HINT if "device driver" in text else hint_on(text)
-        raise EngineRefused(f"Docker refuses: {text}", hint) from exc
+        raise base.EngineRefused(f"Docker refuses: {text}", hint) from exc
     except (
         DockerException,
         requests.exceptions.RequestException,
@@ -341,15 +331,17 @@ def explained() -> Iterator[None]:
         raise _gone(exc) from exc
 
 
-def _gone(exc: BaseException) -> EngineGone:
+def _gone(exc: BaseException) -> base.EngineGone:
     where = os.environ.get("DOCKER_HOST", USUAL_SOCKET)
     text = str(exc)
     if "PermissionError" in text or "Permission denied" in text:
-        return EngineGone(f"this user may not use Docker at {where}", hint_on("permission denied"))
+        return base.EngineGone(
+            f"this user may not use Docker at {where}", hint_on("permission denied")
+        )
     if "FileNotFoundError" in text or "ConnectionRefused" in text or "No such file" in text:
         hint = INSTALL if _is_not_installed() else hint_on("cannot connect")
-        return EngineGone(f"Docker is not running: nothing answers at {where}", hint)
-    return EngineGone(f"Docker does not answer at {where}: {text}", hint_on("cannot connect"))
+        return base.EngineGone(f"Docker is not running: nothing answers at {where}", hint)
+    return base.EngineGone(f"Docker does not answer at {where}: {text}", hint_on("cannot connect"))
 
 
 @functools.cache
@@ -398,11 +390,11 @@ def events_of(api: Any, found: Json) -> list[Json]:
     )
 
 
-def exit_of(found: Json, events: Iterable[Json] = ()) -> ExitFacts:
+def exit_of(found: Json, events: Iterable[Json] = ()) -> base.ExitFacts:
     """Return how a container ended, from what the engine says of it."""
     state = found["State"]
     if state["StartedAt"].startswith(_NEVER):
-        return ExitFacts(error=state.get("Error") or "it never ran")
+        return base.ExitFacts(error=state.get("Error") or "it never ran")
     code, oom_at, sent, seconds = state["ExitCode"], None, None, None
     if not state["FinishedAt"].startswith(_NEVER):
         seconds = max(0.0, _seconds(state["FinishedAt"]) - _seconds(state["StartedAt"]))
@@ -413,13 +405,13 @@ def exit_of(found: Json, events: Iterable[Json] = ()) -> ExitFacts:
             sent = number
     if sent == signals.SIGKILL and code == _EXIT_KILLED:
         text = "sent through Docker: docker kill, or docker stop after its time-out"
-        return ExitFacts(exit_code=code, seconds=seconds, evidence=text)
+        return base.ExitFacts(exit_code=code, seconds=seconds, evidence=text)
     if sent and code in (0, 128 + sent):
         text = f"{signal_name(sent)} was sent through Docker (docker kill, docker stop)"
-        return ExitFacts(ended_by=text, seconds=seconds)
+        return base.ExitFacts(ended_by=text, seconds=seconds)
     # A process of it was killed for memory. A container that ends well later was not.
     is_oom = state["OOMKilled"] and code not in (0, _EXIT_TERMINATED)
-    return ExitFacts(
+    return base.ExitFacts(
         exit_code=code,
         is_oom=is_oom,
         oom_at=oom_at,

@@ -47,17 +47,7 @@ from typing import ClassVar
 
 from ....system.process.backoff import backoff_seconds
 from ....system.text.json_lines import Json
-from ..base import (
-    HOME_LABEL,
-    Check,
-    EngineGone,
-    EngineRefused,
-    Instance,
-    InstanceState,
-    LogChunk,
-    NameTaken,
-    ReplicaPlan,
-)
+from .. import base
 from ..instance_logs import lines_of, pieces_after, since_of
 from .api import ROLE_IS_IN, ApiRefused, Cluster
 from .options import CONTAINER, SIGNAL_SERVER, dns_name, options_of, pod_of, secret_of, service_of
@@ -97,42 +87,44 @@ class KubernetesEngine:
         self._namespaces: set[str] = set()  # that replicas were seen in, and the usual one
         self._lists_all: bool | None = None  # None: not tried yet
 
-    def check(self) -> Check:
+    def check(self) -> base.Check:
         version = str(self._cluster.get("/version")["gitVersion"])
         namespace = self._cluster.namespace
         for verb, resource in _NEEDED:
             if not self._may(verb, resource, namespace):
                 problem = f"this account may not {verb} {resource} in {namespace}"
                 apply = f"kubectl apply -n {namespace} -f docs/openenvd-rbac.yaml"
-                return Check(version=version, problem=problem, remedy=f"{apply}, of {ROLE_IS_IN}")
-        return Check(version=version, notes=(_OPEN,))
+                return base.Check(
+                    version=version, problem=problem, remedy=f"{apply}, of {ROLE_IS_IN}"
+                )
+        return base.Check(version=version, notes=(_OPEN,))
 
-    def list(self) -> Iterable[Instance]:
-        query = {"labelSelector": HOME_LABEL}
+    def list(self) -> Iterable[base.Instance]:
+        query = {"labelSelector": base.HOME_LABEL}
         pods = [p for path in self._scopes() for p in self._cluster.get(path, **query)["items"]]
         now = self._cluster.now()
         return [instance_of(pod, now) for pod in pods if labels_of(pod) is not None]
 
-    def find(self, plan: ReplicaPlan) -> Instance | None:
+    def find(self, plan: base.ReplicaPlan) -> base.Instance | None:
         pod = self._find_pod(plan)
         return None if pod is None else self._instance(pod)
 
-    def start(self, plan: ReplicaPlan) -> Instance:
+    def start(self, plan: base.ReplicaPlan) -> base.Instance:
         """Create a pod, its Secret, and its environment's service unless there is one."""
         pod = self._find_pod(plan) or self._create(plan)
         found = self._instance(pod)
-        if found.state is not InstanceState.EXITED:
+        if found.state is not base.InstanceState.EXITED:
             try:
                 self._make_what_it_needs(plan, pod)  # also of a pod found: agents are killed
-            except EngineRefused:
+            except base.EngineRefused:
                 self.remove(found)
                 raise
         return found
 
-    def signal(self, instance: Instance, number: int) -> None:
+    def signal(self, instance: base.Instance, number: int) -> None:
         """Send a signal to the server, by a command in its pod; SIGUSR1 only if it knows it."""
         pod = self._pod_of(instance)
-        if pod is None or self._instance(pod).state is not InstanceState.RUNNING:
+        if pod is None or self._instance(pod).state is not base.InstanceState.RUNNING:
             return
         mask = 1 << (number - 1) if number in _ENDS_OTHERS else 0
         command = ["sh", "-c", SIGNAL_SERVER, "sh", str(int(number)), str(mask)]
@@ -144,9 +136,11 @@ class KubernetesEngine:
                 return
             raise
         if code != 0 and self._runs(instance):
-            raise EngineRefused(f"a signal was not sent: the command for it ended with code {code}")
+            raise base.EngineRefused(
+                f"a signal was not sent: the command for it ended with code {code}"
+            )
 
-    def stop(self, instance: Instance, grace_seconds: float) -> None:
+    def stop(self, instance: base.Instance, grace_seconds: float) -> None:
         """Stop the server in a pod, which stays; where that cannot be, the pod is deleted.
 
         While there is grace, a connection that was lost is no reason to: it is asked for again.
@@ -158,15 +152,15 @@ class KubernetesEngine:
                 (signals.SIGKILL, KILLED_SECONDS),
             ):
                 found = self._seen(instance)
-                if found is None or found.state is InstanceState.EXITED:
+                if found is None or found.state is base.InstanceState.EXITED:
                     return
-                if found.state is InstanceState.STARTING:  # there is nothing to stop in it
+                if found.state is base.InstanceState.STARTING:  # there is nothing to stop in it
                     break
                 self.signal(instance, number)
                 self._await_end(instance, seconds)
-        except EngineRefused:  # there is no shell: Kubernetes ends it
+        except base.EngineRefused:  # there is no shell: Kubernetes ends it
             pass
-        except EngineGone:
+        except base.EngineGone:
             if time.monotonic() < deadline:
                 raise
         if self._runs(instance):
@@ -174,13 +168,13 @@ class KubernetesEngine:
             self._delete(instance, left)
             self._await_end(instance, left + KILL_SECONDS)
 
-    def remove(self, instance: Instance) -> None:
+    def remove(self, instance: base.Instance) -> None:
         """Delete a pod; its environment's service goes with the last of them."""
         pod = self._pod_of(instance)
         if pod is None:
             return
         if labels_of(pod) != instance.labels:
-            raise EngineRefused(f"the pod {instance.id} belongs to another")
+            raise base.EngineRefused(f"the pod {instance.id} belongs to another")
         if self._runs(instance):
             self._delete(instance, 1)
             self._await_end(instance, KILL_SECONDS)
@@ -189,14 +183,16 @@ class KubernetesEngine:
     def changes(self) -> Iterator[None]:
         while True:
             scopes = self._scopes()
-            newest = self._cluster.get(scopes[0], labelSelector=HOME_LABEL, limit="1")["metadata"]
+            newest = self._cluster.get(scopes[0], labelSelector=base.HOME_LABEL, limit="1")[
+                "metadata"
+            ]
             yield None
             if len(scopes) > 1:
                 time.sleep(1.0)
                 continue
             query = {
                 "watch": "true",
-                "labelSelector": HOME_LABEL,
+                "labelSelector": base.HOME_LABEL,
                 "resourceVersion": str(newest["resourceVersion"]),
                 "timeoutSeconds": str(WATCH_SECONDS),
             }
@@ -204,7 +200,7 @@ class KubernetesEngine:
                 for _ in pieces:
                     yield None
 
-    def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
+    def logs(self, instance: base.Instance, cursor: str | None) -> Iterator[base.LogChunk]:
         namespace, name, _ = instance.id.split("/")
         query = {"container": CONTAINER, "follow": "true", "timestamps": "true"}
         if (since := since_of(cursor)) is not None:
@@ -220,9 +216,9 @@ class KubernetesEngine:
                 raise
             return  # it never ran, or has been removed
         if self._runs(instance):
-            raise EngineGone("Kubernetes has ended its stream of a pod's output")
+            raise base.EngineGone("Kubernetes has ended its stream of a pod's output")
 
-    def _namespace(self, plan: ReplicaPlan) -> str:
+    def _namespace(self, plan: base.ReplicaPlan) -> str:
         namespace = options_of(plan.options).get("namespace") or self._cluster.namespace
         self._namespaces.add(namespace)
         return str(namespace)
@@ -232,7 +228,7 @@ class KubernetesEngine:
         if self._lists_all is None:
             try:
                 self._lists_all = self._may("list", "pods") and self._may("watch", "pods")
-            except EngineRefused:
+            except base.EngineRefused:
                 self._lists_all = False
         if self._lists_all:
             return (f"{CORE}/pods",)
@@ -259,24 +255,24 @@ class KubernetesEngine:
                 return None
             raise
 
-    def _pod_of(self, instance: Instance) -> Json | None:
+    def _pod_of(self, instance: base.Instance) -> Json | None:
         """Return the pod of an instance; None when it is gone, or another has its name."""
         namespace, name, _ = instance.id.split("/")
         pod = self._pod(namespace, name)
         return pod if pod is not None and id_of(pod) == instance.id else None
 
-    def _instance(self, pod: Json) -> Instance:
+    def _instance(self, pod: Json) -> base.Instance:
         warning = self._warning(pod) if is_being_made(pod) else None
         return instance_of(pod, self._cluster.now(), warning)
 
-    def _seen(self, instance: Instance) -> Instance | None:
+    def _seen(self, instance: base.Instance) -> base.Instance | None:
         pod = self._pod_of(instance)
         return None if pod is None else instance_of(pod, self._cluster.now())
 
-    def _runs(self, instance: Instance) -> bool:
+    def _runs(self, instance: base.Instance) -> bool:
         """Return whether a pod is there, and has not ended."""
         found = self._seen(instance)
-        return found is not None and found.state is not InstanceState.EXITED
+        return found is not None and found.state is not base.InstanceState.EXITED
 
     def _warning(self, pod: Json) -> str | None:
         """Return the newest warning about a pod: a volume that is not there, say."""
@@ -290,15 +286,15 @@ class KubernetesEngine:
         newest = max(events, key=lambda each: str(each.get("lastTimestamp") or ""), default=None)
         return None if newest is None else f"{newest['reason']}: {newest['message']}"
 
-    def _find_pod(self, plan: ReplicaPlan) -> Json | None:
+    def _find_pod(self, plan: base.ReplicaPlan) -> Json | None:
         pod = self._pod(self._namespace(plan), dns_name(plan.name))
         if pod is not None and labels_of(pod) != plan.labels:
             own = pod["metadata"]
             command = f"kubectl delete pod -n {own['namespace']} {own['name']}"
-            raise NameTaken(f"another pod has the name {own['name']}", command)
+            raise base.NameTaken(f"another pod has the name {own['name']}", command)
         return pod
 
-    def _create(self, plan: ReplicaPlan) -> Json:
+    def _create(self, plan: base.ReplicaPlan) -> Json:
         """Create a pod, or find the one that another thread or agent has created meanwhile."""
         namespace = self._namespace(plan)
         try:
@@ -309,10 +305,10 @@ class KubernetesEngine:
             found = self._find_pod(plan)
             if found is None:
                 message = f"the pod {plan.name} was removed while it was started"
-                raise EngineRefused(message) from exc
+                raise base.EngineRefused(message) from exc
             return found
 
-    def _make_what_it_needs(self, plan: ReplicaPlan, pod: Json) -> None:
+    def _make_what_it_needs(self, plan: base.ReplicaPlan, pod: Json) -> None:
         """Make a pod's Secret, without which it waits, and its environment's service."""
         namespace = pod["metadata"]["namespace"]
         if (secret := secret_of(plan, pod)) is not None:
@@ -340,15 +336,15 @@ class KubernetesEngine:
                     raise
             else:
                 return
-        raise EngineGone(f"{wanted['kind']} {own['name']} is made and removed by turns")
+        raise base.EngineGone(f"{wanted['kind']} {own['name']} is made and removed by turns")
 
-    def _delete(self, instance: Instance, grace_seconds: int) -> None:
+    def _delete(self, instance: base.Instance, grace_seconds: int) -> None:
         namespace, name, uid = instance.id.split("/")
         asked = {"gracePeriodSeconds": grace_seconds, "preconditions": {"uid": uid}}
         asked |= {"apiVersion": "v1", "kind": "DeleteOptions"}
         self._cluster.delete(_path(namespace, "pods", name), asked)
 
-    def _await_end(self, instance: Instance, seconds: float) -> None:
+    def _await_end(self, instance: base.Instance, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         for looks in itertools.count(1):
             if not self._runs(instance) or (left := deadline - time.monotonic()) <= 0.0:

@@ -34,17 +34,7 @@ from typing import Any
 from ....schema.protocol import HOST_OPTIONS_VARIABLE
 from ....system.text.json_lines import Json
 from ....system.text.safe_text import is_secret
-from ..base import (
-    ENVIRONMENT_LABEL,
-    GENERATION_LABEL,
-    HOME_LABEL,
-    REPLICA_LABEL,
-    EngineEntry,
-    EngineRefused,
-    Labels,
-    Preparation,
-    ReplicaPlan,
-)
+from .. import base
 from ..host_options import MAX_NAME_LENGTH, name_within, read_options, served_anywhere
 
 CONTAINER = "openenvd"
@@ -58,7 +48,9 @@ _DNS_LABEL = re.compile("[a-z]([a-z0-9-]*[a-z0-9])?")
 _MAX_DNS_NAME_LENGTH = 253
 _DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _SECRET_KEY = re.compile("[A-Za-z0-9._-]+")
-_LABELS = dict.fromkeys((HOME_LABEL, ENVIRONMENT_LABEL, REPLICA_LABEL, GENERATION_LABEL), "")
+_LABELS = dict.fromkeys(
+    (base.HOME_LABEL, base.ENVIRONMENT_LABEL, base.REPLICA_LABEL, base.GENERATION_LABEL), ""
+)
 _FOUND_BY: Json = {
     "kind": "Pod",
     "metadata": {"name": "", "namespace": "", "labels": _LABELS, "annotations": _LABELS},
@@ -106,14 +98,14 @@ def options_of(options: Mapping[str, str], *, sandbox: bool = False) -> Json:
     """Return the values of a pod's options, by name; raises `EngineRefused` for others."""
     found = read_options("kubernetes", options, _OPTIONS)
     if sandbox and "spec" in found.get("patch", {}):
-        raise EngineRefused(
+        raise base.EngineRefused(
             "--engine-option patch of a pod's spec could take back what --sandbox drops",
             "leave one of them out",
         )
     return found
 
 
-def pod_of(plan: ReplicaPlan, namespace: str) -> Json:
+def pod_of(plan: base.ReplicaPlan, namespace: str) -> Json:
     """Return the pod of a replica; raises `EngineRefused`: one of its options cannot be."""
     options = options_of(plan.options)
     annotations = plan.labels.to_labels()  # labels may not have all that names may
@@ -152,7 +144,7 @@ def pod_of(plan: ReplicaPlan, namespace: str) -> Json:
     return patched
 
 
-def _container(plan: ReplicaPlan, options: Json, secret: str | None) -> Json:
+def _container(plan: base.ReplicaPlan, options: Json, secret: str | None) -> Json:
     port = port_of(plan)
     drain = {"exec": {"command": ["sh", "-c", _DRAIN_SERVER]}}
     health = {
@@ -184,7 +176,7 @@ def _variable(secret: str | None, name: str, value: str) -> Json:
     return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name}}}
 
 
-def _hidden(plan: ReplicaPlan) -> dict[str, str]:
+def _hidden(plan: base.ReplicaPlan) -> dict[str, str]:
     """Return the variables that are in the Secret."""
     items = served_anywhere(plan.env).items()
     return {name: value for name, value in items if _is_hidden(name, value)}
@@ -201,12 +193,12 @@ def _unexpanded(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def port_of(plan: ReplicaPlan) -> int:
+def port_of(plan: base.ReplicaPlan) -> int:
     """Return the port that the server listens on."""
     return int(options_of(plan.options).get("port", plan.container_port))
 
 
-def _resources(plan: ReplicaPlan, options: Json) -> Json:
+def _resources(plan: base.ReplicaPlan, options: Json) -> Json:
     limits: Json = {}
     if plan.memory_bytes:
         limits["memory"] = str(plan.memory_bytes)
@@ -222,10 +214,10 @@ def _resources(plan: ReplicaPlan, options: Json) -> Json:
     return {"limits": limits, "requests": requests}
 
 
-def service_of(plan: ReplicaPlan, pod: Json) -> Json:
+def service_of(plan: base.ReplicaPlan, pod: Json) -> Json:
     """Return the service of a replica's environment, which goes with the last of its pods."""
     labels = label_values(plan.labels)
-    shared = {key: labels[key] for key in (HOME_LABEL, ENVIRONMENT_LABEL)}
+    shared = {key: labels[key] for key in (base.HOME_LABEL, base.ENVIRONMENT_LABEL)}
     # Another home's has another name.
     name = dns_name(f"openenvd-{plan.labels.environment}-{plan.labels.home[:8]}")
     ports = [{"port": plan.container_port, "targetPort": port_of(plan)}]
@@ -233,7 +225,7 @@ def service_of(plan: ReplicaPlan, pod: Json) -> Json:
     return {"apiVersion": "v1", "kind": "Service", **_owned(pod, name, shared), **spec}
 
 
-def secret_of(plan: ReplicaPlan, pod: Json) -> Json | None:
+def secret_of(plan: base.ReplicaPlan, pod: Json) -> Json | None:
     """Return the Secret of a replica, which goes with its pod; None where nothing is secret."""
     found = _hidden(plan)
     if not found:
@@ -256,7 +248,7 @@ def dns_name(text: str) -> str:
     return name_within(text, _DNS_LABEL, re.sub("[^a-z0-9]+", "-", text.lower()))
 
 
-def label_values(labels: Labels) -> dict[str, str]:
+def label_values(labels: base.Labels) -> dict[str, str]:
     """Return an instance's labels with values that Kubernetes takes."""
     return {
         name: name_within(text, _LABEL, re.sub("[^A-Za-z0-9_.-]", "-", text).lstrip("_.-"))
@@ -392,9 +384,9 @@ def _read(files: str, key: str) -> Iterator[dict[str, Any]]:
             yield found
 
 
-ENGINE = EngineEntry(
+ENGINE = base.EngineEntry(
     "openenvd.environments.engines.kubernetes.engine:KubernetesEngine",
-    Preparation.PULLED_IMAGE,
+    base.Preparation.PULLED_IMAGE,
     extra="kubernetes",
     address=kubernetes_address,
     check_options=options_of,

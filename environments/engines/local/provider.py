@@ -39,18 +39,7 @@ from ... import run_files
 from ...run_files import RunFile, by_service
 from ...shim.client import start_shim
 from ...sources.program import HOST_PRELOAD, Prepared, Program
-from .. import host_options
-from ..providers import (
-    RUN_DIR_VARIABLE,
-    Batch,
-    Beginning,
-    Listeners,
-    Provider,
-    child_environment,
-    names_of,
-    server_options,
-    with_options,
-)
+from .. import host_options, providers
 
 # Workers carry more and the daemon less: the kernel takes a worker before a replica.
 REPLICA_OOM_SCORE_ADJ = 300
@@ -59,10 +48,10 @@ PROCESSES_TO_START = 1  # the fork server, or a shell
 THREADS_OF_SHARD = 2  # its own, and the one that watches its loop
 
 
-class LocalProvider(Provider):
+class LocalProvider(providers.Provider):
     """Starts replicas on this machine."""
 
-    def _begin_launch(self, batch: Batch, prepared: Prepared) -> Beginning:
+    def _begin_launch(self, batch: providers.Batch, prepared: Prepared) -> providers.Beginning:
         """Take over the sockets of what is replaced, if they are where the spec wants them.
 
         Raises:
@@ -91,7 +80,7 @@ class LocalProvider(Provider):
             return [[socket.socket(fileno=fd) for fd in fds]], complete
         return self._open(spec, count if spec.gateway else 1, port), complete
 
-    def _begin_more(self, like: RunFile, batch: Batch) -> Beginning:
+    def _begin_more(self, like: RunFile, batch: providers.Batch) -> providers.Beginning:
         """Share the sockets of the others; behind the gateway, each has one of its own.
 
         Raises:
@@ -109,7 +98,7 @@ class LocalProvider(Provider):
             raise NotRunning(f"no replica of {name} answers", f"openenv logs {name}")
         return [[socket.socket(fileno=fd) for fd in fds]], complete
 
-    def _begin(self, run_file: RunFile, listeners: Listeners) -> None:
+    def _begin(self, run_file: RunFile, listeners: providers.Listeners) -> None:
         """Start its shim, which writes the run file first and keeps the sockets."""
         fds = [one.fileno() for one in listeners]
         try:
@@ -140,19 +129,19 @@ class LocalProvider(Provider):
             # Which the env host cannot find out: it stands alone, and knows no cgroups.
             memory_bytes=spec.memory_bytes or available_memory_bytes(),
             cores=_cores_of_one(spec),
-            headers=names_of(data),
+            headers=providers.names_of(data),
             replica=number,
             doors=layout.doors(spec.name),
             shares_address=not spec.gateway,
             sleep_after_seconds=spec.sleep_seconds,
         )
-        environ = child_environment(
+        environ = providers.child_environment(
             os.environ, home=str(layout.home), max_sessions=max_sessions, given=spec.env
         )
         if devices:
             environ[host_options.VARIABLE] = ",".join(devices)
         environ[HOST_CONFIG_VARIABLE] = json.dumps(config.to_json())
-        environ[RUN_DIR_VARIABLE] = run_dir
+        environ[providers.RUN_DIR_VARIABLE] = run_dir
         return {
             "argv": list(program.argv),
             "entry": program.entry,
@@ -169,12 +158,12 @@ class LocalProvider(Provider):
         run_dir, number = data["run_dir"], data["number"]
         imports = like.run_dir / host_options.IMPORTS
         old, new = str(imports), str(Path(run_dir) / host_options.IMPORTS)
-        config = server_options(data)
+        config = providers.server_options(data)
         paths = [new if path == old else path for path in config["import_paths"]]
-        data = with_options(data, import_paths=paths)
+        data = providers.with_options(data, import_paths=paths)
         data["door_path"] = door_path(self._layout.doors(like.environment), number)
         env = data["env"]
-        env[RUN_DIR_VARIABLE] = run_dir
+        env[providers.RUN_DIR_VARIABLE] = run_dir
         if gpus_each := config.get("gpus"):
             found = host_options.find_gpus({**os.environ, **env})
             env[host_options.VARIABLE] = ",".join(host_options.share(found, gpus_each, number))

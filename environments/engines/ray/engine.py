@@ -41,17 +41,7 @@ from typing import Any, ClassVar
 from ....system.process.backoff import backoff_seconds
 from ....system.process.exit_reason import Detector, ExitKind
 from ....system.text.json_lines import Json
-from ..base import (
-    Check,
-    EngineRefused,
-    ExitFacts,
-    Instance,
-    InstanceState,
-    Labels,
-    LogChunk,
-    NameTaken,
-    ReplicaPlan,
-)
+from .. import base
 from ..host_options import check_nodes
 from .driver import RayDriver
 from .options import bundle, check_options, options_of
@@ -79,43 +69,43 @@ class RayEngine:
     def __init__(self) -> None:
         self._driver = RayDriver()
 
-    def check(self) -> Check:
+    def check(self) -> base.Check:
         with contextlib.closing(RayDriver()) as driver:
             version = driver.call("version")
             driver.call("nodes")
-        return Check(version=version, notes=(_NO_LIMITS,))
+        return base.Check(version=version, notes=(_NO_LIMITS,))
 
-    def list(self) -> Iterable[Instance]:
+    def list(self) -> Iterable[base.Instance]:
         found = []
         for record, report, lives in self._driver.call("look"):
-            labels = Labels.of(record.get("labels") or {})
+            labels = base.Labels.of(record.get("labels") or {})
             if labels is not None:
                 state = _state(record, report, lives=lives)
                 identity = record.get("actor") or record["name"]
-                found.append(Instance(id=identity, labels=labels, state=state))
+                found.append(base.Instance(id=identity, labels=labels, state=state))
         return found
 
-    def find(self, plan: ReplicaPlan) -> Instance | None:
+    def find(self, plan: base.ReplicaPlan) -> base.Instance | None:
         found = self._driver.call("find", plan.name)
         record, actor = found["record"], found["actor"]
         if record and record["labels"] != plan.labels.to_labels():
-            raise NameTaken(f"the record of another replica has the name {plan.name}")
+            raise base.NameTaken(f"the record of another replica has the name {plan.name}")
         if record is None or not record.get("actor"):
             return None
         report = found["report"] or {}
         state = _state(record, report, lives=_lives(actor))
-        return Instance(
+        return base.Instance(
             id=record["actor"],
             labels=plan.labels,
             state=state,
             pid=report.get("pid"),
             address=report.get("address"),
-            waiting=_why_waiting(found) if state is InstanceState.STARTING else None,
+            waiting=_why_waiting(found) if state is base.InstanceState.STARTING else None,
             is_on_its_way=(found["group"] or {}).get("scheduling") in _NOT_CONSIDERED,
-            exit=_exit_facts(report, actor) if state is InstanceState.EXITED else None,
+            exit=_exit_facts(report, actor) if state is base.InstanceState.EXITED else None,
         )
 
-    def start(self, plan: ReplicaPlan) -> Instance:
+    def start(self, plan: base.ReplicaPlan) -> base.Instance:
         if (found := self.find(plan)) is not None:
             return found
         check_options(plan.options, sandbox=plan.sandbox)
@@ -137,13 +127,13 @@ class RayEngine:
         self._driver.call("create", plan.name, *arguments)
         started = self.find(plan)
         if started is None:
-            raise EngineRefused(f"the actor {plan.name} was removed while it was started")
+            raise base.EngineRefused(f"the actor {plan.name} was removed while it was started")
         return started
 
-    def signal(self, instance: Instance, number: int) -> None:
+    def signal(self, instance: base.Instance, number: int) -> None:
         self._ask(instance, "signal", number)
 
-    def stop(self, instance: Instance, grace_seconds: float) -> None:
+    def stop(self, instance: base.Instance, grace_seconds: float) -> None:
         """Stop the server; one that waits for a place has none."""
         if self._runs(instance):
             self._ask(instance, "stop", grace_seconds)
@@ -151,7 +141,7 @@ class RayEngine:
         while self._runs(instance) and time.monotonic() < deadline:
             time.sleep(END_SECONDS)
 
-    def remove(self, instance: Instance) -> None:
+    def remove(self, instance: base.Instance) -> None:
         """Remove actor, placement group and records, killing what is left."""
         self._driver.call("destroy", _name(instance), instance.labels.to_labels(), seconds=60.0)
 
@@ -165,14 +155,14 @@ class RayEngine:
                 yield None
             time.sleep(POLL_INTERVAL_SECONDS)
 
-    def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
+    def logs(self, instance: base.Instance, cursor: str | None) -> Iterator[base.LogChunk]:
         """Yield what the server has printed, from its actor; a cursor is an offset."""
         offset, looks = int(cursor or 0), 0
         while (answer := self._ask(instance, "read_log", offset)) is not None:
             data, offset, has_ended = answer
             if data:
                 looks = 0
-                yield LogChunk(data=data, cursor=str(offset))
+                yield base.LogChunk(data=data, cursor=str(offset))
             elif has_ended:
                 return
             else:
@@ -180,18 +170,18 @@ class RayEngine:
                 longest = MAX_READ_SECONDS
                 time.sleep(backoff_seconds(looks, first=FIRST_READ_SECONDS, longest=longest))
 
-    def _ask(self, instance: Instance, method: str, *arguments: object) -> Any:
+    def _ask(self, instance: base.Instance, method: str, *arguments: object) -> Any:
         """Return the answer of an instance's actor; None when that does not live."""
         return self._driver.call("ask", _name(instance), instance.id, method, *arguments)
 
-    def _runs(self, instance: Instance) -> bool:
+    def _runs(self, instance: base.Instance) -> bool:
         found = self._driver.call("find", _name(instance))
         record = found["record"] or {}
         state = _state(record, found["report"], lives=_lives(found["actor"]))
-        return record.get("actor") == instance.id and state is InstanceState.RUNNING
+        return record.get("actor") == instance.id and state is base.InstanceState.RUNNING
 
 
-def _name(instance: Instance) -> str:
+def _name(instance: base.Instance) -> str:
     return f"openenvd-{instance.labels.replica}"
 
 
@@ -199,12 +189,14 @@ def _lives(actor: Json | None) -> bool:
     return actor is not None and actor["state"] != "DEAD"
 
 
-def _state(record: Json, report: Json | None, *, lives: bool) -> InstanceState:
+def _state(record: Json, report: Json | None, *, lives: bool) -> base.InstanceState:
     if report and report.get("exit"):
-        return InstanceState.EXITED
+        return base.InstanceState.EXITED
     if record.get("actor") and not lives:
-        return InstanceState.EXITED
-    return InstanceState.RUNNING if report and report.get("port") else InstanceState.STARTING
+        return base.InstanceState.EXITED
+    return (
+        base.InstanceState.RUNNING if report and report.get("port") else base.InstanceState.STARTING
+    )
 
 
 def _why_waiting(found: Json) -> str | None:
@@ -218,15 +210,15 @@ def _why_waiting(found: Json) -> str | None:
     return f"Ray: waits for a node with {wanted} free ({group['scheduling']})"
 
 
-def _exit_facts(report: Json, actor: Json | None) -> ExitFacts:
+def _exit_facts(report: Json, actor: Json | None) -> base.ExitFacts:
     """Return how an instance ended: as its shim says; without one, as Ray does."""
     reason = report.get("exit")
     if reason is None or reason["kind"] == ExitKind.LOST:
         return _by_ray(actor or {"state": "DEAD"})
     if reason.get("exit_code") is not None and not reason.get("pid"):
-        return ExitFacts(error=reason.get("evidence") or "its server cannot be started")
+        return base.ExitFacts(error=reason.get("evidence") or "its server cannot be started")
     number = reason.get("signal_number")
-    return ExitFacts(
+    return base.ExitFacts(
         exit_code=reason.get("exit_code") if number is None else _SIGNAL + number,
         is_oom=reason["kind"] == ExitKind.OOM_KILLED,
         seconds=reason.get("seconds"),
@@ -235,24 +227,24 @@ def _exit_facts(report: Json, actor: Json | None) -> ExitFacts:
     )
 
 
-def _by_ray(actor: Json) -> ExitFacts:
+def _by_ray(actor: Json) -> base.ExitFacts:
     """Return what Ray knows of an actor that has ended without a word of its server."""
     said = " ".join(str(actor.get("message") or "").split())
     where = f"node {actor['node'][:12]}" if actor.get("node") else "no node"
     if _lives(actor):  # killed, or lost with a node that Ray has not given up
-        return ExitFacts(ended_by=f"its shim has ended on {where}")
+        return base.ExitFacts(ended_by=f"its shim has ended on {where}")
     match actor.get("cause"):
         case "oom_context":
-            return ExitFacts(
+            return base.ExitFacts(
                 is_oom=True,
                 detector=Detector.RAY,
                 seconds=actor["seconds"],
                 evidence=f"{where}: {said}" if said else where,
             )
         case "creation_task_failure_context" | "runtime_env_failed_context":
-            return ExitFacts(error=f"its actor cannot be started: {said or actor['cause']}")
+            return base.ExitFacts(error=f"its actor cannot be started: {said or actor['cause']}")
         case "actor_unschedulable_context":
-            return ExitFacts(error=f"Ray cannot place it: {said}")
+            return base.ExitFacts(error=f"Ray cannot place it: {said}")
     match actor.get("reason"):
         case "NODE_DIED":
             text = f"its node has failed ({where})"
@@ -260,4 +252,4 @@ def _by_ray(actor: Json) -> ExitFacts:
             text = "its actor was killed (ray.kill)"
         case reason:
             text = f"its actor has died on {where} ({reason or 'unknown'}): {said}"
-    return ExitFacts(ended_by=text, seconds=actor.get("seconds"))
+    return base.ExitFacts(ended_by=text, seconds=actor.get("seconds"))

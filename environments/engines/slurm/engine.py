@@ -53,21 +53,9 @@ from typing import ClassVar
 from ....system.net.access import is_loopback
 from ..base import Check, EngineGone, EngineRefused, Instance, InstanceState, LogChunk, ReplicaPlan
 from ..host_options import check_nodes
-from . import commands
+from . import commands, job_table
 from .commands import ENDED, Row, exit_facts, over_memory
 from .job import NO_JOB, OUTPUT_FILE_NAME, left_jobs, read_job, read_report, write_job
-from .job_table import (
-    COMPLETING,
-    END_SECONDS,
-    FRESH_SECONDS,
-    LOST_SECONDS,
-    PENDING,
-    POLL_INTERVAL_SECONDS,
-    RUNNING,
-    SILENT_SECONDS,
-    STARTED,
-    JobTable,
-)
 from .options import job_script, sbatch_arguments, warned_seconds
 
 OUTPUT_SECONDS = 0.3  # between two reads of what a job has printed
@@ -92,7 +80,7 @@ class SlurmEngine:
     name: ClassVar[str] = "slurm"
 
     def __init__(self) -> None:
-        self._jobs = JobTable()
+        self._jobs = job_table.JobTable()
 
     def check(self) -> Check:
         version = commands.run("sinfo", "--version", seconds=CHECK_SECONDS).split()[-1]
@@ -107,11 +95,11 @@ class SlurmEngine:
 
     def list(self) -> Iterable[Instance]:
         """Return every job of this user that carries our labels and is not forgotten."""
-        rows = self._jobs.rows(FRESH_SECONDS)
+        rows = self._jobs.rows(job_table.FRESH_SECONDS)
         return [self._instance(row) for row in rows.values() if self._jobs.is_of_replica(row)]
 
     def find(self, plan: ReplicaPlan) -> Instance | None:
-        return self._find(plan, FRESH_SECONDS)
+        return self._find(plan, job_table.FRESH_SECONDS)
 
     def start(self, plan: ReplicaPlan) -> Instance:
         if (found := self._find(plan, 0.0)) is not None:
@@ -133,11 +121,11 @@ class SlurmEngine:
     def stop(self, instance: Instance, grace_seconds: float) -> None:
         """Cancel a job: SIGTERM, and after the grace SIGKILL; one that waits goes at once."""
         row = self._jobs.rows(0.0).get(instance.id)
-        if row is None or row.state == PENDING:
+        if row is None or row.state == job_table.PENDING:
             self._dismiss(instance.id)
-        if row is None or self._jobs.has_ended(row.id, FRESH_SECONDS):
+        if row is None or self._jobs.has_ended(row.id, job_table.FRESH_SECONDS):
             return
-        if row.state in STARTED and grace_seconds > 0:
+        if row.state in job_table.STARTED and grace_seconds > 0:
             self.signal(instance, signals.SIGTERM)
             if self._jobs.wait_for_end(instance.id, grace_seconds):
                 return
@@ -156,7 +144,7 @@ class SlurmEngine:
         """Yield when any job of ours has changed: Slurm has no events."""
         known: object = None
         while True:
-            rows = self._jobs.rows(FRESH_SECONDS)
+            rows = self._jobs.rows(job_table.FRESH_SECONDS)
             seen = {
                 each.id: (each.state, each.waiting, each.ends_at, each.runs)
                 for each in map(self._instance, rows.values())
@@ -164,7 +152,7 @@ class SlurmEngine:
             if seen != known or self._jobs.has_lost:
                 known = seen
                 yield None
-            time.sleep(POLL_INTERVAL_SECONDS)
+            time.sleep(job_table.POLL_INTERVAL_SECONDS)
 
     def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
         """Yield what a job has printed, from its file; a cursor is an offset in it."""
@@ -174,7 +162,7 @@ class SlurmEngine:
         path = folder / OUTPUT_FILE_NAME.format(job=instance.id)
         offset = int(cursor or 0)
         while True:
-            has_ended = self._jobs.has_ended(instance.id, POLL_INTERVAL_SECONDS)
+            has_ended = self._jobs.has_ended(instance.id, job_table.POLL_INTERVAL_SECONDS)
             while data := _read(path, offset):
                 offset += len(data)
                 yield LogChunk(data=data, cursor=str(offset))
@@ -214,7 +202,7 @@ class SlurmEngine:
         if first.state not in ENDED and read_job(first.run_dir) != first.id:
             with contextlib.suppress(OSError):  # an agent was killed before it had
                 write_job(first.run_dir, first.id)
-        if first.state == PENDING and left_jobs(first.run_dir):
+        if first.state == job_table.PENDING and left_jobs(first.run_dir):
             self._jobs.avoid_left(first.id, plan.options.get("exclude", ""))
         found = self._instance(first, is_whole=True)
         if found.ends_at is None:
@@ -257,7 +245,9 @@ class SlurmEngine:
                 facts = exit_facts(row.id, commands.job_fields(row.id), report, over)
             return Instance(id=row.id, labels=row.labels, state=InstanceState.EXITED, exit=facts)
         report = read_report(row.run_dir, row.id)
-        is_requeued = row.state == PENDING and report is not None and self._jobs.is_over(report)
+        is_requeued = (
+            row.state == job_table.PENDING and report is not None and self._jobs.is_over(report)
+        )
         if report is None or is_requeued:
             return Instance(
                 id=row.id,
@@ -265,17 +255,16 @@ class SlurmEngine:
                 state=InstanceState.STARTING,
                 waiting=_why_waiting(row) + (", requeued" if is_requeued else ""),
                 # It is being started, or Slurm has not looked yet whether it can be.
-                is_on_its_way=row.state in (CONFIGURING, RUNNING)
-                or (row.state == PENDING and row.reason in _NOT_CONSIDERED),
+                is_on_its_way=row.state in (CONFIGURING, job_table.RUNNING)
+                or (row.state == job_table.PENDING and row.reason in _NOT_CONSIDERED),
                 runs=0 if report is None else report.runs + 1,
             )
         is_silent = self._jobs.is_silent(row, report)
         problem = None
         if is_silent:
-            problem = (
-                f"job {row.id} on {row.node} has not been heard of for {SILENT_SECONDS:g} s or more"
-            )
-        elif row.state not in (RUNNING, COMPLETING):
+            seconds = f"{job_table.SILENT_SECONDS:g} s or more"
+            problem = f"job {row.id} on {row.node} has not been heard of for {seconds}"
+        elif row.state not in (job_table.RUNNING, job_table.COMPLETING):
             problem = f"Slurm: {row.state} ({row.reason})"
         return Instance(
             id=row.id,
@@ -297,14 +286,14 @@ class SlurmEngine:
         if folder is None or report is None or self._jobs.is_over(report):
             return
         write_job(folder, NO_JOB)
-        deadline = time.monotonic() + 2 * LOST_SECONDS
+        deadline = time.monotonic() + 2 * job_table.LOST_SECONDS
         while not self._jobs.is_over(report) and time.monotonic() < deadline:
-            time.sleep(END_SECONDS)
+            time.sleep(job_table.END_SECONDS)
             report = read_report(folder, job) or report
 
 
 def _why_waiting(row: Row) -> str:
-    if row.state in STARTED:
+    if row.state in job_table.STARTED:
         return f"job {row.id} runs on {row.node}, and has not reported its address yet"
     return f"Slurm: {row.state} ({row.reason}), job {row.id}"
 

@@ -41,20 +41,7 @@ from ....schema.protocol import DRAIN_HEADER, DRAIN_ROUTE, LOOPBACK
 from ....system.net.access import is_loopback, new_token, with_token
 from ....system.text.json_lines import Json
 from ...access import ask
-from ..base import (
-    ENV_HOST_LABEL,
-    HOME_LABEL,
-    Check,
-    EngineGone,
-    EngineRefused,
-    ExitFacts,
-    Instance,
-    InstanceState,
-    Labels,
-    LogChunk,
-    NameTaken,
-    ReplicaPlan,
-)
+from .. import base
 from ..docker.engine import (
     LOG_FILE_SIZE,
     LOG_FILES,
@@ -103,57 +90,59 @@ class SwarmEngine(DockerEngine):
     def _services(self) -> Services:
         return Services(self._api)
 
-    def check(self) -> Check:
+    def check(self) -> base.Check:
         """Check whether this node is a manager of a swarm."""
         with explained():
             info = self._api.info()
             binding = self._services.publishing_address("bridge")
         version, swarm = info["ServerVersion"], info["Swarm"]
         if swarm["LocalNodeState"] != "active":
-            return Check(version=version, problem="this machine is in no swarm", remedy=INIT)
+            return base.Check(version=version, problem="this machine is in no swarm", remedy=INIT)
         if not swarm["ControlAvailable"]:
             problem = "this node is no manager of its swarm"
             remedy = "on a manager: docker node promote NODE"
-            return Check(version=version, problem=problem, remedy=remedy)
-        return Check(version=version, notes=() if is_loopback(binding) else (_EXPOSED,))
+            return base.Check(version=version, problem=problem, remedy=remedy)
+        return base.Check(version=version, notes=() if is_loopback(binding) else (_EXPOSED,))
 
-    def list(self) -> Iterable[Instance]:
+    def list(self) -> Iterable[base.Instance]:
         with explained():
-            services = self._api.services(filters={"label": HOME_LABEL})
-            found = self._api.tasks(filters={"label": HOME_LABEL})
+            services = self._api.services(filters={"label": base.HOME_LABEL})
+            found = self._api.tasks(filters={"label": base.HOME_LABEL})
             down = {node["ID"] for node in self._api.nodes() if is_down(node)}
         tasks = {task["ServiceID"]: task for task in sorted(found, key=created_at)}
         return [
-            Instance(
+            base.Instance(
                 id=service["ID"],
                 labels=whose,
                 state=state_of(service, tasks.get(service["ID"]), down),
             )
             for service in services
-            if (whose := Labels.of(service["Spec"].get("Labels"))) is not None
+            if (whose := base.Labels.of(service["Spec"].get("Labels"))) is not None
         ]
 
-    def find(self, plan: ReplicaPlan) -> Instance | None:
+    def find(self, plan: base.ReplicaPlan) -> base.Instance | None:
         name = service_name(plan.name)
         service = self._services.find(name)
         if service is None:
             return None
-        if Labels.of(service["Spec"].get("Labels")) != plan.labels:
-            raise NameTaken(f"another service has the name {name}", f"docker service rm {name}")
+        if base.Labels.of(service["Spec"].get("Labels")) != plan.labels:
+            raise base.NameTaken(
+                f"another service has the name {name}", f"docker service rm {name}"
+            )
         with explained():
             return self._services.instance(service)
 
-    def start(self, plan: ReplicaPlan) -> Instance:
+    def start(self, plan: base.ReplicaPlan) -> base.Instance:
         found = self.find(plan)
         if found is None:
             with explained():
                 self._create_service(plan)
             found = self.find(plan)
         if found is None:
-            raise EngineRefused(f"the service {plan.name} was removed while it was started")
+            raise base.EngineRefused(f"the service {plan.name} was removed while it was started")
         return found
 
-    def signal(self, instance: Instance, number: int) -> None:
+    def signal(self, instance: base.Instance, number: int) -> None:
         """Send a signal to the task's server; on another node, the one to drain alone."""
         container = self._services.local_container(instance.id)
         if container is not None:
@@ -162,9 +151,9 @@ class SwarmEngine(DockerEngine):
         elif number == signal.SIGUSR1:
             self._ask_to_drain(instance)
         else:
-            raise EngineRefused("Swarm sends no signals to a container of another node")
+            raise base.EngineRefused("Swarm sends no signals to a container of another node")
 
-    def stop(self, instance: Instance, grace_seconds: float) -> None:
+    def stop(self, instance: base.Instance, grace_seconds: float) -> None:
         """Stop the task; its container stays, if this node has it."""
         container = self._services.local_container(instance.id)
         if container is not None:
@@ -174,7 +163,7 @@ class SwarmEngine(DockerEngine):
             self._services.scale_to_zero(instance.id, grace_seconds)
         self._services.wait_for_end(instance.id, grace_seconds)
 
-    def remove(self, instance: Instance) -> None:
+    def remove(self, instance: base.Instance) -> None:
         """Remove a service, and its task's container, if this node has it."""
         with explained(), gone_is_fine():
             containers = self._services.containers(instance.id)
@@ -192,21 +181,21 @@ class SwarmEngine(DockerEngine):
                 self._api.ping()
             yield None
 
-    def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
+    def logs(self, instance: base.Instance, cursor: str | None) -> Iterator[base.LogChunk]:
         container = self._services.local_container(instance.id)
         if container is None:
             yield from self._output_elsewhere(instance.id, cursor)
             return
         yield from self.output(container, cursor)
         if self._services.runs(container):  # which Swarm would learn a moment later
-            raise EngineGone("Docker has ended its stream of a container's output")
+            raise base.EngineGone("Docker has ended its stream of a container's output")
 
-    def _ask_to_drain(self, instance: Instance) -> None:
+    def _ask_to_drain(self, instance: base.Instance) -> None:
         service = self._services.find(instance.id) or {"Spec": {}}
         env = service["Spec"].get("TaskTemplate", {}).get("ContainerSpec", {}).get("Env") or ()
         options = host_options(dict(each.split("=", 1) for each in env))
         if instance.address is None or options.get("drain_secret") is None:
-            raise EngineRefused("its server cannot be drained")
+            raise base.EngineRefused("its server cannot be drained")
         secret = {DRAIN_HEADER: options["drain_secret"]}
         base_url = with_token(instance.address, options.get("token"))
         try:
@@ -214,9 +203,9 @@ class SwarmEngine(DockerEngine):
         except NotAnswering as exc:
             if exc.may_pass:
                 raise
-            raise EngineRefused(exc.message) from exc
+            raise base.EngineRefused(exc.message) from exc
 
-    def _output_elsewhere(self, service: str, cursor: str | None) -> Iterator[LogChunk]:
+    def _output_elsewhere(self, service: str, cursor: str | None) -> Iterator[base.LogChunk]:
         """Yield what a task on another node prints; each second what is new is asked for."""
         options: Json = {"timestamps": True, "stdout": True, "stderr": True, "is_tty": False}
         has_ended = False
@@ -229,7 +218,7 @@ class SwarmEngine(DockerEngine):
                     yield chunk
             time.sleep(POLL_INTERVAL_SECONDS)
 
-    def _create_service(self, plan: ReplicaPlan) -> None:
+    def _create_service(self, plan: base.ReplicaPlan) -> None:
         image = self._image_of(plan)
         if plan.gpus:
             check_gpus(
@@ -241,7 +230,7 @@ class SwarmEngine(DockerEngine):
         host, own = host_config(docker_options, sandbox=plan.sandbox)
         if self._services.is_exposed(plan):
             if not has_env_host(image) or host_options(plan.env).get("token") is None:
-                raise EngineRefused(_PUBLISHED, f"launch with --token auto; or {_ON_LOOPBACK}")
+                raise base.EngineRefused(_PUBLISHED, f"launch with --token auto; or {_ON_LOOPBACK}")
             # From another node it is drained by a request.
             env = with_host_options(served_anywhere(plan.env), drain_secret=new_token())
             plan = dataclasses.replace(plan, env=env)
@@ -252,8 +241,8 @@ class SwarmEngine(DockerEngine):
             "PublishMode": "host",
         }
         labels = plan.labels.to_labels()
-        if version := (image.get("Labels") or {}).get(ENV_HOST_LABEL):
-            labels[ENV_HOST_LABEL] = version  # a service is asked more often than its image
+        if version := (image.get("Labels") or {}).get(base.ENV_HOST_LABEL):
+            labels[base.ENV_HOST_LABEL] = version  # a service is asked more often than its image
         try:
             self._api.create_service(
                 {**_template(plan, container_spec(host, own)), **placement},
@@ -267,7 +256,7 @@ class SwarmEngine(DockerEngine):
                 raise  # CONFLICT: another thread or agent was faster
 
 
-def _template(plan: ReplicaPlan, container: Json) -> Json:
+def _template(plan: base.ReplicaPlan, container: Json) -> Json:
     limits = {
         "NanoCPUs": int((plan.cpus or 0) * NANOSECONDS),
         "MemoryBytes": plan.memory_bytes or 0,
@@ -318,18 +307,18 @@ class Services:
             except docker.errors.NotFound:
                 return None
 
-    def instance(self, service: Json) -> Instance:
+    def instance(self, service: Json) -> base.Instance:
         """Return a service as the agent is to see it."""
-        labels = Labels.of(service["Spec"]["Labels"])
+        labels = base.Labels.of(service["Spec"]["Labels"])
         assert labels is not None
         task = self._task(service["ID"])
         down = self._down_node(task)
         state = state_of(service, task, down)
         if task is None:
-            known = ExitFacts() if state is InstanceState.EXITED else None
-            return Instance(id=service["ID"], labels=labels, state=state, exit=known)
-        status, waits = task["Status"], state is InstanceState.STARTING
-        return Instance(
+            known = base.ExitFacts() if state is base.InstanceState.EXITED else None
+            return base.Instance(id=service["ID"], labels=labels, state=state, exit=known)
+        status, waits = task["Status"], state is base.InstanceState.STARTING
+        return base.Instance(
             id=service["ID"],
             labels=labels,
             state=state,
@@ -337,8 +326,8 @@ class Services:
             address=self._address_of(service, task),
             waiting=(status.get("Err") or status.get("Message")) if waits else None,
             is_on_its_way=waits and not status.get("Err"),
-            drains=ENV_HOST_LABEL in service["Spec"]["Labels"],
-            exit=self._exit(task, down) if state is InstanceState.EXITED else None,
+            drains=base.ENV_HOST_LABEL in service["Spec"]["Labels"],
+            exit=self._exit(task, down) if state is base.InstanceState.EXITED else None,
         )
 
     def local_container(self, service: str) -> str | None:
@@ -367,7 +356,7 @@ class Services:
             return True
         with explained():
             task = self._task(service)
-            return state_of(found, task, self._down_node(task)) is InstanceState.EXITED
+            return state_of(found, task, self._down_node(task)) is base.InstanceState.EXITED
 
     def wait_for_end(self, service: str, grace_seconds: float) -> None:
         """Wait until Swarm knows that the task has ended."""
@@ -402,7 +391,7 @@ class Services:
         # By default, Docker publishes on all addresses.
         return str((found.get("Options") or {}).get(_BINDING) or "0.0.0.0")  # noqa: S104
 
-    def is_exposed(self, plan: ReplicaPlan) -> bool:
+    def is_exposed(self, plan: base.ReplicaPlan) -> bool:
         """Return whether others may reach a replica's port, on whichever node it will be."""
         network = plan.options.get("network", "bridge")
         return len(self._api.nodes()) > 1 or not is_loopback(self.publishing_address(network))
@@ -429,18 +418,18 @@ class Services:
         node = (task or {}).get("NodeID")
         return (node,) if node and is_down(self._api.inspect_node(node)) else ()
 
-    def _exit(self, task: Json, down: Collection[str]) -> ExitFacts:
+    def _exit(self, task: Json, down: Collection[str]) -> base.ExitFacts:
         status = task["Status"]
         if down and status["State"] not in _ENDED:
-            return ExitFacts(evidence=f"node {task['NodeID']} is down")
+            return base.ExitFacts(evidence=f"node {task['NodeID']} is down")
         container = status.get("ContainerStatus") or {}
         if identity := container.get("ContainerID"):
             with contextlib.suppress(docker.errors.NotFound):
                 found = self._api.inspect_container(identity)
                 return exit_of(found, events_of(self._api, found))
         if status["State"] == "rejected" or not identity:
-            return ExitFacts(error=status.get("Err") or f"its task was {status['State']}")
-        return ExitFacts(exit_code=container.get("ExitCode"), evidence=status.get("Err"))
+            return base.ExitFacts(error=status.get("Err") or f"its task was {status['State']}")
+        return base.ExitFacts(exit_code=container.get("ExitCode"), evidence=status.get("Err"))
 
     def _address_of(self, service: Json, task: Json) -> str | None:
         """Return the address of a task on another node."""
@@ -462,14 +451,14 @@ def is_down(node: Json) -> bool:
     return bool(node["Status"]["State"] == "down")
 
 
-def state_of(service: Json, task: Json | None, down: Collection[str]) -> InstanceState:
+def state_of(service: Json, task: Json | None, down: Collection[str]) -> base.InstanceState:
     """Return how far a service is, from its newest task and the nodes that are down."""
     if task is None:  # not made yet, or stopped
         is_stopped = service["Spec"]["Mode"]["Replicated"]["Replicas"] == 0
-        return InstanceState.EXITED if is_stopped else InstanceState.STARTING
+        return base.InstanceState.EXITED if is_stopped else base.InstanceState.STARTING
     state = task["Status"]["State"]
     if task.get("NodeID") in down:
-        return InstanceState.EXITED
+        return base.InstanceState.EXITED
     if state == _RUNNING:
-        return InstanceState.RUNNING
-    return InstanceState.EXITED if state in _ENDED else InstanceState.STARTING
+        return base.InstanceState.RUNNING
+    return base.InstanceState.EXITED if state in _ENDED else base.InstanceState.STARTING
