@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 from urllib.parse import quote
 
 from ..schema.states import EnvironmentState
@@ -64,20 +64,19 @@ class DaemonClient:
         """
         given = {key: value for key, value in options.items() if value is not None}
         body = {"operation": operation, "payload": payload, **given}
-        request: Json = self._http.request("POST", "/v1/requests", body)["request"]
-        return request
+        return cast("Json", self._http.request("POST", "/v1/requests", body)["request"])
 
     def request(self, request_id: str) -> Json:
         """Return the request with this id, or the one whose id begins so."""
-        request: Json = self._http.request("GET", _request(request_id))["request"]
-        return request
+        return cast("Json", self._http.request("GET", _request(request_id))["request"])
 
     def requests(self, **filters: Unpack[RequestFilters]) -> list[Json]:
         """List the queue and its history, newest first."""
         states = filters.pop("states", None)
         query: Json = {"state": list(states) if states else None, **filters}
-        found: list[Json] = self._http.request("GET", "/v1/requests", query=query)["requests"]
-        return found
+        return cast(
+            "list[Json]", self._http.request("GET", "/v1/requests", query=query)["requests"]
+        )
 
     def cancel(self, request_id: str) -> Json:
         """Cancel a request.
@@ -101,8 +100,7 @@ class DaemonClient:
         """
         given = {name: value for name, value in limits.items() if value is not None}
         path = f"{_request(request_id)}/retry"
-        request: Json = self._http.request("POST", path, given)["request"]
-        return request
+        return cast("Json", self._http.request("POST", path, given)["request"])
 
     def request_events(
         self, request_id: str, *, logs: bool, after: str | None
@@ -133,13 +131,11 @@ class DaemonClient:
 
     def environments(self) -> list[Json]:
         """List every environment that is wanted, or that failed."""
-        found: list[Json] = self._http.request("GET", "/v1/environments")["environments"]
-        return found
+        return cast("list[Json]", self._http.request("GET", "/v1/environments")["environments"])
 
     def environment(self, name: str) -> Json:
         """Return one environment by its name."""
-        environment: Json = self._http.request("GET", _environment(name))["environment"]
-        return environment
+        return cast("Json", self._http.request("GET", _environment(name))["environment"])
 
     def base_url(self, name: str) -> Json:
         """Return `{"address", "token", "base_url", "is_served"}`: what clients connect to."""

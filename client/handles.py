@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack, cast
 
 from ..schema.states import FINAL_STATES, RequestState
 from ..system.text.json_lines import Json
@@ -170,14 +170,12 @@ class EnvironmentData:
     @property
     def address(self) -> str | None:
         """Return what it answers at, without its token; None until it has been served."""
-        address: str | None = self.data["address"]
-        return address
+        return cast("str | None", self.data["address"])
 
     @property
     def replicas(self) -> list[Json]:
         """Its replicas, when it was last asked for."""
-        found: list[Json] = self.data["replicas"]
-        return found
+        return cast("list[Json]", self.data["replicas"])
 
     @property
     def lost_hint(self) -> str:

@@ -56,7 +56,17 @@ class StepResult:
     done: bool = False
 
 
-class AsyncSession:
+@dataclass(eq=False, repr=False)
+class _Connecting:
+    """The arguments of a session."""
+
+    base_url: str
+    connect_timeout: float = CONNECT_SECONDS
+    answer_timeout: float = ANSWER_SECONDS
+    lost_hint: str | None = None
+
+
+class AsyncSession(_Connecting):
     """A session for asyncio, open inside of `async with`.
 
     Args:
@@ -66,24 +76,13 @@ class AsyncSession:
         lost_hint: What to do when the session is lost.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        connect_timeout: float = CONNECT_SECONDS,
-        answer_timeout: float = ANSWER_SECONDS,
-        lost_hint: str | None = None,
-    ) -> None:
-        self._base_url = base_url
-        self._connect_timeout = connect_timeout
-        self._answer_timeout = answer_timeout
-        self._lost_hint = lost_hint
-        self._session: sessions.Session | None = None
-        self._end: SessionError | None = None  # why the session has ended
+    _session: sessions.Session | None = None
+    _end: SessionError | None = None  # why the session has ended
 
     async def __aenter__(self) -> Self:
         try:
             self._session = await sessions.Session.open(
-                self._base_url, connect_seconds=self._connect_timeout, ping_seconds=PING_SECONDS
+                self.base_url, connect_seconds=self.connect_timeout, ping_seconds=PING_SECONDS
             )
         except (SessionFailed, ValueError) as exc:
             raise SessionError(f"no session could be opened: {exc}") from exc
@@ -117,13 +116,13 @@ class AsyncSession:
             raise _again(self._end)
         message = json.dumps({"type": kind} if data is None else {"type": kind, "data": data})
         try:
-            text = await self._session.ask(message, self._answer_timeout, kind)
+            text = await self._session.ask(message, self.answer_timeout, kind)
         except SessionFailed as exc:
             if exc.reason is not SessionEnd.CONNECTION_LOST:
                 raise SessionError(str(exc)) from exc
             said = "the connection was lost" if exc.close is None else "closed by the server"
             message = f"the session has ended: {(exc.close and exc.close.reason) or said}"
-            raise SessionError(message, hint=self._lost_hint) from exc
+            raise SessionError(message, hint=self.lost_hint) from exc
         answer = json.loads(text)
         found: Json = answer.get("data") or {}
         if answer.get("type") != "error":
@@ -132,24 +131,18 @@ class AsyncSession:
         if code not in _ENDS:
             raise SessionError(message, code)
         # The close frame that follows has at most the beginning of these words.
-        hint = self._lost_hint if code == WSErrorCode.SESSION_ERROR else None
+        hint = self.lost_hint if code == WSErrorCode.SESSION_ERROR else None
         self._end = SessionError(message, code, hint)
         raise _again(self._end)
 
 
-class Session:
+class Session(_Connecting):
     """A session for synchronous code, open inside of `with`; the arguments of `AsyncSession`."""
 
     _thread: LoopThread | None = None  # of an open session
 
-    def __init__(
-        self,
-        base_url: str,
-        connect_timeout: float = CONNECT_SECONDS,
-        answer_timeout: float = ANSWER_SECONDS,
-        lost_hint: str | None = None,
-    ) -> None:
-        self._session = AsyncSession(base_url, connect_timeout, answer_timeout, lost_hint)
+    def __post_init__(self) -> None:
+        self._session = AsyncSession(**vars(self))
 
     def __enter__(self) -> Self:
         thread = loop_thread()

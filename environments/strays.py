@@ -19,6 +19,7 @@ from ..schema.layout import Layout
 from ..system.text.json_lines import Json
 from . import run_files
 from .agent_client import ADDRESS_FILE_NAME, STRAYS_FILE_NAME, EngineAddress, ask_agent
+from .shim.files import read_json
 
 
 def engines_used(layout: Layout) -> list[EngineAddress]:
@@ -85,8 +86,5 @@ def stop_stray(layout: Layout, stray: Json, grace_seconds: float) -> None:
 
 
 def _read(layout: Layout, at: EngineAddress) -> list[Json]:
-    try:
-        found = json.loads((layout.engines / at.key / STRAYS_FILE_NAME).read_bytes())
-        return list(found["strays"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return []
+    found = read_json(layout.engines / at.key / STRAYS_FILE_NAME) or {}
+    return list(found.get("strays", ()))

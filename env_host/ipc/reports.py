@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -83,20 +84,22 @@ def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
     }
 
 
-def summary_of(scoreboard: Scoreboard, now: int) -> Capacity:
-    """Summarize all shards for the shim and the metrics; lag is in steps of 10 ms."""
-    shards = scoreboard.shard_counters()
-    states = Counter(state_of(counters, now) for counters in shards)
+def summary_of(capacity: Json) -> Capacity:
+    """Summarize all shards of an answer of `/capacity`; lag is in steps of 10 ms."""
+    shards = capacity["shards"]
+    totals, lags = [shard["totals"] for shard in shards], [shard["lag"] for shard in shards]
     return {
-        "max_sessions": _total(shards, Field.MAX_SESSIONS),
-        "waiting": _total(shards, Field.WAITING),
-        "begun": _total(shards, Field.BEGUN),
-        "refused": _total(shards, Field.REFUSED),
-        "steps": _total(shards, Field.STEPS),
-        "step_timeouts": _total(shards, Field.STEP_TIMEOUTS),
-        "lag_p99_seconds": round(max(row[Field.LAG_P99] for row in shards) / MICROSECONDS, 2),
-        "lag_max_seconds": round(max(row[Field.LAG_MAX] for row in shards) / MICROSECONDS, 2),
-        "shards": dict(sorted(states.items())),
+        "max_sessions": capacity["max_sessions"],
+        "waiting": capacity["waiting"],
+        "begun": sum(each["sessions"] for each in totals),
+        "refused": sum(each["refused"] for each in totals),
+        "steps": sum(each["steps"] for each in totals),
+        "step_timeouts": sum(each["step_timeouts"] for each in totals),
+        "lag_p99_seconds": max((round(each["p99_seconds"], 2) for each in lags), default=0.0),
+        "lag_max_seconds": max((round(each["max_seconds"], 2) for each in lags), default=0.0),
+        "shards": dict(sorted(Counter(shard["state"] for shard in shards).items())),
+        "abandoned": abandoned_steps(shards, time.time()),
+        "left": capacity.get("left", []),
     }
 
 

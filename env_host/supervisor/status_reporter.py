@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...system.text.units import MB
-from ..ipc.reports import abandoned_steps, blocked_seconds, shard_of, summary_of
+from ..ipc.reports import blocked_seconds, capacity_of, summary_of
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from .memory import private_bytes
 
@@ -88,12 +88,10 @@ class StatusReporter:
 
     def _report_capacity(self, left: list[dict[str, Any]]) -> None:
         now = now_microseconds()
-        summary = summary_of(self._scoreboard, now)
+        summary = summary_of(capacity_of(self._scoreboard, now))
+        summary["left"] = left
         if (blocked := blocked_seconds(self._scoreboard, now)) is not None:
             summary["held_since"] = round(time.time() - blocked)  # the reader reads it later
-        shards = [shard_of(row, now) for row in self._scoreboard.shard_counters()]
-        summary["abandoned"] = abandoned_steps(shards, time.time())
-        summary["left"] = left
         rows = (row for row in self._scoreboard if row[Field.ISOLATED] and row[Field.SESSIONS])
         pids = [row[Field.PID] for row in itertools.islice(rows, MAX_MEASURED)]
         if sizes := [size for pid in pids if (size := private_bytes(pid))]:

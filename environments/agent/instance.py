@@ -17,15 +17,13 @@ import contextlib
 import math
 import re
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from ...env_host.ipc.reports import abandoned_steps
 from ...schema.errors import NotAnswering
 from ...schema.protocol import LOOPBACK, Serving
-from ...schema.replica import Capacity, ServerInfo
+from ...schema.replica import ServerInfo
 from ...system.net.access import bearer_header, with_token, without_token
 from ...system.net.listening_sockets import http_address
 from ...system.process.process_identity import boot_seconds
@@ -327,24 +325,4 @@ def ready_info(capacity: Json | None) -> ServerInfo:
         "shards": len(capacity["shards"]),
         "isolate": bool(capacity.get("isolated")),
         "notes": [],
-    }
-
-
-def summary(capacity: Json) -> Capacity:
-    """Return the `capacity` of a status: the counters of all shards together."""
-    shards = capacity["shards"]
-    totals = [shard["totals"] for shard in shards]
-    lags = [shard["lag"] for shard in shards]
-    return {
-        "max_sessions": capacity["max_sessions"],
-        "waiting": capacity["waiting"],
-        "begun": sum(each["sessions"] for each in totals),
-        "refused": sum(each["refused"] for each in totals),
-        "steps": sum(each["steps"] for each in totals),
-        "step_timeouts": sum(each["step_timeouts"] for each in totals),
-        "lag_p99_seconds": max((round(each["p99_seconds"], 2) for each in lags), default=0.0),
-        "lag_max_seconds": max((round(each["max_seconds"], 2) for each in lags), default=0.0),
-        "shards": dict(sorted(Counter(shard["state"] for shard in shards).items())),
-        "abandoned": abandoned_steps(shards, time.time()),
-        "left": capacity.get("left", []),
     }

@@ -42,6 +42,7 @@ import signal
 import time
 from dataclasses import replace
 
+from ...env_host.ipc.reports import summary_of
 from ...schema.errors import NotAnswering
 from ...schema.replica import Process
 from ...system.files.log_files import last_lines
@@ -56,7 +57,7 @@ from ..shim.client import read_status_file
 from ..shim.connections import read_operation
 from ..shim.server_exit import exit_without_start
 from .engine_watch import EngineWatch, exit_reason
-from .instance import ReplicaInstance, ReplicaServer, exit_facts, ready_info, summary
+from .instance import ReplicaInstance, ReplicaServer, exit_facts, ready_info
 from .replica_status import EngineReplicaStatus, StatusServer
 
 log = logging.getLogger(__name__)
@@ -338,7 +339,7 @@ class EngineReplica:
             {
                 "sessions": int(found["sessions"]),
                 "sessions_fail": found.get("sessions_fail"),
-                "capacity": summary(found),
+                "capacity": summary_of(found),
             }
         )
         if self.status.note_reported(found.get("exits", []), self.plan.memory_bytes):

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import cast
 
 from ...schema.replica import Process, ServerInfo, StatusLine
@@ -120,6 +121,7 @@ class EngineReplicaStatus(ReplicaStatus):
 _OWN = tuple(EngineReplicaStatus.__annotations__)
 
 
+@dataclass(eq=False)
 class StatusServer:
     """The status of one replica: its file, for the next agent, and its clients.
 
@@ -127,46 +129,39 @@ class StatusServer:
     that cannot be understood. `agent` is the identity of this process.
     """
 
-    def __init__(
-        self,
-        run_file: RunFile,
-        status: EngineReplicaStatus,
-        agent: Process,
-        handle_command: Callable[[bytes], None],
-    ) -> None:
-        self._run_file = run_file
-        self._status = status
-        self._agent = agent
-        self._handle_command = handle_command
-        self._server: asyncio.Server | None = None
-        self._changed: dict[asyncio.StreamWriter, asyncio.Event] = {}
+    run_file: RunFile
+    status: EngineReplicaStatus
+    agent: Process
+    handle_command: Callable[[bytes], None]
+    _server: asyncio.Server | None = None
+    _changed: dict[asyncio.StreamWriter, asyncio.Event] = field(default_factory=dict)
 
     def publish(self) -> None:
         """Write the status down, then send it."""
         with contextlib.suppress(OSError):  # a full disk: clients are sent it all the same
-            write_json(str(self._run_file.run_dir / STATUS_FILE_NAME), self._to_json())
+            write_json(str(self.run_file.run_dir / STATUS_FILE_NAME), self._to_json())
         self.send_status()
 
     def report_problem(self, problem: str | None) -> bool:
         """Report what keeps the engine from doing what is due; whether that is new."""
-        is_new = problem != self._status.problem
-        self._status.problem = problem
+        is_new = problem != self.status.problem
+        self.status.problem = problem
         if is_new:
             self.send_status()
         return is_new
 
     def report_waiting(self, why: str | None) -> None:
         """Report why a replica that is starting is not ready."""
-        if why != self._status.waiting and self._status.life.state is State.STARTING:
-            self._status.waiting = why
+        if why != self.status.waiting and self.status.life.state is State.STARTING:
+            self.status.waiting = why
             self.send_status()
 
     def _to_json(self) -> StatusLine:
         return {
             "event": "status",
-            "replica_id": self._run_file.replica_id,
-            "agent": self._agent,
-            **self._status.to_json(),
+            "replica_id": self.run_file.replica_id,
+            "agent": self.agent,
+            **self.status.to_json(),
         }
 
     async def open(self) -> None:
@@ -175,7 +170,7 @@ class StatusServer:
         Raises:
             OSError: The socket cannot be made.
         """
-        control = open_control_socket(self._run_file.socket_path)
+        control = open_control_socket(self.run_file.socket_path)
         self._server = await asyncio.start_unix_server(
             self._serve, sock=control, limit=MAX_LINE_BYTES
         )
@@ -192,7 +187,7 @@ class StatusServer:
         self._server.close()
         self._server = None
         with contextlib.suppress(OSError):
-            os.unlink(self._run_file.socket_path)  # noqa: PTH108  at once
+            os.unlink(self.run_file.socket_path)  # noqa: PTH108  at once
         writers = list(self._changed)
         self._changed.clear()  # ends `_send_statuses`
         with contextlib.suppress(TimeoutError, OSError):
@@ -214,7 +209,7 @@ class StatusServer:
         try:
             async for line in reader:
                 try:
-                    self._handle_command(line)
+                    self.handle_command(line)
                 except ValueError as exc:
                     writer.write(error_line(str(exc)))
         except (OSError, ValueError):  # it broke off; or its line has no end

@@ -145,7 +145,7 @@ def server_options(
     cgroup if it `owns_cgroup`. `limits` are options that this node knows, unless they were asked
     for.
     """
-    options = json.loads(plan["env"].get(HOST_OPTIONS_VARIABLE) or "{}")
+    options = host_options(plan["env"])
     options |= {name: value for name, value in limits.items() if value and not options.get(name)}
     options["owns_cgroup"] = owns_cgroup
     if not is_loopback(host):  # its own name: of clients that come without a gateway

@@ -17,7 +17,6 @@ its library fails, the thread tries again where it was.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import threading
@@ -27,7 +26,7 @@ from pathlib import Path
 
 from ...system.files.log_files import keep_newest_half
 from ...system.process.backoff import backoff_seconds
-from ..shim.files import open_log, write_json
+from ..shim.files import open_log, read_json, write_json
 from .base import Engine, EngineGone, EngineRefused, Instance, LogChunk
 
 OUT_OF_ORDER = timedelta(seconds=1)  # by more, no piece stands before one of an earlier time
@@ -152,12 +151,9 @@ class LogPump:
 
     def _read_cursor(self, size: int) -> tuple[str | None, int]:
         """Return where the next piece begins, and how long the log was then."""
-        try:
-            known = json.loads(self._cursor_path.read_bytes())
-            if known["instance"] == self._instance.id:
-                return known["cursor"], known["size"]
-        except (OSError, ValueError, LookupError):
-            pass
+        known = read_json(self._cursor_path) or {}
+        if known.get("instance") == self._instance.id:
+            return known["cursor"], known["size"]
         self._write_cursor(None, size)
         return None, size
 

@@ -48,6 +48,7 @@ from ...schema.layout import Layout, make_private
 from ...schema.protocol import HOST_LIBRARIES
 from ...system.process.process_identity import boot_seconds
 from ...system.text.safe_text import hide_credentials
+from ..shim.files import read_json
 from ..sources.dockerfile import read_text
 from ..sources.needs import Way, metadata_of, normalized, table_in
 from ..sources.resolve import COPY_IGNORED, Project
@@ -138,10 +139,7 @@ def noted_of(venv: Path) -> dict[str, Any]:
 
     `project`: the folder it was made for; `base`: the environment that it is laid over.
     """
-    try:
-        return dict(json.loads((venv / COMPLETE).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return {}
+    return read_json(venv / COMPLETE) or {}
 
 
 def venv_key(project: Project) -> str:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import math
 import os
 import shutil
@@ -35,7 +34,7 @@ import urllib3.exceptions
 from docker.errors import APIError, DockerException
 
 from ....schema.errors import InvalidSpec
-from ....schema.protocol import CONTAINER_PORT, HOST_OPTIONS_VARIABLE
+from ....schema.protocol import CONTAINER_PORT
 from ....system.process.proc import signal_name
 from ....system.text.json_lines import Json
 from .. import base, host_options
@@ -273,8 +272,7 @@ def port_inside(plan: base.ReplicaPlan, config: Json) -> int:
 
 def _check_foreign(plan: base.ReplicaPlan) -> None:
     """Refuse what a server that is not ours would leave out in silence."""
-    asked = json.loads(plan.env.get(HOST_OPTIONS_VARIABLE) or "{}")
-    if asked.get("token") is not None:
+    if host_options.host_options(plan.env).get("token") is not None:
         raise base.EngineRefused(
             f"the server in {plan.image} is its own, and would not ask for the token",
             "leave out --token and --host; or build an image with ours: openenv image build",

@@ -23,6 +23,7 @@ from typing import Any
 
 from ....schema.errors import EngineFailed
 from ....system.text.json_lines import Json
+from ...shim.files import read_json
 from ..base import EngineEntry, EngineRefused, Preparation
 from ..host_options import read_options
 
@@ -212,11 +213,8 @@ def docker_address(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _current_context(folder: Path) -> str:
-    try:
-        found = json.loads((folder / "config.json").read_bytes())
-        return str(found.get("currentContext") or _DEFAULT_CONTEXT)
-    except (OSError, ValueError, AttributeError):
-        return _DEFAULT_CONTEXT
+    found = read_json(folder / "config.json") or {}
+    return str(found.get("currentContext") or _DEFAULT_CONTEXT)
 
 
 def _of_context(folder: Path, name: str) -> dict[str, str]:

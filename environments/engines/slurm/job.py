@@ -51,7 +51,7 @@ from ....system.net.listening_sockets import descriptors_text, http_address
 from ....system.process.signal_pipe import SignalPipe
 from ....system.text.json_lines import Json
 from ....system.text.units import MB
-from ...shim.files import read_run_file, write_json
+from ...shim.files import read_json, read_run_file, write_json
 from ...shim.server_exit import ExitEvidence
 from ...shim.server_process import NotifyPipe
 from ..host_options import listen, server_options
@@ -143,11 +143,8 @@ def forget_job(run_dir: Path, job: str) -> None:
 
 
 def _read(run_dir: Path) -> tuple[str | None, list[str]]:
-    try:
-        data = json.loads((run_dir / JOB_FILE_NAME).read_bytes())
-        return str(data["job"]), list(data["left"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None, []
+    data = read_json(run_dir / JOB_FILE_NAME) or {}
+    return data.get("job"), list(data.get("left", ()))
 
 
 def _write(run_dir: Path, job: str, left: list[str]) -> None:
