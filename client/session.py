@@ -23,6 +23,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 from ..env_host.errors import WSErrorCode
@@ -141,8 +142,10 @@ class Session(_Connecting):
 
     _thread: LoopThread | None = None  # of an open session
 
-    def __post_init__(self) -> None:
-        self._session = AsyncSession(**vars(self))
+    @cached_property
+    def _session(self) -> AsyncSession:
+        options = self.connect_timeout, self.answer_timeout, self.lost_hint
+        return AsyncSession(self.base_url, *options)
 
     def __enter__(self) -> Self:
         thread = loop_thread()

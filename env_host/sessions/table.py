@@ -16,6 +16,7 @@ import logging
 import math
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ...system.net.websocket import INTERNAL_ERROR_CLOSE
@@ -89,45 +90,36 @@ class AbandonedCalls:
         self.on_change(len(self._began), min(self._began.values(), default=0.0))
 
 
+@dataclass(eq=False)
 class SessionTable:
     """All sessions, and the slots for more. On the event loop only."""
 
-    def __init__(
-        self,
-        definition: Definition,
-        max_sessions: int,
-        *,
-        exclusive: bool,
-        hooks: Hooks,
-        admission: Admission,
-        reset_first: bool | None = None,
-        step_timeout_seconds: float | None = None,
-        idle_seconds: float = math.inf,
-        unattached_seconds: float = math.inf,
-    ) -> None:
-        self.definition = definition
-        self.step_timeout_seconds = step_timeout_seconds
-        self.idle_seconds = idle_seconds  # idle time after which a session ends
-        self.unattached_seconds = unattached_seconds  # the same, of one without a WebSocket
-        self.max_sessions = max_sessions
-        self._exclusive = exclusive
-        self._hooks = hooks
-        self._admission = admission
-        self._reset_first = reset_first
+    definition: Definition
+    max_sessions: int
+    _: KW_ONLY
+    exclusive: bool
+    hooks: Hooks
+    admission: Admission
+    reset_first: bool | None = None
+    step_timeout_seconds: float | None = None
+    idle_seconds: float = math.inf  # idle time after which a session ends
+    unattached_seconds: float = math.inf  # the same, of one without a WebSocket
+    taken: int = 0  # slots; a session whose environment is closing may still take one
+    _closing: int = 0
+    _stopping: SessionEnded | None = None
+
+    def __post_init__(self) -> None:
         self._sessions: dict[str, Session] = {}
         self.occupied = asyncio.Event()  # set while there is a session
         self.begun = self.steps = self.step_timeouts = 0  # since the start; time-outs of reset, too
-        self.taken = 0  # slots; a session whose environment is closing may still take one
-        self._closing = 0
         self._endings: set[asyncio.Task[None]] = set()  # the loop holds no reference to its tasks
         self._changed = asyncio.Event()  # a new one each time a slot or an environment is freed
-        self._stopping: SessionEnded | None = None
         # Returns what else to say to the client of a call that began then and has timed out.
         self.memory_note: Callable[[float], str] = lambda _: ""
         self.abandoned = AbandonedCalls()
         self._one_shot = asyncio.Semaphore(MAX_ONE_SHOT)
-        self._threads = Threads(definition)
-        self._factory = Factory(definition.factory, may_use_loop=self._threads.shared is None)
+        self._threads = Threads(self.definition)
+        self._factory = Factory(self.definition.factory, may_use_loop=self._threads.shared is None)
 
     @property
     def failure(self) -> str | None:
@@ -147,7 +139,7 @@ class SessionTable:
         """Reserve a slot if that needs no waiting; otherwise None."""
         if self._stopping or self.taken >= self.max_sessions:
             return None
-        if not self._admission.take_promise():
+        if not self.admission.take_promise():
             return None
         return self._begin(socket)
 
@@ -159,13 +151,13 @@ class SessionTable:
         """
         with suppress(TimeoutError):  # a slot may be of a session whose environment is closing
             async with asyncio.timeout(CLOSING_WAIT_SECONDS):
-                while self.taken >= self.max_sessions and self._exclusive and self._closing:
+                while self.taken >= self.max_sessions and self.exclusive and self._closing:
                     await self._changed.wait()
-        is_admitted = await self._admission.wait_for_room(lambda: self.taken < self.max_sessions)
+        is_admitted = await self.admission.wait_for_room(lambda: self.taken < self.max_sessions)
         if self._stopping:
             raise self._stopping
         if not is_admitted:
-            raise CapacityReached(*self._admission.totals)
+            raise CapacityReached(*self.admission.totals)
         if self.taken >= self.max_sessions:
             raise CapacityReached(self.taken, self.max_sessions)
         return self._begin(socket)
@@ -228,9 +220,9 @@ class SessionTable:
         self._closing += 1
         if not self._sessions:
             self.occupied.clear()
-        if not self._exclusive:
+        if not self.exclusive:
             self.taken -= 1
-        self._hooks.on_change(len(self._sessions))
+        self.hooks.on_change(len(self._sessions))
         self._detach(session)
         self.abandoned.add(session)
         if abandoned:
@@ -321,16 +313,16 @@ class SessionTable:
 
     def _attach(self, session: Session, socket: Attached) -> None:
         session.socket = socket
-        self._hooks.on_begin(session, socket)
+        self.hooks.on_begin(session, socket)
 
     def _detach(self, session: Session) -> None:
         if session.socket is not None:
             session.socket = None
-            self._hooks.on_end(session)
+            self.hooks.on_end(session)
 
     def _new(self) -> Session:
-        session = Session(self._hooks.new_id(), self.definition, self._factory, self._threads)
-        session.may_step = None if self._reset_first is None else not self._reset_first
+        session = Session(self.hooks.new_id(), self.definition, self._factory, self._threads)
+        session.may_step = None if self.reset_first is None else not self.reset_first
         return session
 
     def _begin(self, socket: Attached | None) -> Session:
@@ -339,7 +331,7 @@ class SessionTable:
         session = self._new()
         self._sessions[session.id] = session
         self.occupied.set()
-        self._hooks.on_change(len(self._sessions))
+        self.hooks.on_change(len(self._sessions))
         if socket is not None:
             self._attach(session, socket)
         return session
@@ -347,9 +339,9 @@ class SessionTable:
     def _closed(self, session: Session) -> None:
         self._closing -= 1
         session.release_thread()
-        if self._exclusive:
+        if self.exclusive:
             self.taken -= 1
-            self._hooks.on_change(len(self._sessions))
+            self.hooks.on_change(len(self._sessions))
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

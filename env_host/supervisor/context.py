@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import selectors
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...schema.protocol import HostConfig
@@ -26,37 +27,33 @@ if TYPE_CHECKING:
     from ..ipc.reports import Notifier
 
 
+@dataclass(eq=False)
 class SupervisorContext:
     """The parts of one supervisor, and how far it is."""
 
-    def __init__(
-        self,
-        config: HostConfig,
-        spawner: Spawner,
-        backlog: Backlog,
-        scoreboard: Scoreboard,
-        notifier: Notifier,
-        max_fds: int,
-    ) -> None:
-        self.config = config
-        self.spawner = spawner
-        self.backlog = backlog
-        self.distributor = Distributor(backlog, scoreboard, spawner.inboxes, max_fds=max_fds)
-        self.scoreboard = scoreboard
-        self.notifier = notifier
-        self.max_fds = max_fds
+    config: HostConfig
+    spawner: Spawner
+    backlog: Backlog
+    scoreboard: Scoreboard
+    notifier: Notifier
+    max_fds: int
+    state: StateProcess | None = None  # written by `ShardPool`, if sessions share a state
+    is_ready: bool = False  # whether a shard has served; written by `ChildLinks`
+    is_stopping: bool = False  # whether the end was requested; written by `Supervisor`
+
+    def __post_init__(self) -> None:
+        self.distributor = Distributor(
+            self.backlog, self.scoreboard, self.spawner.inboxes, max_fds=self.max_fds
+        )
         self.selector = selectors.DefaultSelector()
         self.children = Children()
-        self.isolated = IsolatedSessions(scoreboard, self.children, spawner)
-        self.reporter = StatusReporter(scoreboard, notifier)
-        self.programs = ProgramWatch(config, self.children, self.reporter)
+        self.isolated = IsolatedSessions(self.scoreboard, self.children, self.spawner)
+        self.reporter = StatusReporter(self.scoreboard, self.notifier)
+        self.programs = ProgramWatch(self.config, self.children, self.reporter)
         self.restarts = RestartSchedule()
-        self.idleness = Idleness(config.sleep_after_seconds)
-        max_copies = max(0, max_fds - 2 * SPARE_FDS - backlog.at_once)
+        self.idleness = Idleness(self.config.sleep_after_seconds)
+        max_copies = max(0, self.max_fds - 2 * SPARE_FDS - self.backlog.at_once)
         self.copies = SocketCopies(max_copies, self.children)
-        self.state: StateProcess | None = None  # written by `ShardPool`, if sessions share a state
-        self.is_ready = False  # whether a shard has served; written by `ChildLinks`
-        self.is_stopping = False  # whether the end was requested; written by `Supervisor`
         self.share_sessions()
 
     @property

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
@@ -46,33 +46,28 @@ Serve = Callable[[ChildConfig, Scoreboard, bytes], Never]  # what a forked child
 log = logging.getLogger("openenvd.env_host")
 
 
+@dataclass(eq=False)
 class Spawner:
     """Makes shards and the processes of isolated sessions."""
 
-    def __init__(
-        self,
-        config: HostConfig,
-        plan: ServingPlan,
-        scoreboard: Scoreboard,
-        serve: Serve,
-        leave_supervisor: Callable[[], Iterable[int]],
-    ) -> None:
+    config: HostConfig
+    plan: ServingPlan
+    scoreboard: Scoreboard
+    serve: Serve
+    leave_supervisor: Callable[[], Iterable[int]]
+    _groups: GroupsBelow | None = None  # which make the cgroups of isolated sessions
+    _number: int = 0
+    can_fork: bool = False  # once prepared: whether children can be forked
+    state_address: str | None = None  # of the state process, if sessions share a state
+
+    def __post_init__(self) -> None:
         """Prepare the inboxes of all shards.
 
         A forked child calls `leave_supervisor`, which forgets what only the supervisor may do and
         returns the supervisor's descriptors, then `serve`.
         """
-        self._config = config
-        self.plan = plan
-        self._scoreboard = scoreboard
-        self._serve = serve
-        self._leave_supervisor = leave_supervisor
-        self.inboxes = [packet_pair() for _ in range(plan.shards)]  # reading, writing
-        self._groups: GroupsBelow | None = None  # which make the cgroups of isolated sessions
-        self._number = 0
+        self.inboxes = [packet_pair() for _ in range(self.plan.shards)]  # reading, writing
         self._oom_score_adj = min(1000, oom_score_adj() + CHILD_OOM_SCORE_ADJ)
-        self.can_fork = False  # once prepared: whether children can be forked
-        self.state_address: str | None = None  # of the state process, if sessions share a state
 
     @property
     def fds(self) -> list[int]:
@@ -81,7 +76,7 @@ class Spawner:
 
     def prepare(self) -> None:
         """Freeze what all children share; once, before the first child."""
-        if self.plan.isolates and self._config.session_memory_bytes:
+        if self.plan.isolates and self.config.session_memory_bytes:
             groups = GroupsBelow()
             if groups.available:
                 remove_abandoned(groups.directory)
@@ -93,14 +88,14 @@ class Spawner:
         self.can_fork = obstacle is None
         if obstacle is not None:
             log.warning("%s; each serving process imports the environment itself", obstacle)
-        set_thread_name(f"host {self._config.name}")
+        set_thread_name(f"host {self.config.name}")
         gc.collect()
         gc.freeze()
 
     def shard(self, index: int, *, isolated: int) -> Child:
         """Start a shard beside `isolated` sessions with processes. Raises `OSError`: no room."""
         return self._start(
-            self._scoreboard[index],
+            self.scoreboard[index],
             b"",
             max_sessions=self.plan.share(index),
             inbox_fd=self.inboxes[index][0].fileno(),
@@ -111,7 +106,7 @@ class Spawner:
 
     def isolated(self, message: Message, counters: Counters) -> Child:
         """Start a process for a connection, which stays the caller's at an `OSError`."""
-        fd, group, limit = message.fds[0], None, self._config.session_memory_bytes
+        fd, group, limit = message.fds[0], None, self.config.session_memory_bytes
         if self._groups is not None and limit is not None:
             self._number += 1
             try:
@@ -144,9 +139,9 @@ class Spawner:
             index=counters.index,
             generation=counters[Field.GENERATION],
             shards=self.plan.shards,
-            rows=len(self._scoreboard),
+            rows=len(self.scoreboard),
             exclusive=self.plan.exclusive,
-            scoreboard_fd=self._scoreboard.fd,
+            scoreboard_fd=self.scoreboard.fd,
             link_fd=childs_link.fileno(),
             state_address=self.state_address,
             partial_messages_bytes=self.plan.partial_messages_bytes,
@@ -154,7 +149,7 @@ class Spawner:
         )
         new = Child(0, config, link, time.monotonic(), config.connection_fd, group)
         new.kills = None if group is None else KillCount(group)
-        new.cap_bytes = self._config.session_memory_bytes if new.is_isolated else None
+        new.cap_bytes = self.config.session_memory_bytes if new.is_isolated else None
         parent = os.getpid()
         with childs_link:
             try:
@@ -180,15 +175,15 @@ class Spawner:
             except OSError as exc:  # serve all the same: the replica's own cap still holds
                 log.warning("a session runs without its memory cap: %s", exc)
         config = new.config
-        to_close = {*self.fds, *self._leave_supervisor(), new.link.detach()} - set(config.fds)
+        to_close = {*self.fds, *self.leave_supervisor(), new.link.detach()} - set(config.fds)
         kind = "session" if new.is_isolated else f"shard {config.index}"
-        forking.leave_parent(parent, f"{kind} {self._config.name}", to_close)
-        self._serve(config, self._scoreboard, head)
+        forking.leave_parent(parent, f"{kind} {self.config.name}", to_close)
+        self.serve(config, self.scoreboard, head)
 
     def start_program(self, values: dict[str, Any], fds: tuple[int, ...]) -> int:
         """Start a child as a program, whose configuration is `values`, and return its pid."""
         environ = os.environ | {
-            HOST_CONFIG_VARIABLE: json.dumps(self._config.to_json()),
+            HOST_CONFIG_VARIABLE: json.dumps(self.config.to_json()),
             CHILD_CONFIG_VARIABLE: json.dumps(values),
         }
         process = subprocess.Popen([sys.executable, "-P", str(PROGRAM)], env=environ, pass_fds=fds)

@@ -129,7 +129,7 @@ class Stopping(Counter):
 
         def release_and_stop(table, session, **how):
             ending = release(table, session, **how)
-            table._hooks._on_count.__self__._beat()
+            table.hooks._on_count.__self__._beat()
             os.kill(os.getpid(), signal.SIGSTOP)
             return ending
 
