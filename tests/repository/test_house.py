@@ -14,8 +14,8 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_673,
-    "code lines": 47_153,
+    "shipped lines": 72_392,
+    "code lines": 46_858,
     "modules": 384,
     "test lines": 68_691,
     "words of pages": 24_989,
