@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 72_392,
     "code lines": 46_858,
     "modules": 384,
-    "test lines": 68_597,
+    "test lines": 68_692,
     "words of pages": 24_989,
     "words of decisions": 7_216,
     "folders at the root": 15,

@@ -83,6 +83,7 @@ class Habits:
         cases = ((sys.exit, 0, 0), (sys.exit, 7, 7), (int, "x", 1), (square, 2, 0))
         return [child(FORK, do, number, code=code) for do, number, code in cases]
 
+    @habit(ours=ENDS_AS_ASKED, unsteady=True)
     def forked_after_logging(self, how):
         """A forked child, and a pool, of a step that has logged and started a thread."""
         logging.getLogger().warning("graded")
