@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import json
 import logging
 import os
@@ -40,6 +41,7 @@ from .startup import no_collections, write_bytecode_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from .environment.definition import Definition
     from .ipc.scoreboard import Scoreboard
@@ -122,6 +124,7 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
     fd_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if not config.serve_as_is:
         deferred_imports.keep_gradio_out()
+    known = len(sys.modules)
     with no_collections():
         definition, app = _load(config, notifier.note)
     if definition is None:
@@ -131,7 +134,8 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
     else:
         if fd_limit == resource.getrlimit(resource.RLIMIT_NOFILE):  # else the environment set it
             raise_fd_limit()
-        _supervise(inputs, notifier, definition)
+        loaded = itertools.islice(reversed(sys.modules.values()), max(0, len(sys.modules) - known))
+        _supervise(inputs, notifier, definition, list(loaded))
 
 
 def _load(config: HostConfig, note: Callable[[str], None]) -> tuple[Definition | None, Any]:
@@ -169,8 +173,10 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
     run_loop(serving, _exit_soon, has_project_code=True)
 
 
-def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> None:
-    """Be the parent of the processes that serve."""
+def _supervise(
+    inputs: Inputs, notifier: Notifier, definition: Definition, loaded: list[ModuleType]
+) -> None:
+    """Be the parent of the processes that serve; `loaded` are the project's modules."""
     from .environment.plan import (
         PARTIAL_SHARE,
         note_on_hooks,
@@ -208,7 +214,7 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
     plan = replace(plan, partial_messages_bytes=partial_bytes)
     _ = definition.may_change_threads  # found out once, before shards are forked
     has_several = plan.shards > 1 or plan.isolates
-    notifier.differences = differences_in(config.import_paths)
+    notifier.differences = differences_in(config.import_paths, loaded)
     for sentence in notifier.differences if has_several else ():
         notifier.note(sentence)
     if definition.has_own_hooks:

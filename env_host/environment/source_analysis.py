@@ -27,9 +27,10 @@ import importlib.util
 import inspect
 import linecache
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from . import interfaces
@@ -153,20 +154,23 @@ _CHANGES = frozenset(
 _SEEDS = ("random.seed", "torch.manual_seed")
 
 
-def differences_in(folders: Sequence[str]) -> list[str]:
-    """Return what was found in the loaded modules below these folders, a sentence for each name."""
+def differences_in(folders: Sequence[str], modules: Iterable[ModuleType]) -> list[str]:
+    """Return what was found in the modules below these folders, a sentence for each name.
+
+    Not in all of `sys.modules`: after a fork, looking at a module copies its page.
+    """
     found: list[str] = []
     left = MAX_SOURCE_BYTES  # of all
-    for path in _files_below(folders):
+    for path in _files_below(folders, modules):
         with suppress(Exception):  # what cannot be read is not judged
             if (left := left - path.stat().st_size) > 0:
                 found += differences_of(ast.parse(path.read_bytes()), path.name)
     return found
 
 
-def _files_below(folders: Sequence[str]) -> list[Path]:
+def _files_below(folders: Sequence[str], modules: Iterable[ModuleType]) -> list[Path]:
     roots = [Path(folder).resolve() for folder in folders]
-    named = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    named = [getattr(module, "__file__", None) for module in modules]
     paths = {Path(name).resolve() for name in named if isinstance(name, str)}
     return sorted(
         path
