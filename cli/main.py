@@ -217,6 +217,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _invoke(arguments: list[str]) -> int:
+    if "://" in (home := os.environ.get("OPENENV_HOME", "")):
+        raise click.UsageError(f"OPENENV_HOME is a folder, not an address: {home}")
     for word in arguments:
         try:
             word.encode()  # names, paths and values travel as JSON, which is Unicode

@@ -61,7 +61,10 @@ def openenv_env(pytestconfig: pytest.Config) -> Iterator[Environment]:
     from .synchronous import Client
 
     client, name = Client(), f"pytest-{secrets.token_hex(4)}"
-    launch = client.launch(_source(pytestconfig), name=name, update=False)
+    try:
+        launch = client.launch(_source(pytestconfig), name=name, update=False)
+    except ApiRefused as exc:
+        pytest.fail(f"openenv_env: {exc}", pytrace=False)
     try:  # from here on there is something to take down
         environment = launch.wait()
         pytestconfig.stash[_NAME] = name

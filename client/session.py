@@ -66,6 +66,10 @@ class _Connecting:
     answer_timeout: float = ANSWER_SECONDS
     lost_hint: str | None = None
 
+    def __post_init__(self) -> None:
+        if not self.answer_timeout > 0:
+            raise ValueError(f"timeout: {self.answer_timeout} is no number of seconds above 0")
+
 
 class AsyncSession(_Connecting):
     """A session for asyncio, open inside of `async with`.

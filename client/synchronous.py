@@ -39,13 +39,14 @@ class Client:
     """
 
     def __init__(self, *, home: Folder | None = None, start: bool = True) -> None:
-        if home is not None and "://" in os.fspath(home):
+        named = os.environ.get("OPENENV_HOME", "") if home is None else os.fspath(home)
+        if "://" in named:
             raise ValueError(
-                f"home is a folder, not an address: {os.fspath(home)!r};"
+                f"home is a folder, not an address: {named!r};"
                 " openenvd.client.Session(ADDRESS) opens a session of any environment"
             )
         open_closed_streams()  # before a socket gets the descriptor of one
-        environ = None if home is None else {"OPENENV_HOME": os.fspath(home)}
+        environ = None if home is None else {"OPENENV_HOME": named}
         self._paths = Paths.from_environment(environ)
         self._may_start = start
 

@@ -227,8 +227,10 @@ def _look(run_dir: Path) -> RunFile | SetAside | None:
     if is_usable(data, RUN_FILE_VERSION):
         return RunFile.of(path.parent, data)
     by_id = _REPLICA_ID.fullmatch(path.parent.name)
-    name = data.get("environment") or (by_id[1] if by_id else path.parent.name)
-    return SetAside(path.parent, str(name), data.get("version") in (None, RUN_FILE_VERSION))
+    name: object = data.get("environment")
+    if not isinstance(name, str):
+        name = by_id[1] if by_id else path.parent.name
+    return SetAside(path.parent, name, data.get("version") in (None, RUN_FILE_VERSION))
 
 
 def is_usable(data: Mapping[str, object], version: int | str) -> bool:

@@ -77,6 +77,7 @@ _FREE_BYTES_OF_A_FULL_DISK = 256 * 1024  # less than one growth step of the -shm
 # What SQLite says where it cannot write, or create, its -shm and -wal files.
 _OF_A_FULL_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
 
+_LACKING = ("no such table", "no such column")  # begins SQLite's words for a wrong schema
 _NO_TEXT = "Could not decode to UTF-8 column"  # Python's own, without a code
 _ERRORS: dict[int, tuple[type[DatabaseError], str]] = {
     sqlite3.SQLITE_READONLY: (DatabaseUnwritable, "it may not be written"),
@@ -142,7 +143,10 @@ def create_file(path: Path) -> None:
     except OSError as exc:
         if disk_space.is_full(exc):
             raise _full(path, str(exc.strerror)) from exc
-        raise DatabaseUnwritable(f"{path}: {exc.strerror}", _read_only_hint(path)) from exc
+        hint = _read_only_hint(path)
+        if isinstance(exc, IsADirectoryError):
+            hint = "move the folder away, or point OPENENV_HOME at another one"
+        raise DatabaseUnwritable(f"{path}: {exc.strerror}", hint) from exc
 
 
 def error_of(exc: BaseException | None, path: Path) -> DatabaseError:
@@ -157,6 +161,8 @@ def error_of(exc: BaseException | None, path: Path) -> DatabaseError:
     if family == sqlite3.SQLITE_FULL or (family in _OF_A_FULL_DISK and _is_full(path)):
         return _full(path, name)
     kind, reason = _ERRORS.get(family, (DatabaseError, str(exc)))
+    if str(exc).startswith(_LACKING):
+        kind, reason = DatabaseCorrupt, f"the file is damaged: {exc}"
     hint = _read_only_hint(path) if kind is DatabaseUnwritable else None
     return kind(f"{path}: {reason} ({name})", hint)
 

@@ -124,9 +124,15 @@ def histogram(values: list[float]) -> Json | None:
     count = BINS if most > least else 1
     counts = [0] * count
     for value in values:
-        share = (value - least) / (most - least) if most > least else 0.0
+        # Of the halves: the span of the greatest numbers is not finite.
+        share = (value / 2 - least / 2) / (most / 2 - least / 2) if most > least else 0.0
         counts[min(count - 1, int(share * count))] += 1
-    return {"least": least, "most": most, "mean": math.fsum(values) / len(values), "counts": counts}
+    return {"least": least, "most": most, "mean": _mean(values), "counts": counts}
+
+
+def _mean(values: list[float]) -> float:
+    """Return the mean; the sum of such values may exceed the greatest number."""
+    return math.fsum(value / len(values) for value in values)
 
 
 def over_time(rewards: list[tuple[float, float]]) -> list[Json]:
@@ -138,7 +144,7 @@ def over_time(rewards: list[tuple[float, float]]) -> list[Json]:
     found = []
     for number, of in groupby(rewards, lambda one: min(SPANS - 1, int((one[0] - began) / width))):
         values = [reward for _, reward in of]
-        at, mean = began + (number + 0.5) * width, math.fsum(values) / len(values)
+        at, mean = began + (number + 0.5) * width, _mean(values)
         extremes = {"least": min(values), "most": max(values)}
         found.append({"at": at, "mean": mean, "episodes": len(values), **extremes})
     return found

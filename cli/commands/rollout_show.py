@@ -46,7 +46,8 @@ def show(words: tuple[str, ...], output: Output) -> int:
             }
             lines = episode_lines(found)
     except (RolloutError, OSError) as exc:
-        output.note(bad(plain(str(exc))))
+        name = getattr(exc, "filename", None)
+        output.note(bad(plain(str(exc) if name is None else f"{name}: {exc.args[1]}")))
         return exit_codes.FAILED
     except KeyError:
         count = phrases.plural(len(rollouts), "episode")

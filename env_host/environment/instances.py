@@ -197,12 +197,12 @@ class Factory:
 
 
 def _place(exc: BaseException) -> tuple[str, int]:
-    """Return the last file and line of the project's on the way to an exception, else the last."""
+    """Return the last file and line of the project's, else of a library's; none of our own."""
     walked = traceback.walk_tb(exc.__traceback__)
     places = [(frame.f_code.co_filename, line) for frame, line in walked]
-    own = [(path, line) for path, line in places if not path.startswith(_NOT_ITS_OWN)]
-    own = [(path, line) for path, line in own if "/site-packages/" not in path]
-    return (own or places or [("", 0)])[-1]
+    others = [(path, line) for path, line in places if not path.startswith(_NOT_ITS_OWN)]
+    own = [(path, line) for path, line in others if "/site-packages/" not in path]
+    return (own or others or [("", 0)])[-1]
 
 
 def _find_signature(env: Any) -> CallSignature:

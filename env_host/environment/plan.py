@@ -25,6 +25,7 @@ from typing import NamedTuple, Never
 from ...schema.protocol import DEFAULT_SESSIONS, HostConfig
 from ...system.memory.cgroup_tree import free_memory_bytes
 from ...system.process.prctl import die_with_parent
+from ...system.process.proc import signal_name
 from ...system.text.units import MB
 from ..errors import NotConcurrent
 from ..startup import fitting_sessions, sessions_of_process
@@ -181,12 +182,13 @@ def try_factory(definition: Definition, seconds: float = TRIAL_SECONDS) -> Trial
         text = answer.read(_MAX_BYTES) if is_answered else b""
     with contextlib.suppress(ProcessLookupError):  # with what it has started itself
         os.killpg(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if not is_answered:
         log.warning("%s created no environment in %g s", definition.factory_name, seconds)
         return Trial()
     if not text:
-        return Trial(failure="the process that created an environment has exited")
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        return Trial(failure=f"the process that created an environment {how}")
     marking, failure = json.loads(text)
     return Trial(marking and tuple(marking), failure)
 

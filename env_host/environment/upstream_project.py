@@ -72,12 +72,18 @@ def import_app(config: HostConfig, note: Callable[[str], None]) -> Any:
 def _is_asgi(app: Any) -> bool:
     """Return whether an app can be called as ASGI's are: `await app(scope, receive, send)`."""
     call = app if inspect.isroutine(app) else getattr(app, "__call__", None)  # noqa: B004
-    if inspect.isclass(app) or inspect.iscoroutinefunction(call):
-        return not inspect.isclass(app)
+    if inspect.isclass(app):
+        return False
     try:
-        parameters = inspect.signature(app).parameters.values()
-    except (TypeError, ValueError):  # cannot be called; or compiled, and does not say how
+        signature = inspect.signature(app)
+        signature.bind(None, None, None)
+    except ValueError:  # compiled, and does not say how
         return callable(app)
+    except TypeError:
+        return False
+    if inspect.iscoroutinefunction(call):
+        return True
+    parameters = signature.parameters.values()
     fixed = [each for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD]
     needed = [each for each in fixed if each.default is each.empty]
     return len(needed) <= 3 <= len(fixed)

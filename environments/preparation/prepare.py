@@ -26,12 +26,14 @@ Failure cases
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-from ...schema.errors import InvalidSpec
+from ...schema.errors import EngineFailed, InvalidSpec
 from ...schema.layout import Layout
 from ...schema.spec import EnvironmentSpec, name_of_source
+from ...system.files.installation import install_command
 from ..engines.base import Preparation
 from ..engines.registry import entry_of
 from ..sources.program import ContainerImage, Prepared, Program, program_of
@@ -57,9 +59,13 @@ def prepare(
     Raises:
         InvalidSpec: The provider cannot run this source.
         PreparationFailed: It cannot be installed, built or pulled.
-        EngineFailed: Docker cannot be used.
+        EngineFailed: Docker, or the library of the provider, cannot be used.
     """
-    way = entry_of(spec.provider).preparation
+    entry = entry_of(spec.provider)
+    if entry.extra is not None and find_spec(entry.extra) is None:  # named as its library
+        text = f"the library of {spec.provider} is not installed"
+        raise EngineFailed(text, install_command(entry.extra))
+    way = entry.preparation
     if way is Preparation.PROGRAM:
         return _prepare_program(spec, source, report, layout, cwd)
     if isinstance(source, Image) and spec.with_packages:

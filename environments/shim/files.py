@@ -68,16 +68,20 @@ def open_control_socket(path: str) -> socket.socket:
 
 def read_run_file(run_dir: str) -> RunFileData:
     """Return the run file; raises `OSError` or `ValueError` when it cannot be read."""
-    with open(f"{run_dir}/{RUN_FILE_NAME}", "rb") as file:
-        run: RunFileData = json.loads(file.read())
+    run: RunFileData = json.loads(_content(f"{run_dir}/{RUN_FILE_NAME}"))
     return run
+
+
+def _content(path: str | os.PathLike[str]) -> bytes:
+    """Return what is in a file; a pipe in its place is read as far as it goes, without waiting."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        return file.read() or b""
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return what a run or status file says; None when there is none, or it is unreadable."""
     try:
-        with open(path, "rb") as file:
-            data = json.loads(file.read())
+        data = json.loads(_content(path))
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None

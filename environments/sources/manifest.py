@@ -211,7 +211,7 @@ def app_reference(text: str) -> str | None:
     is_path = place.endswith(".py")
     if not (is_path or "." in place or colon):
         return None
-    module = place.removesuffix(".py").removeprefix("./").replace("/", ".")
+    module = place.removesuffix(".py").removeprefix("./").removeprefix("/").replace("/", ".")
     called = attribute.removesuffix("()")
     reference = f"{module}:{called if colon else 'app'}"
     return reference + attribute[len(called) :] if is_reference(reference) else None

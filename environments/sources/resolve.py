@@ -270,7 +270,7 @@ def _unknown(source: str, path: Path) -> UnknownSource:
         return UnknownSource(f"{path} is a file", f"launch {_what_can_be_launched()}")
     from difflib import get_close_matches  # when a source is wrong
 
-    near = get_close_matches(source, list(bundled()))
+    near = get_close_matches(path.name.lower(), list(bundled()))
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return UnknownSource(
         f"there is no environment {source!r}: it is neither a bundled name nor a folder at {path}",

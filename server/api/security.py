@@ -138,7 +138,7 @@ def ensure_token(path: Path) -> str:
         if token := path.read_text().strip():
             path.chmod(0o600)
             return token
-    except FileNotFoundError:
+    except (FileNotFoundError, UnicodeDecodeError):  # none, or a damaged one
         pass
     token = secrets.token_urlsafe(TOKEN_BYTES)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -75,7 +75,7 @@ _HIDDEN_NAME = (
     r"|conn(?:ection)?_?str(?:ing)?|(?<!by)(?<!com)pass(?:_|\d*$)"
     r"|(?:^|_)(?:sig(?:nature)?|pin|otp|mfa|pem|salt|hook|login|licen[cs]e)(?:_|\d*$)"
     r"|(?:(?<!com)(?<!ex)(?<!s)pat|(?<!kan)sas|ps?w|pswd|psk|tkn|(?<!sa)creds?)(?:_|\d*$)"
-    r"|(?:access|recovery|backup)_?codes?|(?:api|access|secret|account|master)_?key|keys?(?:_|\d*$)"
+    r"|[cx]srf|session_?id|(?:access|recovery|backup)_?codes?|(?:api|access|secret|account|master)_?key|keys?(?:_|\d*$)"
 )
 # Names that are shown though they hold a word of the above.
 _SHOWN_NAME = (
@@ -109,7 +109,7 @@ _BEARER = r"(?i)(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}"
 _KNOWN_KEY = (
     r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|npm_|pypi-|dckr_pat_|whsec_"
     r"|nvapi-|xai-|ya29\.|SG\.|[rs]k_(?:live|test)_|gsk_|pplx-|dop_v1_|lin_api_|ntn_|ASIA|hvs\."
-    r"|shp(?:at|ca|pa|ss)_|AGE-SECRET-KEY-)[\w.-]{8,}"
+    r"|shp(?:at|ca|pa|ss)_|AGE-SECRET-KEY-|tskey-|figd_|csk-|secret_|HRKU-)[\w.-]{8,}"
     r"|\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----"
     r"|(?<=://)[\w.-]{0,64}hooks?\.[\w.]+/\S+|(?<=://)[^\s/]{1,64}/[\w/]{0,64}hooks?/\S+"
@@ -137,6 +137,7 @@ def _without_credentials(text: str) -> str:
 
 
 def _names_secret(name: str) -> bool:
+    name = name.replace("-", "_")
     return bool(re.search(_HIDDEN_NAME, name)) and not re.search(_SHOWN_NAME, name)
 
 

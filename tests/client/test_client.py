@@ -19,6 +19,9 @@ def test_an_address_is_no_home(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"home is a folder, not an address: 'http://h:1'"):
         kind(home="http://h:1")
+    monkeypatch.setenv("OPENENV_HOME", "http://h:1")
+    with pytest.raises(ValueError, match="not an address"):
+        kind()
     with pytest.raises(TypeError):
         kind("http://h:1")  # type: ignore[call-arg]
     assert list(tmp_path.iterdir()) == []

@@ -14,11 +14,11 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_392,
-    "code lines": 46_858,
+    "shipped lines": 72_436,
+    "code lines": 46_894,
     "modules": 384,
-    "test lines": 68_692,
-    "words of pages": 24_989,
+    "test lines": 69_009,
+    "words of pages": 24_992,
     "words of decisions": 7_216,
     "folders at the root": 15,
     "large classes": 2,

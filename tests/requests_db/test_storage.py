@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -151,8 +151,9 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_database(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseUnwritable, match="Is a directory"):
+    with pytest.raises(DatabaseUnwritable, match="Is a directory") as caught:
         open_database(tmp_path)
+    assert "move the folder away" in str(caught.value.hint)
 
 
 def test_a_database_that_was_moved_away_is_named_and_not_made_again(tmp_path: Path) -> None:
@@ -177,6 +178,13 @@ def test_a_damaged_file_is_named(queue: Queue, path: Path) -> None:
         file.seek(4096)
         file.write(os.urandom(size - 4096))
     with pytest.raises(DatabaseCorrupt, match="damaged"):
+        queue.claim()
+
+
+def test_a_database_without_a_table_is_damage(queue: Queue, path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE requests")
+    with pytest.raises(DatabaseCorrupt, match="damaged: no such table"):
         queue.claim()
 
 

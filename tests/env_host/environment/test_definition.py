@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -142,8 +143,12 @@ def test_a_factory_that_takes_too_long_and_whose_code_names_no_class_runs_alone(
 
 
 def test_a_factory_that_ends_its_process_is_told() -> None:
-    failure = try_factory(made(lambda: os._exit(3))).failure
-    assert failure == "the process that created an environment has exited"
+    for end, how in (
+        (lambda: os._exit(3), "exited with code 3"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "was killed by SIGSEGV"),
+    ):
+        failure = try_factory(made(end)).failure
+        assert failure == f"the process that created an environment {how}"
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,11 @@ NO_APPS: dict[str, tuple[str, dict[str, Any], str]] = {
         {},
         f"app:app is of the type function{NO_ASGI}",
     ),
+    "a coroutine function of one argument": (
+        "async def app(request): ...",
+        {},
+        f"app:app is of the type function{NO_ASGI}",
+    ),
     "a class": (
         "class app:\n    async def __call__(self, scope, receive, send): ...",
         {},

@@ -157,6 +157,9 @@ def test_every_value_is_in_one_span_of_the_histogram() -> None:
     found = histogram([0.0, 1.0, 1.0, 24.0])
     assert found is not None
     assert (found["counts"][0], found["counts"][1], found["counts"][-1]) == (1, 2, 1)
+    greatest = histogram([-1.5e308, 1.5e308, 1.5e308])
+    assert greatest is not None
+    assert (greatest["counts"][0], greatest["counts"][-1], greatest["mean"]) == (1, 2, 5e307)
 
 
 def test_rewards_over_time_are_told_by_span() -> None:

@@ -89,6 +89,7 @@ RANDOM = "q7Zk2Lw9Xc4Vb8Nm3Ht6Rj1Pf5"
             "PGPASSWORD", "MYSQL_PWD", "OPENAI_API_KEY", "OPENAI_APIKEY", "SSH_KEY", "SENTRY_DSN",
             "SESSION_COOKIE", "BASIC_AUTH", "PASS", "SMTPPASS", "SSH_PASSPHRASE", "GITHUB_PAT",
             "PAT", "JWT", "MY_JWT_1", "AZURE_STORAGE_CONNECTION_STRING", "ConnectionString",
+            "CSRF", "SESSIONID",
         ]),
         *(("SETTING", value) for value in [
             RANDOM, "0123456789abcdef0123456789abcdef", "sk-abcdefgh1234", "Bearer abcdefghijkl",
@@ -101,6 +102,7 @@ RANDOM = "q7Zk2Lw9Xc4Vb8Nm3Ht6Rj1Pf5"
             "https://c.webhook.office.com/webhookb2/a@b/c", "https://hooks.zapier.com/catch/1/a",
             "https://chat.example.com/hooks/abc", "gsk_abcdefgh", "dop_v1_abcdefgh",
             "postgres://me:hush@db/x", "https://x:hush@example.com",
+            "https://s.example.com/o?X-Goog-Signature=abc", "figd_abcdefgh",
         ]),
     ],
 )  # fmt: skip
