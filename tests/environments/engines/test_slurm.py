@@ -310,7 +310,7 @@ def test_a_silent_job_that_is_stopped_has_its_grace(
 def test_a_job_that_waits_may_go_to_a_lost_node_again_when_what_was_left_there_has_ended(
     jobs: Jobs, plan: ReplicaPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm.job_table, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(job_table, "FRESH_SECONDS", 0.0)
     jobs.put("7", "COMPLETING")
     leave_job(tmp_path, "7")
     plan = replace(plan, options={"exclude": "n5"})
