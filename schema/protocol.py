@@ -23,6 +23,7 @@ The shim sets environment variables, and reads the *notify pipe*, one JSON objec
     {"draining": true}                                           once, when it begins no session any
                                                                  more, as it was asked
     {"sleeps": true}                                             once, before it exits unused
+    {"stopped_by": 15}                                           a signal, before it exits with 0
 
 `oom_kills` are counted in the server's cgroup, before the exit and after; `machine_oom_kills`
 instead on the whole machine, where there is no such group. `number` counts the reports.

@@ -112,6 +112,7 @@ class ServerReport(ServerInfo, total=False):
     log_tail: list[str]
     draining: bool
     sleeps: bool
+    stopped_by: int
 
 
 class StatusLine(TypedDict, total=False):

@@ -159,7 +159,8 @@ class Supervisor:
 
     def _on_signal(self) -> None:
         numbers = self._signals.take()
-        if numbers & {signal.SIGTERM, signal.SIGINT}:
+        if stopping := numbers & {signal.SIGTERM, signal.SIGINT}:
+            self._context.notifier.report(stopped_by=min(stopping))
             self._stop()
         elif numbers & {*DRAIN_SIGNALS}:
             self._drain(is_replaced=signal.SIGUSR2 in numbers)

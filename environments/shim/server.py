@@ -61,6 +61,7 @@ class Server:
         self._evidence = ExitEvidence(run.get("memory_limit_bytes"))
         self._status = ReplicaStatus.after_shim(earlier, time.time())
         self._sleeps = False  # it has reported that it exits because it is not used
+        self._signal = 0  # by which it has reported to be stopped
         self._is_replaced = False  # others have its address from now on
 
     @property
@@ -136,7 +137,7 @@ class Server:
 
     def _start(self) -> None:
         self._watch_listeners(())
-        self._sleeps = False
+        self._sleeps, self._signal = False, 0
         try:
             self.process.prepare()
             # Before it starts: with a tight limit it may be killed before `start` has returned.
@@ -163,6 +164,7 @@ class Server:
             if message.get("draining"):
                 self._advance(Event.DRAINS)
             self._sleeps |= bool(message.get("sleeps"))
+            self._signal = message.get("stopped_by", self._signal)
             self._status.failed = message.get("failed", self._status.failed)
             self._status.note_served(message)
             if "shard_exit" in message:
@@ -174,17 +176,18 @@ class Server:
         self._read_messages()
         self._notify.close()
         self._log.bound()  # it is not looked at again
-        has_slept = self._sleeps and self.process.ended is not None and self.process.ended[0] == 0
+        ended = self.process.ended
+        has_slept = self._sleeps and ended is not None and ended[0] == 0
         if has_slept:
             self._status.note_sleep()
             self.process.remove_cgroup()
         else:
             has_drained = self.life.is_draining and self.process.has_ended_as_drained
+            is_ours = has_drained or self.life.state is State.STOPPING
+            if ended is not None and ended[0] == 0 and not is_ours:
+                ended = self._signal, ended[1]
             reason = self._evidence.explain(
-                self.process.pid,
-                self.process.ended,
-                stopped_by_us=has_drained or self.life.state is State.STOPPING,
-                failed=self._status.failed,
+                self.process.pid, ended, stopped_by_us=is_ours, failed=self._status.failed
             )
             self._report_exit(reason)
         self.process.forget()

@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_446,
-    "code lines": 46_901,
+    "shipped lines": 72_453,
+    "code lines": 46_907,
     "modules": 384,
-    "test lines": 68_633,
+    "test lines": 68_648,
     "words of pages": 24_992,
     "words of decisions": 7_216,
     "folders at the root": 15,

@@ -61,6 +61,8 @@ report(ready=True, max_sessions=4)
 for line in lines():
     order, *words = line.split()
     if order == "exit":
+        if words[1:]:
+            report(stopped_by=int(words[1]))
         sys.exit(int(words[0]))
     elif order == "sleep":
         report(sleeps=True)

@@ -148,6 +148,13 @@ def test_exit_code_is_reported(one: Replica, code: int) -> None:
     assert (reason.kind, reason.exit_code) == (ExitKind.EXITED, code)
 
 
+def test_a_signal_that_another_sent_is_reported_though_the_server_stops_in_order(
+    one: Replica,
+) -> None:
+    one.tell("exit 0 15")
+    assert _exit_of(one.wait_state("exited")).sentence() == "was killed by SIGTERM"
+
+
 def test_server_over_its_limit_is_reported_as_killed_for_memory(replica: Make) -> None:
     _needs_cgroups()
     one = replica(memory_limit_bytes=48 * MB).ready()
