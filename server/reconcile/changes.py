@@ -270,11 +270,12 @@ class _Launch(Change):
                 replaces=self._payload["replaces"],
             ),
         )
-        self._divide(self._prepared["spec"], spec.replicas, self._roster.each(*self.models))
         first = started[0]
         is_known = first.is_at_gateway or not first.is_elsewhere  # some engines report it later
         where = f" at {first.address}" if is_known else ""
         self._phases.enter_aloud("starting", f"{plural(count, 'replica')} starting{where}")
+        await self._take_moves(0.0)
+        self._divide(self._prepared["spec"], spec.replicas, self._roster.each(*self.models))
         return None
 
     async def _start_first(self) -> None:

@@ -173,6 +173,7 @@ class Change:
         )
         for each in started:
             self._context.say(f"replica {each.ordinal} is starting")
+        await self._take_moves(0.0)  # they may be ready by now, which is said after that they start
 
     async def _call(
         self, provider: str, work: Callable[[Provider], list[RunFile]]
@@ -188,7 +189,6 @@ class Change:
                 await self._replicas.adopt_started(thread.result())
             raise
         await self._replicas.adopt_started(started)
-        await self._take_moves(0.0)
         return started
 
     def _note_start(self, ready_seconds: float, count: int, *, offers_fewer: bool = False) -> None:
