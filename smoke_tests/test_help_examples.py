@@ -67,6 +67,9 @@ def make_ready(machine: Machine, words: list[str]) -> None:
         machine.ok("stop")
     if "--out" in words:
         shutil.rmtree(folder / words[words.index("--out") + 1], ignore_errors=True)
+    if words[1:3] == ["rollout", "show"] and not (folder / words[3]).exists():
+        few = ("--launch", "--episodes", "2", "--out", words[3])
+        machine.ok("rollout", "echo", *few, cwd=folder)
     if command == "gateway":
         machine.ok("launch", "./my_env", "--gateway", cwd=folder)
         return

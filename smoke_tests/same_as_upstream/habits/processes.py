@@ -154,7 +154,11 @@ class Habits:
         stopped = child(SPAWN, wait_for, 60, send=signal.SIGTERM, code=-15)
         return [child(SPAWN, square, 2), child(SPAWN, sys.exit, 7, code=7), stopped]
 
-    @habit(shared="same", isolated=ENDS_THEM)
+    @habit(
+        shared=BETTER + "under load upstream's fork server ends early, or stays",
+        isolated=ENDS_THEM,
+        unsteady=True,
+    )
     def fork_server(self, how):
         """A child of multiprocessing's fork server, which stays."""
         return child(multiprocessing.get_context("forkserver"), square, 3)

@@ -21,7 +21,6 @@ from openenvd.environments.engines.base import (
     ReplicaPlan,
 )
 from openenvd.environments.engines.slurm import commands as slurm_commands
-from openenvd.environments.engines.slurm import engine as slurm
 from openenvd.environments.engines.slurm import job_table
 from openenvd.environments.engines.slurm.commands import Row, exit_facts, over_memory, read_duration
 from openenvd.environments.engines.slurm.engine import SlurmEngine
