@@ -713,7 +713,8 @@ def test_a_hidden_window_has_no_connection_and_its_title_tells_of_a_death(
     page = dashboard.show(f"/request/{request['id']}")
     page.get_by_role("log").get_by_text("starting").first.wait_for()
     page.evaluate(HIDE, True)
-    page.wait_for_function(f"() => ({STREAMS})().at(-1).includes('is_look=true')")
+    is_looking = f"() => ({STREAMS})().at(-1).includes('is_look=true')"
+    page.wait_for_function(is_looking, timeout=HIDDEN_MILLISECONDS)
     quiet = page.title()
     machine.run("launch", "hungry_env:Hungry", "--name", "hidden", "--memory", "100M", cwd=HERE)
     sentence = "quiet => document.title.includes('out of memory') && document.title !== quiet"
