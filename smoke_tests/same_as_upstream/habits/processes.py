@@ -154,11 +154,7 @@ class Habits:
         stopped = child(SPAWN, wait_for, 60, send=signal.SIGTERM, code=-15)
         return [child(SPAWN, square, 2), child(SPAWN, sys.exit, 7, code=7), stopped]
 
-    @habit(
-        shared=BETTER + "under load upstream's fork server ends early, or stays",
-        isolated=ENDS_THEM,
-        unsteady=True,
-    )
+    @habit(alone=True, shared="same", isolated=ENDS_THEM)
     def fork_server(self, how):
         """A child of multiprocessing's fork server, which stays."""
         return child(multiprocessing.get_context("forkserver"), square, 3)
