@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import itertools
 import json
 import logging
 import os
@@ -41,7 +40,6 @@ from .startup import no_collections, write_bytecode_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from .environment.definition import Definition
     from .ipc.scoreboard import Scoreboard
@@ -124,7 +122,7 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
     fd_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if not config.serve_as_is:
         deferred_imports.keep_gradio_out()
-    known = len(sys.modules)
+    newest = next(reversed(sys.modules))
     with no_collections():
         definition, app = _load(config, notifier.note)
     if definition is None:
@@ -132,10 +130,12 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
     elif inputs.child is not None:
         _serve_as_program(config, definition, inputs.child)
     else:
+        from .environment.source_analysis import differences_in
+
         if fd_limit == resource.getrlimit(resource.RLIMIT_NOFILE):  # else the environment set it
             raise_fd_limit()
-        loaded = itertools.islice(reversed(sys.modules.values()), max(0, len(sys.modules) - known))
-        _supervise(inputs, notifier, definition, list(loaded))
+        notifier.differences = differences_in(config.import_paths, newest)
+        _supervise(inputs, notifier, definition)
 
 
 def _load(config: HostConfig, note: Callable[[str], None]) -> tuple[Definition | None, Any]:
@@ -173,10 +173,8 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
     run_loop(serving, _exit_soon, has_project_code=True)
 
 
-def _supervise(
-    inputs: Inputs, notifier: Notifier, definition: Definition, loaded: list[ModuleType]
-) -> None:
-    """Be the parent of the processes that serve; `loaded` are the project's modules."""
+def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> None:
+    """Be the parent of the processes that serve."""
     from .environment.plan import (
         PARTIAL_SHARE,
         note_on_hooks,
@@ -184,7 +182,6 @@ def _supervise(
         supports_concurrency,
         this_machine,
     )
-    from .environment.source_analysis import differences_in
     from .shard import shard  # noqa: F401  before a fork, so that children share it
     from .startup import note_on_few_fds
     from .supervisor.spawn import what_forbids_forking
@@ -214,7 +211,6 @@ def _supervise(
     plan = replace(plan, partial_messages_bytes=partial_bytes)
     _ = definition.may_change_threads  # found out once, before shards are forked
     has_several = plan.shards > 1 or plan.isolates
-    notifier.differences = differences_in(config.import_paths, loaded)
     for sentence in notifier.differences if has_several else ():
         notifier.note(sentence)
     if definition.has_own_hooks:

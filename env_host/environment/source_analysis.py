@@ -29,6 +29,7 @@ import linecache
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -154,11 +155,14 @@ _CHANGES = frozenset(
 _SEEDS = ("random.seed", "torch.manual_seed")
 
 
-def differences_in(folders: Sequence[str], modules: Iterable[ModuleType]) -> list[str]:
-    """Return what was found in the modules below these folders, a sentence for each name.
+def differences_in(folders: Sequence[str], newest: str) -> list[str]:
+    """Return a sentence for each name that was found in the modules below these folders.
 
-    Not in all of `sys.modules`: after a fork, looking at a module copies its page.
+    Only modules that were imported after `newest` are examined: others may be shared with a fork
+    server, and reading an attribute of a shared module copies its memory page.
     """
+    imported = list(takewhile(newest.__ne__, reversed(sys.modules)))  # at once: threads import, too
+    modules = [sys.modules[name] for name in imported if name in sys.modules]
     found: list[str] = []
     left = MAX_SOURCE_BYTES  # of all
     for path in _files_below(folders, modules):

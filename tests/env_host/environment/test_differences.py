@@ -13,7 +13,7 @@ from openenvd.env_host.environment.source_analysis import differences_of
 from ..conftest import StartHost
 
 ENVIRONMENT = """
-import os, random
+import os, random, sys; [sys.modules.pop(name) for name in [*sys.modules] if 'email' in name]
 from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 
 SCORES = {}
