@@ -168,7 +168,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
         listening(inputs.listeners),
         inputs.config,
         on_ready=report_ready,
-        on_draining=lambda: notifier.report(draining=True),
+        report=notifier.report,
     )
     run_loop(serving, _exit_soon, has_project_code=True)
 

@@ -147,9 +147,9 @@ async def serve(
     config: HostConfig,
     *,
     on_ready: Callable[[], None],
-    on_draining: Callable[[], None],
+    report: Callable[..., None],
 ) -> None:
-    """Serve a project's own app as it is, until SIGTERM or SIGINT.
+    """Serve a project's own app as it is, until SIGTERM or SIGINT; `report` to the shim.
 
     At SIGUSR1 and SIGUSR2 it is drained: the sockets are closed, and it ends with the last
     connection.
@@ -159,11 +159,15 @@ async def serve(
         server.drain()
         for listener in listeners:
             listener.close()
-        on_draining()
+        report(draining=True)
+
+    def stop(number: int) -> None:
+        report(stopped_by=number)
+        server.request_exit()
 
     server = Server(app, config)
     server.on_ready = on_ready
     loop = asyncio.get_running_loop()
-    take_over(STOP_SIGNALS, lambda n: loop.add_signal_handler(n, server.request_exit))
+    take_over(STOP_SIGNALS, lambda n: loop.add_signal_handler(n, stop, n))
     take_over(DRAIN_SIGNALS, lambda n: loop.add_signal_handler(n, drain))
     await server.serve(sockets=listeners)

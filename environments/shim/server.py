@@ -61,7 +61,7 @@ class Server:
         self._evidence = ExitEvidence(run.get("memory_limit_bytes"))
         self._status = ReplicaStatus.after_shim(earlier, time.time())
         self._sleeps = False  # it has reported that it exits because it is not used
-        self._signal = 0  # by which it has reported to be stopped
+        self._signal = 0  # it has reported that it exits because of this signal
         self._is_replaced = False  # others have its address from now on
 
     @property
@@ -185,7 +185,7 @@ class Server:
             has_drained = self.life.is_draining and self.process.has_ended_as_drained
             is_ours = has_drained or self.life.state is State.STOPPING
             if ended is not None and ended[0] == 0 and not is_ours:
-                ended = self._signal, ended[1]
+                ended = self._signal, ended[1]  # the status of a process that the signal killed
             reason = self._evidence.explain(
                 self.process.pid, ended, stopped_by_us=is_ours, failed=self._status.failed
             )

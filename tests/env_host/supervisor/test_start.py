@@ -16,12 +16,7 @@ from urllib.request import urlopen
 import pytest
 
 from openenvd.rollouts.session.session import Session, SessionFailed
-from openenvd.schema.protocol import (
-    DEFAULT_SESSIONS,
-    EXIT_FAILED_TO_START,
-    NO_SESSIONS,
-    HostConfig,
-)
+from openenvd.schema.protocol import DEFAULT_SESSIONS, EXIT_FAILED_TO_START, NO_SESSIONS, HostConfig
 
 from ..conftest import ECHO, StartHost
 from ..hosts import PROGRAM, WAIT_SECONDS, Host
@@ -65,6 +60,7 @@ def test_a_host_without_upstreams_package_is_ready_and_says_what_it_serves(
         "isolate": False,
     }
     assert host.stop() == 0
+    host.note_that(stopped_by=15)
     assert host.log.read_text() == ""
 
 
@@ -362,6 +358,7 @@ def test_serve_as_is_does_not_change_the_projects_app(start: StartHost, upstream
         served_at = parsedate_to_datetime(answer.headers["Date"]).timestamp()
     assert began <= served_at <= time.time()
     assert host.stop() == 0
+    host.note_that(stopped_by=15)
 
 
 UPSTREAM_WITH_GRADIO = """
