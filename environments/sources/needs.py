@@ -10,7 +10,7 @@ cannot be done, what `pyproject.toml` names is installed alone.
 
 The author's own set-up reads one of these files, and the others may be months old: above all a lock
 file is made once, and published with every later version. So each is judged by what is in it before
-anything is installed. Functions of the files alone, but for a version that git's tags make.
+anything is installed. Functions of the files alone, except for versions that come from git tags.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _BY_SETUP: Mapping[str, Any] = {"build-system": {}}  # what a `pyproject.toml` f
 # Of a file of requirements: a line that names another such file, and one that names a folder here.
 _NESTED = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[\s=]*(\S+)")
 _FOLDER = re.compile(r"(?m)^\s*(?:(?:-e|--editable)[\s=]+(?!\w+[+:])|\.{1,2}(?:/|\[|\s*$)|file:)")
-# What `git describe` says of a tag as setuptools-scm reads it, and of what came after it.
+# The output of `git describe`: the version in a tag, as setuptools-scm reads it, and the number of
+# commits after the tag; both are missing if there is no tag. Then the commit.
 _DESCRIBED = re.compile(
-    r"(?:[\w-]+-)?[vV]?(\d+(?:\.\d+){0,2}[^+]*?)(?:\+.*)?-(\d+)-(g\w+)(-dirty)?"
+    r"(?:(?:[\w-]+-)?[vV]?(\d+(?:\.\d+){0,2}[^+]*?)(?:\+.*)?-(\d+)-g)?(\w+)(-dirty)?"
 )
 _NAMED = re.compile(r"""(?m)^\s*(name|version)\s*=\s*["']?([\w.+!-]+)""")
 
@@ -253,15 +254,13 @@ def _version_in_git(packaging: dict[str, Any], folder: Path) -> str:
         return ""
     settings = table_in(packaging, "tool", "setuptools_scm")
     settings = {**table_in(packaging, "tool", "hatch", "version", "raw-options"), **settings}
-    words = ("describe", "--dirty", "--tags", "--long", "--abbrev=9", "--match", "*[0-9]*")
-    if (found := _DESCRIBED.fullmatch(_git(folder, *words))) is not None:
-        tag, distance, node, is_dirty = found.groups()
-    else:  # there is no tag
+    words = ("--always", "--dirty", "--tags", "--long", "--abbrev=9", "--match=*[0-9]*")
+    found = _DESCRIBED.fullmatch(_git(folder, "describe", *words))
+    if found is None:  # no repository, no git, or no answer in time
+        return str(settings.get("fallback_version") or "")
+    tag, distance, node, is_dirty = found.groups()
+    if tag is None:
         tag, distance = "0.0", _git(folder, "rev-list", "--count", "HEAD")
-        if not distance:
-            return str(settings.get("fallback_version") or "")
-        node = "g" + _git(folder, "rev-parse", "--short=9", "HEAD")
-        is_dirty = _git(folder, "status", "--porcelain", "-uno")
     version = re.sub(r"[-_.]?(a|b|rc)[-_.]?(?=\d+$)", r"\1", tag)
     if distance == "0" and not is_dirty:
         return version
@@ -269,12 +268,12 @@ def _version_in_git(packaging: dict[str, Any], folder: Path) -> str:
     if following == version:
         following = re.sub(r"\d+$", lambda last: str(int(last[0]) + 1), version)
     day = f".d{time.strftime('%Y%m%d', time.gmtime())}" if is_dirty else ""
-    local = f"+{node}{day}" if settings.get("local_scheme") != "no-local-version" else ""
+    local = f"+g{node}{day}" if settings.get("local_scheme") != "no-local-version" else ""
     return f"{following}.dev{distance}{local}"
 
 
 def _git(folder: Path, *words: str) -> str:
-    """Return what git prints about a folder, whose own settings start no program; "" on failure."""
+    """Return what git prints about a folder, without its file system monitor; "" on failure."""
     command = ("git", "-C", str(folder), "-c", "core.fsmonitor=false", *words)
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
