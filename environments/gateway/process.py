@@ -425,7 +425,7 @@ def _reserved(
     """Reserve the port that is wanted, or any; the shim keeps the socket when this closes it."""
     candidates = [wanted.port] if wanted.port else range(LAST_PORT, FIRST_PORT - 1, -1)
     for port in candidates:
-        if reserved_for(port) not in (None, _owner(layout)):
+        if reserved_for(port, _owner(layout)) is not None:
             continue
         try:
             reservation = _reserve(wanted.host, port, may_be_held=may_be_held)

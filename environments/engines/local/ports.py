@@ -67,18 +67,14 @@ def open_listeners(
         PortInUse: naming who has it, or for whom it is reserved.
         OSError: the address is not this machine's.
     """
-
-    def others_ports(other: PortOwner) -> Iterable[int]:
-        return () if other == owner else _ports_of(other)
-
-    # No run file is read twice in one search, and none of the owner's.
-    ports_of = functools.cache(lambda other: frozenset(others_ports(other)))
+    # One search reads no run file twice, and none of the owner's.
+    ports_of = functools.cache(lambda other: frozenset(_ports_of(other)))
     every = range(FIRST_PORT, LAST_PORT + 1)
     ordered, others = every[:ORDERED_PORTS], every[ORDERED_PORTS:]
     wanted = [*ordered, *random.sample(others, len(others))] if port is None else [port]
     for candidate in wanted:
         # Not even tried, for a moment: an engine may be about to publish it.
-        if candidate in taken or reserved_for(candidate, ports_of) is not None:
+        if candidate in taken or reserved_for(candidate, owner, ports_of) is not None:
             continue
         try:
             listeners = open_listening_sockets(host, candidate)
@@ -86,7 +82,7 @@ def open_listeners(
             if exc.errno != errno.EADDRINUSE:
                 raise
             continue
-        if reserved_for(candidate, others_ports) is None:  # not reserved by another one meanwhile
+        if reserved_for(candidate, owner) is None:  # another one may have reserved it meanwhile
             reserve(candidate, owner)
             return listeners
         for listener in listeners:
@@ -100,11 +96,15 @@ def open_listeners(
 
 
 def reserved_for(
-    port: int, ports_of: Callable[[PortOwner], Iterable[int]] | None = None
+    port: int,
+    besides: PortOwner | None = None,
+    ports_of: Callable[[PortOwner], Iterable[int]] | None = None,
 ) -> PortOwner | None:
-    """The environment that has this port, or is to come back at it; None when there is none."""
+    """The environment, `besides` one, that has this port or is to come back at it; else None."""
     owner = _read_reservation(port)
-    return owner if owner is not None and port in (ports_of or _ports_of)(owner) else None
+    if owner is None or owner == besides or port not in (ports_of or _ports_of)(owner):
+        return None
+    return owner
 
 
 def _read_reservation(port: int) -> PortOwner | None:
