@@ -151,9 +151,9 @@ class LogPump:
 
     def _read_cursor(self, size: int) -> tuple[str | None, int]:
         """Return where the next piece begins, and how long the log was then."""
-        known = read_json(self._cursor_path) or {}
-        if known.get("instance") == self._instance.id:
-            return known["cursor"], known["size"]
+        match read_json(self._cursor_path):
+            case {"instance": self._instance.id, "cursor": cursor, "size": int(known_size)}:
+                return cursor, known_size
         self._write_cursor(None, size)
         return None, size
 
