@@ -71,9 +71,9 @@ def import_app(config: HostConfig, note: Callable[[str], None]) -> Any:
 
 def _is_asgi(app: Any) -> bool:
     """Return whether an app can be called as ASGI's are: `await app(scope, receive, send)`."""
-    call = app if inspect.isroutine(app) else getattr(app, "__call__", None)  # noqa: B004
     if inspect.isclass(app):
         return False
+    call = app if inspect.isroutine(app) else getattr(app, "__call__", None)  # noqa: B004
     try:
         signature = inspect.signature(app)
         signature.bind(None, None, None)
@@ -81,12 +81,9 @@ def _is_asgi(app: Any) -> bool:
         return callable(app)
     except TypeError:
         return False
-    if inspect.iscoroutinefunction(call):
-        return True
     parameters = signature.parameters.values()
     fixed = [each for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD]
-    needed = [each for each in fixed if each.default is each.empty]
-    return len(needed) <= 3 <= len(fixed)
+    return inspect.iscoroutinefunction(call) or len(fixed) >= 3
 
 
 def _no_asgi(candidate: str, app: Any) -> str:
