@@ -16,7 +16,7 @@ import logging
 import math
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ...system.net.websocket import INTERNAL_ERROR_CLOSE
@@ -104,9 +104,9 @@ class SessionTable:
     step_timeout_seconds: float | None = None
     idle_seconds: float = math.inf  # idle time after which a session ends
     unattached_seconds: float = math.inf  # the same, of one without a WebSocket
-    taken: int = 0  # slots; a session whose environment is closing may still take one
-    _closing: int = 0
-    _stopping: SessionEnded | None = None
+    taken: int = field(default=0, init=False)  # slots, also of environments that are closing
+    _closing: int = field(default=0, init=False)
+    _stopping: SessionEnded | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._sessions: dict[str, Session] = {}
@@ -203,7 +203,7 @@ class SessionTable:
         return None
 
     async def close(self, session: Session, *, abandoned: bool = False) -> None:
-        """End a session and wait for its end, unless `abandoned`: then a call still runs."""
+        """End a session and wait for its end; not if `abandoned`, since a call of it still runs."""
         if (ending := self.release(session, abandoned=abandoned)) is not None:
             await ending
 

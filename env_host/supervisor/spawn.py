@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
@@ -55,9 +55,9 @@ class Spawner:
     scoreboard: Scoreboard
     serve: Serve
     leave_supervisor: Callable[[], Iterable[int]]
-    _groups: GroupsBelow | None = None  # which make the cgroups of isolated sessions
-    _number: int = 0
-    can_fork: bool = False  # once prepared: whether children can be forked
+    _groups: GroupsBelow | None = field(default=None, init=False)  # of isolated sessions
+    _number: int = field(default=0, init=False)  # of the last isolated session
+    can_fork: bool = field(default=False, init=False)  # set by `prepare`
     state_address: str | None = None  # of the state process, if sessions share a state
 
     def __post_init__(self) -> None:

@@ -133,8 +133,8 @@ class StatusServer:
     status: EngineReplicaStatus
     agent: Process
     handle_command: Callable[[bytes], None]
-    _server: asyncio.Server | None = None
-    _changed: dict[asyncio.StreamWriter, asyncio.Event] = field(default_factory=dict)
+    _server: asyncio.Server | None = field(default=None, init=False)
+    _changed: dict[asyncio.StreamWriter, asyncio.Event] = field(default_factory=dict, init=False)
 
     def publish(self) -> None:
         """Write the status down, then send it."""
@@ -143,7 +143,7 @@ class StatusServer:
         self.send_status()
 
     def report_problem(self, problem: str | None) -> bool:
-        """Report what keeps the engine from doing what is due; whether that is new."""
+        """Report what keeps the engine from doing what is due; return whether that is new."""
         is_new = problem != self.status.problem
         self.status.problem = problem
         if is_new:
