@@ -3,8 +3,8 @@
 
 Importing them starts no thread and makes no loop. A module that is missing here costs each host a
 copy of its own, and may be taken from the project's folder, which comes first on the path later: it
-may have a `queue.py`. Upstream's server has imported most of these by then, too. Of the others, the
-project's code finds its own file of that name there, and so it does here: `yield_names`.
+may have a `queue.py`. Upstream's server has imported most of these by then, too. If the project has
+a file with the name of one of the others, its code imports that file, as there: `yield_names`.
 """
 
 from __future__ import annotations

@@ -54,14 +54,14 @@ def _imports_upstream(frame: FrameType | None) -> bool:
 
 
 def keep_gradio_out() -> None:
-    """Hide gradio from upstream's package, unless its web interface is on."""
+    """Make gradio look absent to upstream's package, unless upstream's web interface is on."""
     is_wanted = os.environ.get(WEB_INTERFACE_VARIABLE, "").lower() in _ON
     if not is_wanted and _WithoutGradio not in sys.meta_path:
         sys.meta_path.insert(0, _WithoutGradio)
 
 
 def give_gradio_when_asked() -> None:
-    """Import the gradio parts of upstream's package on first access, if it was imported without."""
+    """If upstream's package was imported without gradio, import its gradio names on first use."""
     package = sys.modules.get(UPSTREAM_PACKAGE)
     if package is None or _WithoutGradio not in sys.meta_path:
         return

@@ -197,7 +197,7 @@ class Factory:
 
 
 def _place(exc: BaseException) -> tuple[str, int]:
-    """Return the last file and line of the project's, else of a library's; none of our own."""
+    """Return file and line of the last frame in the project, else in a library; never in ours."""
     walked = traceback.walk_tb(exc.__traceback__)
     places = [(frame.f_code.co_filename, line) for frame, line in walked]
     others = [(path, line) for path, line in places if not path.startswith(_NOT_ITS_OWN)]

@@ -67,7 +67,7 @@ from ..websocket.handshake import Upgrade
 
 NOT_FOUND = HTTPStatus.NOT_FOUND.value
 _ASKED = (("GET", "/health"), ("GET", "/capacity"))
-ANSWERED_POLL_SECONDS = 0.02  # between two looks whether what is before a handshake is answered
+ANSWERED_POLL_SECONDS = 0.02  # between two checks whether requests before a handshake are answered
 CHECK_SECONDS = 30.0  # for the middleware to answer
 ASK_SECONDS = 5.0  # for an app that is asked whether it has sessions
 _LOOPBACK = ("127.0.0.1", 80)
@@ -78,11 +78,12 @@ log = logging.getLogger("openenvd.env_host")
 
 
 class AppAsItIs:
-    """An app that is not upstream's; without sessions, it refuses who begins one.
+    """An app that is not upstream's. If it has no sessions, handshakes of sessions are refused.
 
-    By `/health` and `/capacity` an engine's agent and the gateway see that the server is ready:
-    where an app without sessions answers 404, they are answered here. `route` is a path that a user
-    can try. An app without `has_route`, a route of sessions that it shows, is asked when it starts.
+    An engine's agent and the gateway ask for `/health` and `/capacity` to see that the server is
+    ready; an app without sessions may answer 404, and then the answer is made here. `route` is a
+    path that a user can try. Unless the app has a visible route for sessions (`has_route`), it is
+    asked when it starts.
     """
 
     def __init__(self, app: Any, route: str | None, *, has_route: bool) -> None:
@@ -161,7 +162,7 @@ class Routing:
 
 
 class KeptConnection(HttpLimits):
-    """One HTTP connection: a mixin before uvicorn's protocol with limits."""
+    """A mixin for uvicorn's HTTP protocol (`limited`), which gives away what it must not answer."""
 
     routing: Routing | None = None  # None: every request is answered here
 
@@ -170,8 +171,8 @@ class KeptConnection(HttpLimits):
     scope: Message
     url: bytes
 
-    _beginning = b""  # of a request whose path has not arrived
-    _handshake = b""  # that came behind requests which are being answered
+    _beginning = b""  # the first bytes of a request whose path is not complete
+    _handshake = b""  # a handshake that arrived behind requests without an answer
 
     def data_received(self, data: bytes) -> None:
         """Pass data on if it is for this process; otherwise give the connection away."""

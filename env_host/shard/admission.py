@@ -41,7 +41,7 @@ class _Ticket(NamedTuple):
     """The decision about a connection, made before the connection asks for its slot."""
 
     issued_at: int
-    rest_seconds: float | None  # left for it to wait; None: it was promised a slot
+    rest_seconds: float | None  # how long it may still wait; None: it was promised a slot
 
 
 class Admission:
@@ -57,7 +57,7 @@ class Admission:
         refuse: Callable[[Arrival], None] | None = None,
         hand_over: Callable[[Arrival, int], None],
     ) -> None:
-        """Start with nothing waiting; `changed` and timers drive it.
+        """Begin without waiting connections; calls of `changed` and timers move them on.
 
         `refuse` answers a connection that gets no slot. It is passed where sessions run in other
         processes; there, a served connection counts at once, and no slot is promised.
@@ -94,7 +94,7 @@ class Admission:
             self._publish()
 
     def changed(self) -> None:
-        """Publish that a promise was used, as its session counts now; check for free slots soon."""
+        """Publish the counters after a session began or ended; look for free slots soon."""
         self._publish()
         if self._waiting or self._local:
             self._check_in(0.0)

@@ -147,10 +147,7 @@ class EngineReplica:
                 seconds = await self._do_what_is_due()
             except base.EngineGone:
                 seconds = RETRY_SECONDS
-            except (
-                base.EngineRefused,
-                NotAnswering,
-            ) as exc:  # to do anything else than to start it
+            except (base.EngineRefused, NotAnswering) as exc:  # not of its start: see `_start`
                 self._clients.report_problem(exc.message)
                 seconds = RETRY_SECONDS
             except Exception as exc:  # a defect: no reason to leave what runs to itself

@@ -60,12 +60,12 @@ class EngineProvider(providers.Provider):
         return self._open(batch.spec, batch.size, None, ports), _with_own_plan
 
     def _begin(self, run_file: RunFile, listeners: providers.Listeners) -> None:
-        """Write the run file, which reserves the port, and by which the replica is found."""
+        """Write the run file: it reserves the port, and the daemon finds the replica by it."""
         run_file.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(str(run_file.run_dir / RUN_FILE_NAME), run_file.data, sync=True)
 
     def _finish(self, replica: RunFile) -> None:
-        """Have the agent start it; the engine can publish its port by now."""
+        """Request the start from the agent: our sockets are closed, so the port is free."""
         run_files.revive(replica)
 
     def _with_plan(

@@ -189,7 +189,7 @@ class Provider:
         raise NotImplementedError
 
     def _begin(self, run_file: RunFile, listeners: Listeners) -> None:
-        """Write a replica's run file; start the replica if it needs its open sockets."""
+        """Write a replica's run file; start the replica now if it inherits the open sockets."""
         raise NotImplementedError
 
     def _finish(self, replica: RunFile) -> None:

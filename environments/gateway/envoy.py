@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connects the daemon and Envoy: Envoy's files, and the answers of its admin interface.
 
-Files are replaced by rename, which Envoy watches for, and only if changed: endpoints, clusters,
-routes, so that none names a file or cluster that does not exist yet. Files that are no longer named
-are removed last. What was written is remembered (`BackendFiles`), so that a change of one
+A changed file is replaced by rename, which Envoy watches for. Endpoints are written first, then
+clusters, then routes, so that none names a file or cluster that does not exist yet. Files that are
+no longer named are removed last. `BackendFiles` remembers the content, so that a change of one
 environment costs nothing for the others. The admin interface is on a Unix socket; asking it blocks.
 """
 

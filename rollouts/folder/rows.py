@@ -30,7 +30,7 @@ from ..errors import OutputDamaged
 from .disk import Disk, Stamp, stamp_of
 
 JOIN_BYTES = 32 << 10  # a step smaller than this is encoded immediately, as one bytes object
-LARGE_BYTES = 4 << 20  # from this size on, an episode is written back, and not cached
+LARGE_BYTES = 4 << 20  # the file of a larger episode is dropped from the page cache
 _LIKELY_BYTES = 512 << 10  # of what is written at a time: more will come
 STEP, LAST, END = "step", "last", "end"
 _NO_BREAKS = bytes.maketrans(b"\r\n", b"  ")

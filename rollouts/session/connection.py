@@ -51,7 +51,7 @@ class Connection(ClientConnection):
         self._answer: asyncio.Future[Message | None] | None = None
         self._is_between_frames = False  # true if the library is: the next frame may be read here
         self._head = b""  # bytes of an incomplete frame head or control frame
-        self._message = bytearray()  # one that is incomplete
+        self._message = bytearray()  # the bytes of an incomplete message
         self._missing_bytes = 0  # of it
         self._fragments = bytearray()
 

@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_453,
-    "code lines": 46_907,
+    "shipped lines": 72_451,
+    "code lines": 46_901,
     "modules": 384,
-    "test lines": 68_647,
+    "test lines": 68_738,
     "words of pages": 24_992,
     "words of decisions": 7_216,
     "folders at the root": 15,

@@ -45,10 +45,10 @@ class MixingBuffer:
     """The last two minutes of what everybody has sung, by position."""
 
     def __init__(self, length: int = BUFFER_SAMPLES) -> None:
-        self._sum = np.empty(length, np.float32)
-        self._singers = np.empty(length, np.int16)
-        self.clear()  # writes to every page: memory that grew with time would look like a leak
-        self._cleared = 0  # from here on, the buffer has samples of two minutes ago
+        # `np.full` writes to every page, `np.zeros` to none: its growth would look like a leak.
+        self._sum = np.full(length, 0, np.float32)
+        self._singers = np.full(length, 0, np.int16)
+        self._cleared = 0  # from this position on, the buffer has samples of two minutes ago
         counts = np.arange(2**15, dtype=np.float32)
         self._gains = (LOUDNESS * ((1 + PHANTOMS) / (counts + PHANTOMS)) ** 0.5).astype(np.float32)
 
