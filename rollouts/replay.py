@@ -124,15 +124,18 @@ def histogram(values: list[float]) -> Json | None:
     count = BINS if most > least else 1
     counts = [0] * count
     for value in values:
-        # Of the halves: the span of the greatest numbers is not finite.
+        # Halves are subtracted, since the span of the greatest numbers is not finite.
         share = (value / 2 - least / 2) / (most / 2 - least / 2) if most > least else 0.0
         counts[min(count - 1, int(share * count))] += 1
     return {"least": least, "most": most, "mean": _mean(values), "counts": counts}
 
 
 def _mean(values: list[float]) -> float:
-    """Return the mean; the sum of such values may exceed the greatest number."""
-    return math.fsum(value / len(values) for value in values)
+    """Return the mean, also where the sum exceeds the greatest number."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
 
 
 def over_time(rewards: list[tuple[float, float]]) -> list[Json]:
