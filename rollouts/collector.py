@@ -183,7 +183,7 @@ class RolloutCollector(Rules):
             sink: Takes steps and finished episodes.
             keeps_episodes: Whether the sink holds the steps of an episode in memory until it ends.
 
-        Raises `RolloutError`: the sink's; `LoopLagged`.
+        Raises `RolloutError`: the sink failed, or the event loop was held (`LoopLagged`).
         """
         pool = SessionPool(self.concurrency, timing=self.timing, followed=self.followed)
         threads = CpuThreads(on_hung=self.stats.hang)

@@ -46,7 +46,7 @@ class EpisodeTraces:
         self._secrets = secret_values({"env": dict(os.environ)})  # with the rollout's own
         carrier = {HEADER: traceparent() or ""}
         found = trace.get_current_span(TraceContextTextMapPropagator().extract(carrier, Context()))
-        self._links = [trace.Link(found.get_span_context())]  # left out where it is of no span
+        self._links = [trace.Link(found.get_span_context())]  # one to no span is dropped
 
     def attempt(
         self, stage: RunContext, number: int, address: str, hold: HoldStep, attempt: int

@@ -85,7 +85,7 @@ def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
 
 
 def summary_of(capacity: Json) -> Capacity:
-    """Summarize all shards of an answer of `/capacity`; lag is in steps of 10 ms."""
+    """Summarize the shards in an answer of `/capacity`; lags are rounded to 10 ms."""
     shards = capacity["shards"]
     totals, lags = [shard["totals"] for shard in shards], [shard["lag"] for shard in shards]
     return {

@@ -166,7 +166,7 @@ class KeptConnection(HttpLimits):
 
     routing: Routing | None = None  # None: every request is answered here
 
-    # uvicorn's
+    # attributes of uvicorn's protocols
     headers: list[tuple[bytes, bytes]]
     scope: Message
     url: bytes
@@ -251,7 +251,7 @@ async def check_handshake(app: Any, upgrade: Upgrade, transport: asyncio.Transpo
 
 
 async def _may_have_sessions(app: Any, scope: Message) -> bool:
-    """Begin a session, and leave; False if the app answers as if it had no such route."""
+    """Try to begin a session; return False if the app answers as if it had no such route."""
     sent, failure = await _shake_hands(scope, app, ASK_SECONDS)
     if not sent:
         return isinstance(failure, TimeoutError)

@@ -147,7 +147,7 @@ class EngineReplica:
                 seconds = await self._do_what_is_due()
             except base.EngineGone:
                 seconds = RETRY_SECONDS
-            except (base.EngineRefused, NotAnswering) as exc:  # not of its start: see `_start`
+            except (base.EngineRefused, NotAnswering) as exc:  # anything but the start
                 self._clients.report_problem(exc.message)
                 seconds = RETRY_SECONDS
             except Exception as exc:  # a defect: no reason to leave what runs to itself

@@ -91,9 +91,9 @@ class ServerProcess:
     def prepare(self) -> None:
         """Open its sockets, if need be, and make a cgroup; raises `OSError` if it cannot listen."""
         if not self._listeners:
-            self._listeners = files.inherited_sockets(
-                files.LISTEN_FD_VARIABLE
-            ) or open_listening_sockets(self._run["host"], self._run["port"])
+            inherited = files.inherited_sockets(files.LISTEN_FD_VARIABLE)
+            address = self._run["host"], self._run["port"]
+            self._listeners = inherited or open_listening_sockets(*address)
             for one in self._listeners:
                 one.setblocking(False)
         self.remove_cgroup()  # a fresh one for each server: peak and counters are its own

@@ -277,7 +277,7 @@ class CallablePolicy:
 def encoded(decided: Any) -> Encoded:
     """An action or a `Decision` as JSON.
 
-    Raises `TypeError`, `ValueError`: it has no JSON form, or an array is none.
+    Raises `TypeError`, `ValueError`: it has no JSON form, or `arrays` has a value of another type.
     """
     if not isinstance(decided, Decision):
         decided = Decision(decided)

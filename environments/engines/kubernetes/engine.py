@@ -183,9 +183,7 @@ class KubernetesEngine:
     def changes(self) -> Iterator[None]:
         while True:
             scopes = self._scopes()
-            newest = self._cluster.get(scopes[0], labelSelector=base.HOME_LABEL, limit="1")[
-                "metadata"
-            ]
+            newest = self._cluster.get(scopes[0], labelSelector=base.HOME_LABEL, limit="1")
             yield None
             if len(scopes) > 1:
                 time.sleep(1.0)
@@ -193,7 +191,7 @@ class KubernetesEngine:
             query = {
                 "watch": "true",
                 "labelSelector": base.HOME_LABEL,
-                "resourceVersion": str(newest["resourceVersion"]),
+                "resourceVersion": str(newest["metadata"]["resourceVersion"]),
                 "timeoutSeconds": str(WATCH_SECONDS),
             }
             with self._cluster.stream(scopes[0], query, WATCH_SECONDS * 2) as pieces:

@@ -194,9 +194,8 @@ def _state(record: Json, report: Json | None, *, lives: bool) -> base.InstanceSt
         return base.InstanceState.EXITED
     if record.get("actor") and not lives:
         return base.InstanceState.EXITED
-    return (
-        base.InstanceState.RUNNING if report and report.get("port") else base.InstanceState.STARTING
-    )
+    is_up = report is not None and report.get("port")
+    return base.InstanceState.RUNNING if is_up else base.InstanceState.STARTING
 
 
 def _why_waiting(found: Json) -> str | None:
