@@ -86,5 +86,5 @@ def stop_stray(layout: Layout, stray: Json, grace_seconds: float) -> None:
 
 
 def _read(layout: Layout, at: EngineAddress) -> list[Json]:
-    found = read_json(layout.engines / at.key / STRAYS_FILE_NAME) or {}
-    return list(found.get("strays", ()))
+    strays = (read_json(layout.engines / at.key / STRAYS_FILE_NAME) or {}).get("strays")
+    return strays if isinstance(strays, list) else []
