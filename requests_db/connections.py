@@ -77,7 +77,7 @@ _FREE_BYTES_OF_A_FULL_DISK = 256 * 1024  # less than one growth step of the -shm
 # What SQLite says where it cannot write, or create, its -shm and -wal files.
 _OF_A_FULL_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
 
-_LACKING = ("no such table", "no such column")  # begins SQLite's words for a wrong schema
+_LACKING = ("no such table", "no such column")  # SQLite's messages about a wrong schema begin so
 _NO_TEXT = "Could not decode to UTF-8 column"  # Python's own, without a code
 _ERRORS: dict[int, tuple[type[DatabaseError], str]] = {
     sqlite3.SQLITE_READONLY: (DatabaseUnwritable, "it may not be written"),

@@ -30,7 +30,7 @@ from typing import Any
 
 
 class HintedError(Exception):
-    """Base of every room's errors that say what happened, and by `hint` what to do next."""
+    """Base of errors with a message, and a `hint` that says what to do next."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)

@@ -72,7 +72,7 @@ ATTEMPT_HEADER = "X-Envoy-Attempt-Count"  # the number of this attempt
 DRAIN_ROUTE = "/openenvd/drain"
 DRAIN_HEADER = "OpenEnvd-Drain"
 
-# The reply of a project's app without sessions to a client that begins one; also shown elsewhere.
+# The answer to a client that begins a session with an app without any; errors show it, too.
 NO_SESSIONS = (
     "this app has no sessions: it has no WebSocket at /ws, and answers HTTP requests alone"
 )

@@ -185,7 +185,7 @@ def given_settings(
 ) -> dict[str, Given]:
     """Read all that is given: a flag counts before a variable, and that before `config.toml`.
 
-    Raises `ValueError`, naming where what cannot be stands.
+    Raises `ValueError`, which names the place of an invalid value.
     """
     given = _given_in_file(paths.config_file)
     for item in SETTINGS:

@@ -72,7 +72,7 @@ def _given(*columns: Column[Any]) -> dict[Column[Any], BindParameter[Any]]:
 
 
 def _page(query: Select[Any], *order: ColumnElement[Any]) -> Select[Any]:
-    """The first rows of a query in an order, as many as `up_to` says."""
+    """The first `up_to` rows of a query in this order."""
     return query.order_by(*order).limit(bindparam("up_to"))
 
 

@@ -11,7 +11,7 @@
 Between two turns is a pause, so that many events are one change. A turn yields to the loop after
 each source.
 
-A snapshot in the middle of a turn is as of the last turn's end, and so is what changes follow.
+A snapshot taken during a turn shows the end of the turn before, which the next change updates.
 """
 
 from __future__ import annotations

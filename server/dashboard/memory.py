@@ -185,5 +185,5 @@ class MachineSource:
 
 
 def coarse(size: int | None) -> int | None:
-    """Return a size in steps that are worth sending."""
+    """Round a size down, so that a small change is not sent."""
     return None if size is None else size // ROUNDING_BYTES * ROUNDING_BYTES

@@ -149,7 +149,7 @@ def add_dashboard(app: FastAPI, deps: Dependencies, sessions: BrowserSessions) -
     page = version_of_files()
 
     def make_sources() -> Sequence[Source]:
-        """Make all of them, for the time in which a page is open."""
+        """Make all sources, which live while a page is open."""
         return (
             MachineSource(deps, memory, page),
             EnvironmentSource(deps, memory, faults),

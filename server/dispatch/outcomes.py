@@ -134,10 +134,10 @@ def advice(event: Died | Raised, known: FailureContext) -> str:
 def more_memory_after(
     environment: Environment, exited: ExitReason, *, is_session: bool = False
 ) -> str | None:
-    """Return the command that gives an environment twice what a process of it had, or held at most.
+    """Return the command that doubles an environment's memory after a process was killed for it.
 
-    It was killed for memory; `is_session` says whether the limit was that of an isolated session.
-    All else of the launch stays as it is. None when the launch is not known, or the memory.
+    It doubles the limit, or the peak if there was none; with `is_session`, that of isolated
+    sessions. None if the launch is not known, or neither limit nor peak.
     """
     had = exited.limit_bytes or exited.peak_bytes
     if not (environment.request_id and had):

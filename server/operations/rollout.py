@@ -60,7 +60,7 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
         None, description="The folder that the policy's module is looked for in; an absolute path."
     )
 
-    # Each looks at what is declared, and so was found right or not, before it.
+    # Each validator uses fields that are declared, and so validated, before its own.
 
     @field_validator("group", "advantages", "filters")
     @classmethod

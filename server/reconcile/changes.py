@@ -300,7 +300,7 @@ class _Launch(Change):
         environment = await self._find_updatable()
         if environment is None:
             raise NotRunning(f"{self.name} was taken down meanwhile", "launch it again")
-        self._is_switched = environment.request_id == self._context.request_id  # earlier
+        self._is_switched = environment.request_id == self._context.request_id  # an earlier attempt
         await self._look(self._context.request_id)
         olds = list(self._roster.each(Part.OLD))
         self._keeps_one = any(watch.run_file.is_local for watch in olds)

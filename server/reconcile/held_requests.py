@@ -89,7 +89,7 @@ class HeldRequests:
         return sum(map(len, self._held.values()))
 
     async def start(self) -> None:
-        """Listen, unless it does."""
+        """Listen, unless this has begun."""
         if self._socket is not None:
             return
         self.path.unlink(missing_ok=True)
@@ -190,7 +190,7 @@ class _Connection(asyncio.Protocol):
             self._owner.hold(self, self._name)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Hold it no more."""
+        """Stop holding the request."""
         self._timer.cancel()
         self._limit.remove(self)
         self._owner.remove(self, self._name)

@@ -173,12 +173,12 @@ class Change:
         )
         for each in started:
             self._context.say(f"replica {each.ordinal} is starting")
-        await self._take_moves(0.0)  # they may be ready by now, which is said after that they start
+        await self._take_moves(0.0)  # only now: a start is reported before its replica is ready
 
     async def _call(
         self, provider: str, work: Callable[[Provider], list[RunFile]]
     ) -> list[RunFile]:
-        """Have a provider start replicas; returns once it has ended, also when cancelled."""
+        """Start replicas by a provider; returns, even if cancelled, once the provider is done."""
         home = self._context.home
         loop = asyncio.get_running_loop()
         thread = loop.run_in_executor(_THREADS, lambda: work(provider_named(provider, home)))
@@ -334,7 +334,7 @@ class Change:
 
 
 async def until_done(work: asyncio.Future[Result]) -> Result:
-    """Await work that a cancellation must not interrupt; the cancellation is raised after it."""
+    """Await work that a cancellation must not interrupt; `CancelledError` follows its end."""
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:

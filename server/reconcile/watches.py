@@ -159,7 +159,7 @@ class Roster:
     def note(self, watch: ReplicaWatch) -> None:
         """Give a replica its part as of now."""
         replica_id, now = watch.replica.id, self._part_of(watch)
-        before = next((part for part in Part if replica_id in self._found[part]), None)
+        before = next((part for part, ids in self._found.items() if replica_id in ids), None)
         if now is before and (now is None or self._found[now][replica_id] is watch):
             return
         if before is not None:

@@ -78,7 +78,7 @@ def keep_newest_half(path: str, limit_bytes: int) -> int:
 def last_lines(path: str | os.PathLike[str], count: int) -> list[str]:
     """Return at most `count` last lines of the last `MAX_TAIL_BYTES`; none of a missing file.
 
-    A first line that was cut by that is left out, unless it is the only one.
+    A first line that this limit cuts is left out, unless it is the only one.
     """
     try:
         with open(path, "rb") as file:

@@ -123,11 +123,11 @@ class EventLoopLagMonitor:
     _watching: int = field(init=False, default=0)  # blocks of `watching`
     _samples_left: float = field(init=False, default=math.inf)  # before it pauses
     _thread: threading.Thread | None = field(init=False, default=None)
-    # What the watchdog waits for while there is nothing.
+    # Set while it samples; until then the watchdog waits.
     _samples: threading.Event = field(init=False, default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        """Prepare, without a loop."""
+        """Prepare the window; no loop is watched yet."""
         self._window = LagWindow(math.inf, self.interval_seconds, self.window_seconds)
         self._ended = threading.Event()
 

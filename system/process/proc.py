@@ -47,7 +47,7 @@ def read_stat(pid: int) -> ProcessStat | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return parse_stat(file.read().decode(errors="replace"))
-    except (FileNotFoundError, ProcessLookupError):  # of another error nothing follows
+    except (FileNotFoundError, ProcessLookupError):  # others: unknown
         return None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units of memory; counts, and names that were meant, for people."""
+"""Units of memory, counts in words, and suggestions for a misspelled name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def near_matches(name: str, known: Iterable[str], otherwise: str) -> tuple[list[str], str]:
-    """Return names that look like a wrong one, and what to do; `otherwise` if there are none."""
+    """Return known names similar to a wrong one, and a hint: these, or `otherwise` without any."""
     from difflib import get_close_matches  # when a name is wrong
 
     near = get_close_matches(name, list(known))

@@ -541,7 +541,7 @@ def test_the_room_of_a_replacement_is_a_number_or_a_percentage(
 
 @pytest.mark.parametrize("replicas", [10, 100, 1000])
 def test_a_change_looks_at_no_more_replicas_than_have_changed(replicas: int) -> None:
-    """A whole restart examines each replica a fixed number of times."""
+    """A restart examines five replicas for each that it replaces, however many there are."""
     looked_at, parts = 0, dict[str, Part | None]()
 
     def part_of(watch: ReplicaWatch) -> Part | None:
