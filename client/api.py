@@ -74,9 +74,8 @@ class DaemonClient:
         """List the queue and its history, newest first."""
         states = filters.pop("states", None)
         query: Json = {"state": list(states) if states else None, **filters}
-        return cast(
-            "list[Json]", self._http.request("GET", "/v1/requests", query=query)["requests"]
-        )
+        found = self._http.request("GET", "/v1/requests", query=query)["requests"]
+        return cast("list[Json]", found)
 
     def cancel(self, request_id: str) -> Json:
         """Cancel a request.

@@ -100,9 +100,8 @@ class BrowserSessions:
         those without a valid signature are ignored.
         """
         pairs = (each.strip().partition("=") for each in cookie_header.decode("latin-1").split(";"))
-        return any(
-            self._is_signed(value, key) for name, _, value in pairs if name == self.cookie_name
-        )
+        found = (value for name, _, value in pairs if name == self.cookie_name)
+        return any(self._is_signed(value, key) for value in found)
 
     def _is_signed(self, value: str, key: bytes) -> bool:
         text, _, signature = value.rpartition(".")

@@ -350,11 +350,9 @@ def exit_of_replica(replica: Replica, environment: Environment) -> Json | None:
     is_down = replica.state in _DOWN
     exits = replica.restarts + is_down
     if exited.kind == ExitKind.OOM_KILLED:
-        kind, count = FaultKind.OUT_OF_MEMORY, 1
-        command = more_memory_after(environment, exited)
+        kind, count, command = FaultKind.OUT_OF_MEMORY, 1, more_memory_after(environment, exited)
     else:
-        kind, count = FaultKind.RESTARTING, exits
-        command = f"openenv restart {environment.name}"
+        kind, count, command = FaultKind.RESTARTING, exits, f"openenv restart {environment.name}"
     return _fault(
         kind,
         # Pids alone are not enough: those of instances of some engines are not known.

@@ -198,10 +198,8 @@ class Submitter:
             case records.Duplicate():
                 return outcome.request
             case records.CannotChange():
-                launch = await self.store.read(
-                    queries.request(outcome.environment.request_id or "")
-                )
-                is_known = launch is not None
+                launch = queries.request(outcome.environment.request_id or "")
+                is_known = await self.store.read(launch) is not None
                 raise _cannot_change(outcome.environment, outcome.change, launch_is_known=is_known)
         raise _refusal(new, outcome)
 

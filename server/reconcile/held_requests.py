@@ -97,9 +97,8 @@ class HeldRequests:
         self._socket.bind(str(self.path))
         self.path.chmod(0o600)
         self._socket.listen(BACKLOG)
-        self._listener = Listener(
-            self._socket, self._max_held + _MARGIN, partial(_Connection, self)
-        )
+        most, make = self._max_held + _MARGIN, partial(_Connection, self)
+        self._listener = Listener(self._socket, most, make)
         self._listener.start()
 
     async def stop(self) -> None:

@@ -40,7 +40,6 @@ _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 # By fork server, shim, zygote, host. Not all there are: to look at each costs every process 300 kB.
 TAKEN_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT)
 
-
 forks = 0  # the number of forks between the first process and this one
 
 

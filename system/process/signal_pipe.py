@@ -21,6 +21,7 @@ import signal
 import time
 from _thread import get_ident, start_new_thread
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
@@ -36,6 +37,7 @@ def take_over(
     numbers: Iterable[signal.Signals], set_handler: Callable[[signal.Signals], object]
 ) -> None:
     """Make `set_handler` set the handler of each signal, for this process and no child of it."""
+    _follow_forks()
     for number in numbers:
         before = handler_before(number)
         set_handler(number)
@@ -96,7 +98,10 @@ def _in_child() -> None:
             signal.sigwait({number})
         if late:  # what its handler raises must not end here, where Python ignores it
             start_new_thread(_send_again, (late,))
-    _after_fork()
+    try:
+        _after_fork()
+    except KeyboardInterrupt:  # it has arrived since
+        start_new_thread(_send_again, ([signal.SIGINT],))
 
 
 def _send_again(numbers: list[signal.Signals]) -> None:
@@ -105,4 +110,7 @@ def _send_again(numbers: list[signal.Signals]) -> None:
         os.kill(os.getpid(), number)
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+@cache
+def _follow_forks() -> None:
+    """Hook into forks after `random` and others: what a handler raises in a hook is lost."""
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
