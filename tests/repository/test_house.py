@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 72_451,
     "code lines": 46_901,
     "modules": 384,
-    "test lines": 68_644,
+    "test lines": 68_643,
     "words of pages": 24_992,
     "words of decisions": 7_216,
     "folders at the root": 15,
