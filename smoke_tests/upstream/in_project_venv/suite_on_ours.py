@@ -96,7 +96,7 @@ def _serve(app: Any, server: Any, listener: socket.socket) -> None:
         most = getattr(server, "_max_concurrent_envs", None)
         config = HostConfig(name="suite", max_sessions=most, **AS_UPSTREAM)
         definition = _definition(server, app, app, "suite")
-        _supervise(Inputs(config, [listener]), Notifier(None), definition, [])
+        _supervise(Inputs(config, [listener]), Notifier(None), definition)
         code = 0
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
