@@ -88,7 +88,10 @@ def raise_if_ended(run_file: run_files.RunFile, status: StatusLine) -> None:
             lines = []
         raise ReplicaFailed(
             with_last_lines(f"{who} failed to start: {failure}", lines),
-            "fix the error above, and launch again",
+            "install the package that has the module, with --with PACKAGE or in the project's"
+            " pyproject.toml, and launch again"
+            if failure.startswith("ModuleNotFoundError")
+            else "fix the error above, and launch again",
         )
     how = status.get("exit")
     if status["state"] != "exited" or not how:

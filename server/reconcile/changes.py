@@ -362,7 +362,7 @@ class _Launch(Change):
             kind = "launch" if self._payload["replaces"] is None else "update"
             raise ReplicaFailed(
                 f"the sessions of this {kind} would fail: {cause}",
-                "mend the constructor, or what it needs, and launch again",
+                "fix the constructor, or what it needs, and launch again",
             )
 
     async def _switch(self) -> None:

@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_451,
-    "code lines": 46_901,
+    "shipped lines": 72_454,
+    "code lines": 46_904,
     "modules": 384,
-    "test lines": 68_643,
-    "words of pages": 24_992,
+    "test lines": 68_652,
+    "words of pages": 24_994,
     "words of decisions": 7_216,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
-    "dialect words": 11,
+    "dialect words": 10,
     "private names": 0,
 }
 

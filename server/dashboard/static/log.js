@@ -6,7 +6,7 @@
 // A row is a line, or with wrap a part of one, as wide as the window. The window keeps MAX_LINES and
 // MAX_CHARACTERS, and drops the oldest; while it is paused, what arrives waits within the same bound.
 
-import { attribute, h, number, text } from "./dom.js";
+import { attribute, h, number, plural, text } from "./dom.js";
 
 export const MAX_LINES = 50_000;
 const MAX_CHARACTERS = 20_000_000;
@@ -273,7 +273,7 @@ export function logView(app, name) {
     attribute(element, "data-empty", lines.length ? null : "yes");
     bar.hidden = !lines.length;
     text(pause, isPaused ? `Resume${arrived.length ? " (more has arrived)" : ""}` : "Pause");
-    text(note, `${number(lines.length)} lines${first + left ? `; ${number(first + left)} earlier ones are not kept here: Download has them` : ""}`);
+    text(note, `${plural(lines.length, "line")}${first + left ? `; ${number(first + left)} earlier ones are not kept here: Download has them` : ""}`);
     draw();
     if (isSearching || (arrived.length && !isPaused)) schedule();
   }

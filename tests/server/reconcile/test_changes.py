@@ -219,6 +219,15 @@ async def test_a_share_holds_for_sessions_and_after_a_restart_of_the_server(tria
     assert wait_for(only, lambda s: s["info"])["info"]["max_sessions"] == 4
 
 
+async def test_a_launch_without_a_package_names_the_option_that_installs_it(
+    trial: Changed, tmp_path: Path
+) -> None:
+    (tmp_path / "needy.py").write_text("import no_such_package")
+    with pytest.raises(ReplicaFailed, match="No module named 'no_such_package'") as failed:
+        await trial.launch("needy:Needy", cwd=str(tmp_path))
+    assert "--with PACKAGE" in str(failed.value.hint)
+
+
 @pytest.mark.parametrize(
     "change", [{"operation": "scale", "replicas": 3}, {"operation": "restart"}]
 )
