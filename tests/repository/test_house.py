@@ -14,9 +14,9 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_454,
-    "code lines": 46_904,
-    "modules": 384,
+    "shipped lines": 72_317,
+    "code lines": 46_677,
+    "modules": 383,
     "test lines": 68_652,
     "words of pages": 24_994,
     "words of decisions": 7_216,
