@@ -16,6 +16,7 @@ import contextlib
 import gc
 import os
 import resource
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,15 @@ from typing import Any
 
 HOME = 0  # the shard that answers the project's own routes (`serving/own_app.py`)
 STOPPING = "The environment is stopping."  # why sessions end, or do not begin
+
+
+def stacks_signal() -> int:
+    """Return the signal at which a child writes the stacks of its threads, whatever they do.
+
+    0: the environment handles that signal, or the system does not have it.
+    """
+    number = int(getattr(signal, "SIGRTMAX", 0))
+    return number if number and signal.getsignal(number) is signal.SIG_DFL else 0
 
 
 @dataclass(frozen=True, slots=True)

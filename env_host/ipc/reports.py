@@ -149,10 +149,10 @@ def note_awake(counters: Counters, now: int) -> None:
     counters[Field.IDLE] = 0  # last: until then, nothing else is read
 
 
-def blocked_seconds(scoreboard: Scoreboard, now: int) -> float | None:
-    """Return how long the longest blocked shard has been blocked; None if none is."""
-    blocked = (s for s in scoreboard.shard_counters() if state_of(s, now) == "wedged")
-    return max((heartbeat_seconds(counters, now) or 0.0 for counters in blocked), default=None)
+def blocked_seconds(counters: Counters, now: int) -> float:
+    """Return how long a process has been blocked; 0: it is not."""
+    is_blocked = state_of(counters, now) == "wedged"
+    return (heartbeat_seconds(counters, now) or 0.0) if is_blocked else 0.0
 
 
 def waited_seconds(counters: Counters, now: int) -> float:

@@ -63,6 +63,7 @@ class Field(IntEnum):
     ABANDONED = 26  # calls that go on although their sessions have ended
     ABANDONED_SINCE = 27  # since when the oldest of them does
     ENDED = 28  # sessions that ended because the process was stopped
+    LIMITED = 29  # calls in progress that have a time limit
 
 
 _OF_THE_ROW = (Field.GENERATION, Field.DRAINING)

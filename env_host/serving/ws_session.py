@@ -314,6 +314,7 @@ class SessionSocket(WebSocketProtocol):
         limit = self._service.table.step_timeout_seconds
         if limit and name in ("step", "reset"):
             call.timer = self._loop.call_later(limit, self.guarded, self._time_out, call)
+            self._service.table.count_limited(1)
         if is_async:
             call.future = self._loop.create_task(call.run(awaitable), context=session.context)
         else:
@@ -330,6 +331,7 @@ class SessionSocket(WebSocketProtocol):
             session.last_used = self._loop.time()
             if call.timer is not None:
                 call.timer.cancel()
+                self._service.table.count_limited(-1)
         return call
 
     def call_settled(self, call: Call, result: Any, error: BaseException | None) -> None:

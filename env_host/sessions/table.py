@@ -116,6 +116,8 @@ class SessionTable:
         self._changed = asyncio.Event()  # a new one each time a slot or an environment is freed
         # Returns what else to say to the client of a call that began then and has timed out.
         self.memory_note: Callable[[float], str] = lambda _: ""
+        # Called with 1 when a call with a time limit begins, with -1 when it ends.
+        self.count_limited: Callable[[int], None] = lambda _: None
         self.abandoned = AbandonedCalls()
         self._one_shot = asyncio.Semaphore(MAX_ONE_SHOT)
         self._threads = Threads(self.definition)
@@ -288,6 +290,8 @@ class SessionTable:
 
     async def _outcome_of(self, calling: asyncio.Task[_T], session: Session, what: str) -> _T:
         """Wait for a call up to the time limit; past it, raise without cancelling the call."""
+        self.count_limited(1)
+        calling.add_done_callback(lambda _: self.count_limited(-1))
         await asyncio.wait({calling}, timeout=self.step_timeout_seconds)
         if not calling.done():
             self.abandoned.add(session)

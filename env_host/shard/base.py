@@ -16,6 +16,7 @@ instead of beating.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import math
 import os
@@ -41,7 +42,7 @@ from ..ipc.reports import note_awake
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
 from ..sessions.routing import Peers, Route
 from ..sessions.table import SessionTable
-from ..startup import HOME, STOPPING, ChildConfig, sessions_of_process
+from ..startup import HOME, STOPPING, ChildConfig, sessions_of_process, stacks_signal
 from ..websocket.handshake import END_OF_HEAD, may_ask_another, try_another
 from . import connections
 from .admission import Admission
@@ -216,6 +217,7 @@ class ServingProcess:
         )
         self.table.abandoned.on_change = self._report.write_abandoned
         self.table.memory_note = self._report.memory_note
+        self.table.count_limited = lambda change: self._counters.add(Field.LIMITED, change)
         self.server = make_server(
             definition,
             self.table,
@@ -238,6 +240,8 @@ class ServingProcess:
         """Start serving, and say so on the scoreboard."""
         loop = asyncio.get_running_loop()
         take_over(STOP_SIGNALS, lambda n: loop.add_signal_handler(n, self._on_signal, n))
+        if number := stacks_signal():
+            faulthandler.register(number, 2)  # whatever `sys.stderr` is
         await self.server.start()
         counters, own = self._counters, self._own
         counters[Field.PID] = os.getpid()

@@ -139,7 +139,8 @@ class ChildLinks:
         context, wait_status = self._context, facts["wait_status"]
         context.programs.report_rest(child)
         self._clean_up(child, how, wait_status)
-        context.reporter.unsettle()
+        if not child.is_isolated:
+            context.reporter.report_at_once()
         context.isolated.free_slot(child)
         if context.is_stopping:
             return

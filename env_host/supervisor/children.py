@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ..startup import ChildConfig
 
 RETIRE_SECONDS = 5.0  # for a shard that was asked to exit
-REPLACE_SECONDS = 1.0  # the same where a step keeps it from exiting, and clients wait for the next
 
 
 @dataclass(slots=True)
@@ -46,8 +45,8 @@ class Child:
     is_ready: bool = False
     retire_at: float | None = None  # when it is stopped, because it is not needed any more
     is_retired: bool = False  # asked to exit: it is not needed any more
-    is_replaced: bool = False  # to be stopped, and another started: a step in it never returns
     replaced_for: str | None = None  # why it was killed with its sessions, to be replaced
+    last_beat: int = 0  # its heartbeat when its loop was last found blocked
     failure: Json | None = None  # why it could not serve: `failed`, and the end of its output
     killed_for: str | None = None  # why the memory watchdog killed it
     socket_copies: dict[int, tuple[int, str]] = field(default_factory=dict)  # token: fd, path
@@ -86,7 +85,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL if self.is_retired else signal.SIGTERM)
         self.is_retired = True
-        self.retire_at = now + (REPLACE_SECONDS if self.is_replaced else RETIRE_SECONDS)
+        self.retire_at = now + RETIRE_SECONDS
 
     def __str__(self) -> str:
         kind = "isolated session" if self.is_isolated else f"shard {self.index}"

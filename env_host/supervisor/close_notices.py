@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,9 +49,7 @@ class SocketCopies:
         surplus = self._count + count - self._most
         for child in self._children if surplus > 0 else ():
             while child.socket_copies and surplus > 0:
-                fd, _ = child.socket_copies.pop(next(iter(child.socket_copies)))
-                os.close(fd)
-                self._count -= 1
+                self._close(child, next(iter(child.socket_copies)))
                 surplus -= 1
 
     def update(self, child: Child, message: Message) -> None:
@@ -67,9 +66,19 @@ class SocketCopies:
             child.connection_fd = None
         for token in message.head.get("ended", ()):
             if token in child.socket_copies:
-                fd, _ = child.socket_copies.pop(token)
-                self._count -= 1
-                os.close(fd)
+                self._close(child, token)
+
+    def _close(self, child: Child, token: int) -> None:
+        fd, _ = child.socket_copies.pop(token)
+        self._count -= 1
+        os.close(fd)
+
+    def count_left(self, child: Child) -> int:
+        """Count the sessions of a child whose clients have closed their connections."""
+        poll = select.poll()
+        for fd, _ in child.socket_copies.values():
+            poll.register(fd, getattr(select, "POLLRDHUP", select.POLLHUP))
+        return len(poll.poll(0))
 
     def notify_clients(self, child: Child, text: str, accept: Callable[[], None]) -> None:
         """Send all clients of a child why their sessions have ended, and close the copies.

@@ -10,11 +10,19 @@ that a client might want to find again.
 A step is abandoned when it runs although its session has ended:
 
     its session timed out, or its client left; a thread cannot be interrupted
-      ├─ it returns                          nothing is done
-      ├─ no other session is in the shard    replaced, once the step has run for a while
-      └─ others are, and their loop is held  replaced at once: their clients get the reason
+      ├─ it returns                             nothing is done
+      ├─ no other session is in the shard       replaced, once the step has run for a while
+      └─ others are, and their loop is blocked  replaced at once: their clients get the reason
 
 The process of an isolated session that is over is ended after the same while.
+
+A step that does not release the interpreter (a regular expression, C code) blocks the loop, which
+then notices no time-out and no client that leaves. The supervisor notices instead:
+
+    the loop has not run for a while      the stacks of the process are logged
+      ├─ nor for the time limit of calls  replaced at once: a call that has this limit is in it
+      ├─ all clients have left            replaced at once
+      └─ otherwise                        it is left to go on
 
 A replica sleeps when it was not used for its time. Any connection is use, whatever is asked
 through it. A shard with a connection is not idle, and writes when it last had something to do; a
@@ -26,13 +34,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-from ..ipc.reports import abandoned_seconds
+from ..ipc.reports import abandoned_seconds, blocked_seconds
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field
 
 LINGER_SECONDS = 30.0
-ABANDONED_POLL_SECONDS = 1.0  # between two looks at abandoned steps, while there is one
-PATIENCE_SECONDS = 10.0  # for an abandoned step to return, from its beginning
-STARVED = "was replaced, since an abandoned step kept its other sessions waiting"
+POLL_SECONDS = 1.0  # between two looks for shards to replace, while sessions are served
+PATIENCE_SECONDS = 10.0  # for an abandoned step to return from its beginning, and for a loop to run
 SETTLE_SECONDS = 0.2  # for what was accepted last to be where it belongs
 
 
@@ -64,22 +71,34 @@ class ShardDemand:
 
 
 class Replacement(Enum):
-    """The decision about a shard."""
+    """The decision about a shard: what its clients hear where it is replaced at once."""
 
     NONE = "none"
     WHEN_IDLE = "when idle"  # it has no other session: none is lost
-    AT_ONCE = "at once"  # its sessions are starved
+    STARVED = "was replaced, since an abandoned step kept its other sessions waiting"
+    OVERDUE = "was replaced, since a step blocked it for longer than --step-timeout"
+    LEFT = "was replaced, since a step blocked it and all of its clients had left"
 
 
-def replacement_of(row: Counters, now: int, *, is_exclusive: bool) -> Replacement:
-    """Decide on one shard; a session that `is_exclusive` keeps the only slot that there is."""
-    if not row[Field.ABANDONED] or abandoned_seconds(row, now) < PATIENCE_SECONDS:
+def replacement_of(
+    row: Counters, now: int, limit: float | None, left: int, *, is_exclusive: bool
+) -> Replacement:
+    """Decide on one shard.
+
+    A session that `is_exclusive` keeps the only slot that there is. Calls that have a time limit
+    may take `limit` seconds. The clients of `left` sessions have closed their connections.
+    """
+    blocked = blocked_seconds(row, now)
+    if row[Field.ABANDONED] and abandoned_seconds(row, now) >= PATIENCE_SECONDS:
+        others = row.load - (row[Field.ABANDONED] if is_exclusive else 0)
+        if blocked:
+            return Replacement.STARVED if others > 0 else Replacement.LEFT
+        return Replacement.NONE if others > 0 else Replacement.WHEN_IDLE
+    if blocked < PATIENCE_SECONDS:
         return Replacement.NONE
-    others = row.load - (row[Field.ABANDONED] if is_exclusive else 0)
-    if others <= 0:
-        return Replacement.WHEN_IDLE
-    is_starved = row.is_serving and not row.is_responsive(now)
-    return Replacement.AT_ONCE if is_starved else Replacement.NONE
+    if limit is not None and row[Field.LIMITED] and blocked >= limit:
+        return Replacement.OVERDUE
+    return Replacement.LEFT if left and left >= row[Field.SESSIONS] else Replacement.NONE
 
 
 def describe(row: Counters, now: int) -> str:

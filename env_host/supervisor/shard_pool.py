@@ -11,14 +11,16 @@ from collections.abc import Callable
 
 from ...system.process.prctl import adopt_orphans
 from ..errors import ShardFailed
+from ..ipc.reports import blocked_seconds
 from ..ipc.scoreboard import Counters, Field, now_microseconds
 from ..shared_state.process import StateProcess
+from ..startup import stacks_signal
 from . import shard_policies
 from .child_links import ChildLinks
 from .context import SupervisorContext
 from .isolated_sessions import Orphans, sessions_in
 from .memory import MemoryWatchdog
-from .shard_policies import ShardDemand
+from .shard_policies import Replacement, ShardDemand, describe, replacement_of
 
 RETRY_SECONDS = 0.05  # until a report that the front-end shard could not read is sent again
 CORDON_SECONDS = 0.2  # for connections that are on their way to a shard that will be stopped
@@ -45,12 +47,12 @@ class ShardPool:
         self._demand = ShardDemand(plan.shards, least=int(keeps_one))
         self._memory = MemoryWatchdog(context.config.session_memory_bytes)
         self.links = ChildLinks(context, accept, lambda: self._demand.keep_one())
-        self._has_abandoned = False  # a step runs although its session has ended
-        self._abandoned_at = 0.0  # when to look at such next; on the monotonic clock
+        self._replaces_at = 0.0  # when shards to replace are next looked for; monotonic
+        self._stacks_signal = stacks_signal()
 
     def due(self, now: float) -> list[float | None]:
         """Return when `update` has something to do, on the monotonic clock."""
-        context = self._context
+        context, reports_at = self._context, self._context.reporter.due()
         moments = [
             context.restarts.next_due(),
             context.backlog.due(),
@@ -60,11 +62,11 @@ class ShardPool:
         if context.is_placing:
             moments += [
                 context.distributor.due(),
-                context.reporter.due(),
+                reports_at,
                 self._demand.due(),
                 *(each.retire_at for each in context.children),
                 context.programs.kills.due(is_used=context.reporter.sessions > 0),
-                self._abandoned_at if self._has_abandoned else None,
+                None if reports_at is None else self._replaces_at,
                 None if context.state is None else context.state.restarts.next_due(),
             ]
         return moments
@@ -102,7 +104,7 @@ class ShardPool:
         self._memory.check(context.children)
         if context.is_placing:
             context.programs.report_killed()
-        self._replace_abandoned()
+        self._replace_blocked()
 
     def stop(self) -> None:
         """Ask all children to exit; none is started any more."""
@@ -158,10 +160,10 @@ class ShardPool:
                 is_scheduled = row.index in self._context.restarts.scheduled
                 if not (is_surplus or is_scheduled or is_crowd_arriving):
                     self._start_shard(row.index)
-            elif child.is_retired or (child.is_replaced and not has_passed_on(row)):
+            elif child.is_retired:
                 child.retire_if_due(now)
             elif not is_surplus or not child.is_ready or has_passed_on(row):
-                row[Field.CORDONED], child.retire_at, child.is_replaced = 0, None, False
+                row[Field.CORDONED], child.retire_at = 0, None
             elif child.retire_at is None:  # from now on no connection comes here
                 row[Field.CORDONED], child.retire_at = 1, now + CORDON_SECONDS
             else:
@@ -182,32 +184,34 @@ class ShardPool:
             self._context.isolated.over = 0
         self.links.add(new)
 
-    def _replace_abandoned(self) -> None:
-        """Replace shards with abandoned steps; end isolated sessions that have one."""
-        now = time.monotonic()
-        self._has_abandoned = any(row[Field.ABANDONED] for row in self._context.scoreboard)
-        if not (self._has_abandoned and self._context.is_placing) or now < self._abandoned_at:
+    def _replace_blocked(self) -> None:
+        """Replace shards with steps that are abandoned or block them, or end isolated sessions."""
+        now, at, context = time.monotonic(), now_microseconds(), self._context
+        limit = context.config.step_timeout_seconds
+        if not context.is_placing or now < self._replaces_at:
             return
-        self._abandoned_at = now + shard_policies.ABANDONED_POLL_SECONDS
-        self._context.reporter.unsettle()
-        moment = now_microseconds()
-        for child in list(self._context.children):
-            row = self._context.scoreboard[child.index]
-            if child.is_retired or child.is_replaced or row[Field.PID] != child.pid:
+        self._replaces_at = now + shard_policies.POLL_SECONDS
+        for child in list(context.children):
+            row = context.scoreboard[child.index]
+            if child.is_retired or row[Field.PID] != child.pid:
                 continue
-            wanted = shard_policies.replacement_of(
-                row, moment, is_exclusive=self._context.plan.exclusive or child.is_isolated
-            )
-            if wanted is shard_policies.Replacement.NONE:
+            held, beat = blocked_seconds(row, at), row[Field.HEARTBEAT]
+            if held >= shard_policies.PATIENCE_SECONDS and beat != child.last_beat:
+                # The next look decides: all processes may have been stopped for a while.
+                child.last_beat = beat
+                log.warning("%s has been blocked for %.0f s", child, held, extra=child.log_fields)
+                os.kill(child.pid, self._stacks_signal)
                 continue
-            text = "%s is replaced: %s"
-            log.warning(text, child, shard_policies.describe(row, moment), extra=child.log_fields)
-            if wanted is shard_policies.Replacement.AT_ONCE:
-                child.replaced_for = shard_policies.STARVED
-            elif child.is_isolated:
+            left = context.copies.count_left(child) if held else 0
+            is_exclusive = context.plan.exclusive or child.is_isolated
+            wanted = replacement_of(row, at, limit, left, is_exclusive=is_exclusive)
+            if wanted is Replacement.WHEN_IDLE:
+                if not child.is_isolated and context.distributor.has_passed_on(row):
+                    continue
                 child.is_retired = True
+                log.warning("%s is replaced: %s", child, describe(row, at), extra=child.log_fields)
+            elif wanted is not Replacement.NONE:
+                child.replaced_for = wanted.value
             else:
-                row[Field.CORDONED], child.retire_at = 1, now + CORDON_SECONDS
-                child.is_replaced = True
                 continue
             os.kill(child.pid, signal.SIGKILL)

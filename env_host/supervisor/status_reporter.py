@@ -57,17 +57,14 @@ class StatusReporter:
         self._is_settled = self._is_settled and self._is_idle
         return None if self._is_settled else capacity
 
-    def unsettle(self) -> None:
-        """Report again, also when all are idle."""
-        self._is_settled = False
-
     def report_at_once(self) -> None:
         """Report all with the next `report`."""
         self._is_settled, self._capacity_reported_at = False, 0.0
 
     @property
     def _is_idle(self) -> bool:
-        return all(row[Field.IDLE] for row in self._scoreboard.shard_counters() if row[Field.PID])
+        rows = (row for row in self._scoreboard if row[Field.PID] > 0)
+        return all(row[Field.IDLE] and not row[Field.ABANDONED] for row in rows)
 
     def report(self, find_left: Callable[[], list[dict[str, Any]]]) -> None:
         """Report what is due; `find_left` finds what sessions have left, while there are none."""
@@ -90,10 +87,11 @@ class StatusReporter:
         now = now_microseconds()
         summary = summary_of(capacity_of(self._scoreboard, now))
         summary["left"] = left
-        if (blocked := blocked_seconds(self._scoreboard, now)) is not None:
+        rows = self._scoreboard.shard_counters()
+        if blocked := max(blocked_seconds(row, now) for row in rows):
             summary["held_since"] = round(time.time() - blocked)  # the reader reads it later
-        rows = (row for row in self._scoreboard if row[Field.ISOLATED] and row[Field.SESSIONS])
-        pids = [row[Field.PID] for row in itertools.islice(rows, MAX_MEASURED)]
+        own = (row for row in self._scoreboard if row[Field.ISOLATED] and row[Field.SESSIONS])
+        pids = [row[Field.PID] for row in itertools.islice(own, MAX_MEASURED)]
         if sizes := [size for pid in pids if (size := private_bytes(pid))]:
             self._session_bytes = round(sum(sizes) / len(sizes) / MB) * MB
         if self._session_bytes is not None:

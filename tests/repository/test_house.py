@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_134,
-    "code lines": 46_504,
-    "modules": 383,
-    "test lines": 68_746,
+    "shipped lines": 72_575,
+    "code lines": 46_964,
+    "modules": 384,
+    "test lines": 68_783,
     "words of pages": 24_994,
     "words of decisions": 7_216,
     "folders at the root": 15,

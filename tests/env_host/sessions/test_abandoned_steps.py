@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from openenvd.env_host.ipc.scoreboard import Counters, Field, now_microseconds
 from openenvd.env_host.shard.base import memory_sentences
 from openenvd.env_host.supervisor.shard_policies import (
     PATIENCE_SECONDS,
-    STARVED,
     Replacement,
     replacement_of,
 )
@@ -22,7 +22,7 @@ from openenvd.system.process.diagnose import explain_child
 from openenvd.system.process.exit_reason import ExitKind
 
 from ..conftest import StartHost
-from ..hosts import WAIT_SECONDS, Client, Host
+from ..hosts import WAIT_SECONDS, Client, Host, until
 from .test_sessions import Gate
 
 
@@ -31,6 +31,7 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path)
 
 
+STARVED = Replacement.STARVED.value
 SOON: dict[str, Any] = {"env": {"PATIENCE": "0.3"}, "step_timeout_seconds": 0.2}
 
 
@@ -99,6 +100,34 @@ def test_a_shard_whose_sessions_are_starved_is_replaced_at_once(
         assert client.pid() != pid
 
 
+@pytest.mark.parametrize("limit", [0.2, None])
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_shard_that_a_step_blocks_is_replaced_when_its_time_is_over_or_no_client_is_left(
+    serve: StartHost, isolate: bool, limit: float | None
+) -> None:
+    """The step holds the interpreter: the shard itself notices neither."""
+    host = serve(**{**SOON, "step_timeout_seconds": limit}, max_sessions=4, isolate=isolate)
+    with host.open() as other, host.open() as client:
+        pid = client.pid()
+        others = other.pid()
+        client.send("step", {"what": "hold"})
+        until(lambda: "has been blocked for" in host.log.read_text())
+        why = (Replacement.OVERDUE if limit else Replacement.LEFT).value
+        for each in [client] if isolate else [client, other]:
+            if limit:
+                answer, code = each.last_word()
+                assert (why in answer["data"]["message"], code) == (True, 1011)
+            else:
+                each.connection.socket.shutdown(socket.SHUT_RDWR)
+        told = host.note_that_has("shard_exit")
+        assert (told["pid"], told["replaced_for"]) == (pid, why)
+        assert not isolate or other.pid() == others
+    with host.open() as client:
+        client.ask("reset")
+        assert client.pid() != pid
+    assert "in do_hold" in host.log.read_text()
+
+
 @pytest.mark.parametrize("what", ["wait", "wait_then_hold"])
 def test_the_process_of_an_isolated_session_is_ended(
     serve: StartHost, gate: Gate, what: str
@@ -163,7 +192,8 @@ LATE = int((PATIENCE_SECONDS + 1) * 1e6)
         (LATE, {"ABANDONED": 1, "SESSIONS": 1}, False, Replacement.NONE),
         (LATE, {"ABANDONED": 1, "SESSIONS": 1}, True, Replacement.WHEN_IDLE),
         (LATE, {"ABANDONED": 1, "ARRIVING": 1}, False, Replacement.NONE),
-        (LATE, {"ABANDONED": 2, "SESSIONS": 1, "HEARTBEAT": 1}, False, Replacement.AT_ONCE),
+        (LATE, {"ABANDONED": 2, "SESSIONS": 1, "HEARTBEAT": 1}, False, Replacement.STARVED),
+        (LATE, {"ABANDONED": 1, "HEARTBEAT": 1}, False, Replacement.LEFT),
     ],
 )
 def test_when_a_shard_is_replaced(
@@ -171,7 +201,27 @@ def test_when_a_shard_is_replaced(
 ) -> None:
     now = now_microseconds()
     known = {"PID": 5, "READY": 1, "HEARTBEAT": now, "ABANDONED_SINCE": now - since, **values}
-    assert replacement_of(row(**known), now, is_exclusive=is_exclusive) is wanted
+    assert replacement_of(row(**known), now, None, 0, is_exclusive=is_exclusive) is wanted
+
+
+@pytest.mark.parametrize(
+    ("blocked", "limited", "limit", "left", "wanted"),
+    [
+        (60, 1, 59.0, 0, Replacement.OVERDUE),
+        (60, 1, 61.0, 0, Replacement.NONE),  # it may take so long
+        (60, 0, 59.0, 0, Replacement.NONE),  # a constructor, which has no limit
+        (9, 1, 1.0, 2, Replacement.NONE),
+        (60, 0, None, 1, Replacement.NONE),
+        (60, 0, None, 2, Replacement.LEFT),
+    ],
+)
+def test_when_a_shard_that_is_blocked_is_replaced(
+    blocked: int, limited: int, limit: float | None, left: int, wanted: Replacement
+) -> None:
+    now = 100_000_000
+    values = {"SESSIONS": 2, "LIMITED": limited, "HEARTBEAT": now - blocked * 1_000_000}
+    blocked_row = row(PID=5, READY=1, **values)
+    assert replacement_of(blocked_row, now, limit, left, is_exclusive=False) is wanted
 
 
 def test_a_status_says_since_when_steps_go_on() -> None:
