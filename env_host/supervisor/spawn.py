@@ -14,6 +14,7 @@ import gc
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -59,6 +60,7 @@ class Spawner:
     _number: int = field(default=0, init=False)  # of the last isolated session
     can_fork: bool = field(default=False, init=False)  # set by `prepare`
     state_address: str | None = None  # of the state process, if sessions share a state
+    _timers: dict[int, tuple[float, float]] = field(init=False)  # that the environment has set
 
     def __post_init__(self) -> None:
         """Prepare the inboxes of all shards.
@@ -88,6 +90,8 @@ class Spawner:
         self.can_fork = obstacle is None
         if obstacle is not None:
             log.warning("%s; each serving process imports the environment itself", obstacle)
+        # A fork has no timers: each child sets them again. The supervisor wants none.
+        self._timers = {timer: signal.setitimer(timer, 0) for timer in range(3)}
         set_thread_name(f"host {self.config.name}")
         gc.collect()
         gc.freeze()
@@ -153,11 +157,8 @@ class Spawner:
         parent = os.getpid()
         with childs_link:
             try:
-                new.pid = (
-                    os.fork()
-                    if self.can_fork
-                    else self.start_program(asdict(config) | {"head": head.hex()}, config.fds)
-                )
+                values = asdict(config) | {"head": head.hex()}
+                new.pid = os.fork() if self.can_fork else self.start_program(values, config.fds)
             except OSError:
                 link.close()
                 raise
@@ -178,6 +179,8 @@ class Spawner:
         to_close = {*self.fds, *self.leave_supervisor(), new.link.detach()} - set(config.fds)
         kind = "session" if new.is_isolated else f"shard {config.index}"
         forking.leave_parent(parent, f"{kind} {self.config.name}", to_close)
+        for timer, seconds in self._timers.items():
+            signal.setitimer(timer, *seconds)
         self.serve(config, self.scoreboard, head)
 
     def start_program(self, values: dict[str, Any], fds: tuple[int, ...]) -> int:

@@ -32,6 +32,7 @@ for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT, si
     signal.signal(number, hear)
 if "LEAVES_THREAD" in os.environ:
     threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.setitimer(signal.ITIMER_VIRTUAL, 3600, 7)
 gc.disable()
 gc.set_threshold(123, 4, 5)
 resource.setrlimit(resource.RLIMIT_NOFILE, (400, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -57,6 +58,7 @@ class Settings(Bare):
             "recursion": sys.getrecursionlimit(),
             "umask": umask,
             "folder": os.getcwd(),
+            "timer": signal.getitimer(signal.ITIMER_VIRTUAL)[1],
             "child": subprocess.run(["sh", "-c", "exit 3"]).returncode,
         })
 
@@ -97,6 +99,7 @@ def test_sessions_find_what_the_import_has_set(
             "recursion": 3210,
             "umask": 0o027,
             "folder": str(folder),
+            "timer": 7.0,
             "child": 0,  # as Python says it where SIGCHLD is ignored
         }
         signals = [int(number) for number in OWN_SIGNALS]
