@@ -34,7 +34,7 @@ from ..system.net.listening_sockets import listening, open_listening_sockets, so
 from ..system.process.proc import raise_fd_limit
 from ..system.process.signal_pipe import take_over
 from .environment import deferred_imports
-from .errors import ConfigError, ShardFailed, StartError
+from .errors import ConfigError, LoadError, ShardFailed, StartError
 from .ipc.reports import Notifier
 from .startup import no_collections, write_bytecode_below
 
@@ -86,9 +86,8 @@ def read_inputs() -> Inputs:
     """Read configuration and descriptors from the environment variables. Raises `ConfigError`."""
     text = os.environ.get(protocol.HOST_CONFIG_VARIABLE)
     if not text:
-        raise ConfigError(
-            f"{protocol.HOST_CONFIG_VARIABLE} is not set; `openenv launch` starts this program"
-        )
+        starts = "`openenv launch` starts this program"
+        raise ConfigError(f"{protocol.HOST_CONFIG_VARIABLE} is not set; {starts}")
     try:
         options = json.loads(os.environ.get(protocol.HOST_OPTIONS_VARIABLE) or "{}")
         config = HostConfig.from_json({**json.loads(text), **options})
@@ -159,17 +158,14 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
     served = AppAsItIs(app, example_route(app), has_route=has_session_route(app))
 
     def report_ready() -> None:
+        if served.failure is not None:
+            raise LoadError(f"every request is answered 500: {served.failure}")
         for note in served.how.get("notes", ()):
             notifier.note(note)
         notifier.ready(max_sessions=None, **served.how)
 
-    serving = serve(
-        served,
-        listening(inputs.listeners),
-        inputs.config,
-        on_ready=report_ready,
-        report=notifier.report,
-    )
+    listeners = listening(inputs.listeners)
+    serving = serve(served, listeners, inputs.config, on_ready=report_ready, report=notifier.report)
     run_loop(serving, _exit_soon, has_project_code=True)
 
 
@@ -200,12 +196,9 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
         tries_class=is_tried and shared_class is None and what_forbids_forking() is None,
     )
     machine = this_machine(config, max_fds)
+    has_hooks = definition.has_own_hooks
     plan = plan_of(
-        config,
-        machine,
-        is_concurrent=is_concurrent,
-        class_name=class_name,
-        has_own_hooks=definition.has_own_hooks,
+        config, machine, is_concurrent=is_concurrent, class_name=class_name, has_own_hooks=has_hooks
     )
     partial_bytes = int((machine.memory_bytes or 0) * PARTIAL_SHARE) // plan.shards
     plan = replace(plan, partial_messages_bytes=partial_bytes)
@@ -213,7 +206,7 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
     has_several = plan.shards > 1 or plan.isolates
     for sentence in notifier.differences if has_several else ():
         notifier.note(sentence)
-    if definition.has_own_hooks:
+    if has_hooks:
         notifier.note(note_on_hooks(plan))
     wanted = 1 if plan.exclusive else config.max_sessions or protocol.DEFAULT_SESSIONS
     note = note_on_few_fds(wanted, plan.max_sessions, max_fds, plan.shards)
@@ -261,17 +254,15 @@ def _serve_as_child(
     try:
         serving = _run_child(config, definition, own, scoreboard, head)
         run_loop(serving, _exit_soon, has_project_code=definition.runs_on_loop)
+    except StartError as exc:
+        text, lines = str(exc), list[str]()
     except SystemExit:  # uvicorn: the application's own start-up failed, and the log says how
-        text = "the application failed to start (its lifespan ended with an error)"
-        failed = {"failed": text, "log_tail": []}
+        text, lines = "the application failed to start (its lifespan ended with an error)", []
     except Exception as exc:
-        lines = _traceback(exc)
-        failed = {
-            "failed": f"{type(exc).__name__}: {exc}",
-            "log_tail": lines[-protocol.FAILURE_LOG_LINES :],
-        }
+        text, lines = f"{type(exc).__name__}: {exc}", _traceback(exc)
     else:
         sys.exit(0)
+    failed = {"failed": text, "log_tail": lines[-protocol.FAILURE_LOG_LINES :]}
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(own.link_fd)) as link:
         send_message(link, Message(failed))
     sys.exit(protocol.EXIT_FAILED_TO_START)
@@ -318,13 +309,10 @@ def _listeners() -> list[socket.socket]:
         try:
             return sockets_of(text)
         except (ValueError, OSError) as exc:
-            raise ConfigError(
-                f"{protocol.LISTEN_FD_VARIABLE}={text!r} names no sockets: {exc}"
-            ) from exc
-    address = (
-        os.environ.get(protocol.LISTEN_ADDRESS_VARIABLE)
-        or f"{protocol.LOOPBACK}:{os.environ.get('PORT', 0)}"
-    )
+            what = f"{protocol.LISTEN_FD_VARIABLE}={text!r}"
+            raise ConfigError(f"{what} names no sockets: {exc}") from exc
+    default = f"{protocol.LOOPBACK}:{os.environ.get('PORT', 0)}"
+    address = os.environ.get(protocol.LISTEN_ADDRESS_VARIABLE) or default
     host, _, port = address.rpartition(":")
     listeners = open_listening_sockets(host, int(port))
     log.warning("listening on http://%s:%d", host, listeners[0].getsockname()[1])

@@ -71,7 +71,7 @@ def import_app(config: HostConfig, note: Callable[[str], None]) -> Any:
 
 def _is_asgi(app: Any) -> bool:
     """Return whether an app can be called as ASGI's are: `await app(scope, receive, send)`."""
-    if inspect.isclass(app):
+    if inspect.isclass(app) or _is_router(app):
         return False
     call = app if inspect.isroutine(app) else getattr(app, "__call__", None)  # noqa: B004
     try:
@@ -89,9 +89,17 @@ def _is_asgi(app: Any) -> bool:
 def _no_asgi(candidate: str, app: Any) -> str:
     what = "a class" if inspect.isclass(app) else f"of the type {type(app).__qualname__}"
     advice = "name the app itself in openenv.yaml"
-    if hasattr(app, "wsgi_app"):
-        advice = "it is a WSGI application: wrap it, as asgiref.wsgi.WsgiToAsgi does"
+    parameters = [*inspect.signature(app).parameters] if callable(app) else []
+    if hasattr(app, "wsgi_app") or parameters[1:] == ["start_response"]:
+        what, advice = "a WSGI application", "wrap it, as asgiref.wsgi.WsgiToAsgi does"
+    elif _is_router(app):
+        what, advice = "an APIRouter", "include it in a FastAPI app, and name that"
     return f"{candidate} is {what}, and no ASGI application, so it can answer no request; {advice}"
+
+
+def _is_router(app: Any) -> bool:
+    """Return whether an app has routes that answer inside a FastAPI app alone."""
+    return "APIRouter" in (each.__name__ for each in type(app).__mro__)
 
 
 def has_session_route(app: Any) -> bool:
@@ -135,9 +143,8 @@ def _modules(candidates: Iterable[str]) -> list[str]:
 
 
 def _misnamed(config: HostConfig, failures: Mapping[str, Exception]) -> str:
-    place = (
-        f"{config.app_place}: app" if config.app_place else "no app was found, and none is named"
-    )
+    place = "no app was found, and none is named"
+    place = f"{config.app_place}: app" if config.app_place else place
     return f"{place}: {failures[config.app_candidates[-1]]}"
 
 
@@ -323,18 +330,12 @@ class OwnMiddleware:
     @property
     def sentence(self) -> str:
         """Return what a user should know of it; empty: nothing."""
-        names = ", ".join(self.names)
+        what = f"the middleware of this project ({', '.join(self.names)})"
         if not self.is_reachable:
-            return (
-                f"the middleware of this project ({names}) cannot be run around sessions: its app "
-                "is served as it is, by one process"
-            )
-        if not self.sees_handshakes:
-            return ""
-        return (
-            f"the middleware of this project ({names}) is asked at the handshake of each session; "
-            "it does not see the session's messages"
-        )
+            why = "cannot be run around sessions: its app is served as it is, by one process"
+            return f"{what} {why}"
+        how = "is asked at the handshake of each session; it does not see the session's messages"
+        return f"{what} {how}" if self.sees_handshakes else ""
 
 
 def own_middleware(app: Any, upstreams: Any) -> OwnMiddleware | None:

@@ -45,7 +45,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -61,7 +61,9 @@ from ...system.net.http_limits import (
     Send,
     send_answer,
 )
+from ..environment.instances import failure_of
 from ..environment.upstream_project import answered_by
+from ..errors import LoadError
 from ..ipc.fd_messages import duplicate
 from ..websocket.handshake import Upgrade
 
@@ -71,7 +73,6 @@ ANSWERED_POLL_SECONDS = 0.02  # between two checks whether requests before a han
 CHECK_SECONDS = 30.0  # for the middleware to answer
 ASK_SECONDS = 5.0  # for an app that is asked whether it has sessions
 _LOOPBACK = ("127.0.0.1", 80)
-_ASKING = Upgrade("/ws", "", b"", {b"host": b"127.0.0.1"})
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 log = logging.getLogger("openenvd.env_host")
@@ -89,7 +90,9 @@ class AppAsItIs:
     def __init__(self, app: Any, route: str | None, *, has_route: bool) -> None:
         self._app = app
         self._route = route
-        self._has_sessions = True if has_route else None
+        self._has_route = has_route
+        self._has_sessions: bool | None = None  # None: it has not been asked
+        self.failure: str | None = None  # why every request is answered 500
 
     @property
     def how(self) -> Message:
@@ -105,9 +108,10 @@ class AppAsItIs:
             await self._start(scope, receive, send)
         elif self._has_sessions is not False:
             await self._app(scope, receive, send)
-        elif scope["type"] == "http" and (scope["method"], scope["path"]) in _ASKED:
-            await self._app(scope, receive, self._instead_of_404(send))
-        elif scope["type"] != "websocket" or scope["path"] != "/ws":
+        elif scope["type"] == "http":
+            is_asked = (scope["method"], scope["path"]) in _ASKED
+            await self._app(scope, receive, self._instead_of_404(send) if is_asked else send)
+        elif scope["path"] != "/ws":
             await self._app(scope, receive, send)
         else:
             await receive()
@@ -116,7 +120,7 @@ class AppAsItIs:
             await send_answer(send, NOT_FOUND, headers, body, "websocket.http.response")
 
     async def _start(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Run the app's own startup, and find out if it has sessions before uvicorn listens."""
+        """Run the app's own startup, and find out what it answers before uvicorn listens."""
 
         async def send_later(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete":
@@ -130,9 +134,13 @@ class AppAsItIs:
 
     async def _ask(self, lifespan: Message) -> None:
         if self._has_sessions is None:
-            transport = asyncio.Transport({"sockname": _LOOPBACK, "peername": _LOOPBACK})
-            scope = _scope(_ASKING, transport) | {"state": {**lifespan.get("state", {})}}
-            self._has_sessions = await _may_have_sessions(self._app, scope)
+            given: Message = {"state": {**lifespan.get("state", {})}}
+            is_there = self._has_route or await _may_have_sessions(self._app, _asking() | given)
+            self._has_sessions = is_there
+            # No route handles this method: only what stands around the routes runs.
+            given |= {"type": "http", "scheme": "http", "method": "OPTIONS"}
+            path = (self._route or "GET /health").split()[1]
+            self.failure = await _find_failure(self._app, _asking(path) | given)
 
     def _instead_of_404(self, send: Send) -> Send:
         is_missing = False
@@ -239,7 +247,7 @@ async def check_handshake(app: Any, upgrade: Upgrade, transport: asyncio.Transpo
     otherwise the whole answer.
     """
     scope = answered_by(_accept, _scope(upgrade, transport))
-    sent, failure = await _shake_hands(scope, app, CHECK_SECONDS)
+    sent, failure = await _exchange(scope, app, CHECK_SECONDS)
     if not sent or sent[0]["type"] != "websocket.accept":
         if failure is not None:
             log.error("the middleware of this project failed at a handshake", exc_info=failure)
@@ -250,9 +258,41 @@ async def check_handshake(app: Any, upgrade: Upgrade, transport: asyncio.Transpo
     return lines.decode("latin-1")
 
 
+class _Headers(list[tuple[bytes, bytes]]):
+    """The headers of a request, and whether they were read."""
+
+    are_read = False
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        self.are_read = True
+        return super().__iter__()
+
+
+async def _find_failure(app: Any, scope: Message) -> str | None:
+    """Return in one line what an app raises at this request and at all like it; None: nothing.
+
+    Where it has read the headers, it may answer a request with others.
+    """
+    headers = _Headers(scope["headers"])
+    _, failure = await _exchange({**scope, "headers": headers}, app, ASK_SECONDS)
+    if failure is None or headers.are_read or isinstance(failure, TimeoutError):
+        return None
+    return failure_of(failure)
+
+
+async def refuse_failing(app: Any) -> None:
+    """Try a handshake, which the app's route of sessions would accept.
+
+    Raises:
+        LoadError: The project's middleware fails at every handshake.
+    """
+    if failure := await _find_failure(app, answered_by(_accept, _asking())):
+        raise LoadError(f"the middleware of this project fails at every handshake: {failure}")
+
+
 async def _may_have_sessions(app: Any, scope: Message) -> bool:
     """Try to begin a session; return False if the app answers as if it had no such route."""
-    sent, failure = await _shake_hands(scope, app, ASK_SECONDS)
+    sent, failure = await _exchange(scope, app, ASK_SECONDS)
     if not sent:
         return isinstance(failure, TimeoutError)
     first = sent[0]
@@ -263,15 +303,19 @@ async def _may_have_sessions(app: Any, scope: Message) -> bool:
     return bool(first["type"] == "websocket.accept")
 
 
-async def _shake_hands(
+async def _exchange(
     scope: Message, app: Any, seconds: float
 ) -> tuple[list[Message], Exception | None]:
-    """Send a handshake through an app, and leave; returns what it sent, and what it raised."""
+    """Send a handshake or a request through an app, and leave.
+
+    Returns what it sent, and what it raised.
+    """
     sent: list[Message] = []
-    received = iter([{"type": "websocket.connect"}])
+    begins = "websocket.connect" if scope["type"] == "websocket" else "http.request"
+    received = iter([{"type": begins}])
 
     async def receive() -> Message:
-        return next(received, {"type": "websocket.disconnect", "code": 1005})
+        return next(received, {"type": f"{scope['type']}.disconnect", "code": 1005})
 
     async def send(message: Message) -> None:
         sent.append(message)
@@ -306,6 +350,11 @@ def _refusal(sent: list[Message]) -> bytes:
         b"\r\n".join(lines),
         body,
     )
+
+
+def _asking(path: str = "/ws") -> Message:
+    transport = asyncio.Transport({"sockname": _LOOPBACK, "peername": _LOOPBACK})
+    return _scope(Upgrade(path, "", b"", {b"host": b"127.0.0.1"}), transport)
 
 
 def _scope(upgrade: Upgrade, transport: asyncio.Transport) -> Message:

@@ -233,7 +233,17 @@ NO_APPS: dict[str, tuple[str, dict[str, Any], str]] = {
     "WSGI": (
         "class Flask:\n  wsgi_app = 1\n  def __call__(self, environ, start): ...\napp = Flask()",
         {},
-        f"app:app is of the type Flask{NO_ASGI}",
+        "app:app is a WSGI application, and no ASGI application",
+    ),
+    "WSGI, by its parameters": (
+        "def app(environ, start_response): ...",
+        {},
+        f"app:app is a WSGI application{NO_ASGI}",
+    ),
+    "a router": (
+        "from fastapi import APIRouter\napp = APIRouter()",
+        {},
+        f"app:app is an APIRouter{NO_ASGI}, so it can answer no request; include it in a FastAPI",
     ),
     "a group": (
         "class Group:\n    def __call__(self, *args, **named): ...\napp = Group()",
@@ -251,10 +261,11 @@ def test_why_there_is_no_app_is_told(
         (upstream / "app.py").write_text(text)
     message, lines = failure(start(None, **{"app_candidates": ("app:app",), **config}))
     assert expected in message
-    assert ("WSGI" in message) is ("Flask" in text)
+    assert ("asgiref.wsgi" in message) is ("WSGI" in expected)
     assert lines == [] or text == MISSING
 
 
+UPSTREAMS = APP.format(name="Counter")
 FOREIGN = """
 from fastapi import FastAPI, WebSocket
 from fastapi.staticfiles import StaticFiles
@@ -344,6 +355,41 @@ def test_an_app_may_be_made_by_a_function(serve: StartHost, tmp_path: Path) -> N
     (tmp_path / "app.py").write_text(FOREIGN + "made = app\ndef create_app():\n    return made\n")
     host = serve(None, app_candidates=("app:create_app()",))
     assert host.http("POST", "/reset", {}) == (200, {"observation": 0})
+
+
+FAILS = """
+class Fails:
+    def __init__(self, app):
+        self.app = app
+    async def __call__(self, scope, *rest):
+        if scope["type"] != "lifespan" and READ:
+            raise RuntimeError("no licence")
+        await self.app(scope, *rest)
+app.add_middleware(Fails)
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "read", "expected"),
+    [
+        (FOREIGN, "True", "every request is answered 500: RuntimeError: no licence ("),
+        (UPSTREAMS, "True", "the middleware of this project fails at every handshake: Runtime"),
+        (FOREIGN, "b'token' not in dict(scope['headers'])", None),
+        (UPSTREAMS, "b'token' not in dict(scope['headers'])", None),
+    ],
+)
+def test_an_app_that_fails_whatever_it_is_asked_is_refused(
+    start: StartHost, upstream: Path, made: str, read: str, expected: str | None
+) -> None:
+    (upstream / "app.py").write_text(made + FAILS.replace("READ", read))
+    host = start(None, app_candidates=("app:app",))
+    if expected is None:
+        host.ready()
+    else:
+        told, lines = failure(host)
+        assert told.startswith(expected)
+        assert "app.py, line " in told
+        assert lines == []
 
 
 def test_serve_as_is_does_not_change_the_projects_app(start: StartHost, upstream: Path) -> None:
