@@ -24,6 +24,7 @@ import errno
 import fcntl
 import json
 import os
+import resource
 import select
 import signal
 import sys
@@ -36,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..schema.settings import SETTINGS, Paths
 from ..system.files import disk_space, installation
-from ..system.process.process_identity import ProcessIdentity, is_locked
+from ..system.process.process_identity import IS_LINUX, ProcessIdentity, is_locked
 from ..system.text.json_lines import Json
 from . import errors
 
@@ -54,6 +55,7 @@ _LOG_TAIL_BYTES = 16 * 1024
 _MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
 _SHELL = "/bin/sh"
 _READY_FD = 3
+MIN_FILES = 64  # a daemon fails below 40, with an environment or two
 _MIN_PIPE_FD = 10  # out of the way of 0 to `_READY_FD` in the child
 
 
@@ -215,9 +217,18 @@ def _ask_to_stop(paths: Paths, identity: Json) -> None:
 
 def _signal(identity: Json | None, number: signal.Signals) -> None:
     """Signal the process that wrote the identity, never another with the same pid."""
-    if identity:
+    if not identity:
+        return
+    if IS_LINUX:
         process = ProcessIdentity(int(identity["pid"]), float(identity["pid_started_at"]))
         process.signal(number)
+        return
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        found = psutil.Process(int(identity["pid"]))
+        if found.create_time() == float(identity["pid_started_at"]):
+            found.send_signal(number)
 
 
 def _answers(socket_path: str) -> bool:
@@ -235,6 +246,10 @@ def _answers(socket_path: str) -> bool:
 def _start_lock(paths: Paths, *, is_stop: bool = False) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < MIN_FILES and not is_stop:
+        text = f"the limit of open files is {files}, and a daemon needs {MIN_FILES}"
+        raise errors.DaemonNotStarted("few_files", text, "ulimit -n 1024, and try again")
     lock = FileLock(paths.start_lock, timeout=START_LOCK_SECONDS, mode=0o600)
     try:
         paths.home.mkdir(mode=0o700, parents=True, exist_ok=True)

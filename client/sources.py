@@ -37,32 +37,34 @@ class Source:
     note: str | None = None  # said when two things could have been meant
 
 
-def read_source(text: str, here: Path) -> Source:
+def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) -> Source:
     """Find out what `text` means, seen from the folder `here`.
 
     A path (`./x`, anything with `/`) is a folder. A bare name is the bundled environment of that
     name, or else the folder of that name.
 
     Raises:
-        ApiRefused: It is empty.
+        ApiRefused: It is empty, or relative to a working folder that cannot be named.
     """
     if not text.strip():
         message = "the source is empty"
         hint = "is a variable unset? Name a bundled environment, a folder, or module:Class"
         raise _refused(message, hint)
+    bundled = bundled_names() if bundled is None else bundled
     if "://" in text or text.startswith("git+"):
         return Source(text, suggest_name(text.rpartition("/")[2].partition(":")[0]))
-    if text in bundled_names():
+    if text in bundled:
         note = None
         if (here / text).is_dir():
             note = f"launching the bundled {text}; write ./{text} for the folder"
         return Source(text, suggest_name(text), note)
     if text in {".", ".."} or text.startswith("~") or "/" in text:
         try:
-            folder = (here / Path(text).expanduser()).resolve()
+            folder = resolve_path(text, here).resolve()
         except RuntimeError:  # `~` of an unknown user
             return Source(text, suggest_name(text))
         return Source(str(folder), folder_name(folder))
+    resolve_path(text, here)
     if ":" in text:
         return Source(text, suggest_name(text.rpartition(":")[2].rpartition(".")[2].lower()))
     if os.path.isdir(here / text):  # noqa: PTH112  # False of a path that is too long
@@ -92,19 +94,31 @@ def _refused(message: str, hint: str | None) -> ApiRefused:
 
 
 def working_folder() -> Path:
-    """Return the working folder; `/` where it cannot be named (`folder_note`)."""
-    return Path("/") if folder_note() else Path.cwd()
+    """Return the working folder; `/` where it cannot be named, and relative paths are refused."""
+    return Path("/") if _folder_fault() else Path.cwd()
 
 
-def folder_note() -> str | None:
-    """Return why `/` is taken for the working folder, if it is."""
+def _folder_fault() -> str | None:
+    """Return why the working folder cannot be named, if it cannot."""
     try:
         str(Path.cwd()).encode()
     except OSError:
-        return "the current folder was removed: names and paths are looked for in /"
+        return "the current folder was removed"
     except UnicodeEncodeError:
-        return "the path of the current folder is not UTF-8: names and paths are looked for in /"
+        return "the path of the current folder is not UTF-8"
     return None
+
+
+def resolve_path(text: str | os.PathLike[str], here: Path | None = None) -> Path:
+    """Return an absolute path, as seen from the folder `here`, by default the working folder.
+
+    Raises:
+        ApiRefused: It is relative, and the working folder cannot be named.
+    """
+    path = Path(text).expanduser()
+    if not path.is_absolute() and (fault := _folder_fault()):
+        raise _refused(f"{path}: {fault}", "go to another folder, or write the whole path")
+    return (here or working_folder()) / path
 
 
 def folder_name(folder: Path) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from ..schema.settings import Paths
@@ -19,7 +18,7 @@ from .api import DaemonClient, RequestFilters
 from .errors import DaemonUnreachable
 from .handles import Environment, Request, environment_of, json_of
 from .options import LaunchOptions, RequestOptions, RolloutOptions
-from .sources import read_source, variables_of, working_folder
+from .sources import read_source, resolve_path, variables_of, working_folder
 
 Result = TypeVar("Result")
 Folder = str | os.PathLike[str]
@@ -39,14 +38,8 @@ class Client:
     """
 
     def __init__(self, *, home: Folder | None = None, start: bool = True) -> None:
-        named = os.environ.get("OPENENV_HOME", "") if home is None else os.fspath(home)
-        if "://" in named:
-            raise ValueError(
-                f"home is a folder, not an address: {named!r};"
-                " openenvd.client.Session(ADDRESS) opens a session of any environment"
-            )
         open_closed_streams()  # before a socket gets the descriptor of one
-        environ = None if home is None else {"OPENENV_HOME": named}
+        environ = None if home is None else {"OPENENV_HOME": os.fspath(home)}
         self._paths = Paths.from_environment(environ)
         self._may_start = start
 
@@ -106,7 +99,7 @@ class Client:
         payload = {
             "name": names[0],
             "more_names": names[1:] or None,
-            "out": str((working_folder() / Path(out).expanduser()).resolve()),
+            "out": str(resolve_path(out).resolve()),
             "cwd": str(working_folder()),
         }
         if handed_over := variables_of(options.get("policy")):

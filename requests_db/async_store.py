@@ -117,7 +117,9 @@ class AsyncStore:
         answers: list[Any] = []
         for work, _ in group:
             try:
-                answers.append(self._connection.write(work))
+                with self._connection.transaction() as connection:
+                    answer = work(connection)
             except Exception as exc:  # also of the commit
-                answers.append(exc)
+                answer = exc
+            answers.append(answer)
         return answers

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -28,6 +29,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOG_FORMATS = ("text", "json")
 
 
+_ADDRESS = re.compile(r"(?i)[a-z][a-z\d+.-]*://|([\w.-]*|\[[\da-f:]*\]):\d+(/|$)")
 _FILES = frozenset({"gateway_certificate", "gateway_key"})  # relative to where they were written
 
 
@@ -133,12 +135,14 @@ class Setting:
     def take(self, value: Any, folder: Path) -> Any:
         """The value that a file in `folder` has. Raises `ValueError`, saying what it may be."""
         kinds = (int, float) if self.type is float else (self.type,)
-        if isinstance(value, kinds) and not isinstance(value, bool):
-            if self.name in _FILES and value:
-                return str(folder / os.path.expanduser(str(value)))  # noqa: PTH111  never raises
-            with contextlib.suppress(ValueError):
-                return self.check(self.type(value))
-        raise ValueError(f"it must be {self.range}")
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise ValueError(f"it must be {self.range}")
+        if self.name in _FILES and value:
+            return str(folder / os.path.expanduser(str(value)))  # noqa: PTH111  never raises
+        try:
+            return self.check(self.type(value))
+        except ValueError as exc:
+            raise ValueError(f"it must be {self.range}") from exc
 
     def check(self, value: Any) -> Any:
         """The value, if it may be one. Raises `ValueError`, saying what it may be."""
@@ -263,9 +267,16 @@ class Paths(Layout):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Paths:
-        """`OPENENV_HOME`, or the platform's state folder (`~/.local/state/openenvd` on Linux)."""
+        """`OPENENV_HOME`, or the platform's state folder (`~/.local/state/openenvd` on Linux).
+
+        Raises:
+            ValueError: It is an address.
+        """
         environ = os.environ if environ is None else environ
         if named := environ.get("OPENENV_HOME"):
+            if _ADDRESS.match(named):
+                advice = "openenvd.client.Session(ADDRESS) opens a session of any environment"
+                raise ValueError(f"a home is a folder, not an address: {named!r}; {advice}")
             return cls(Path(os.path.expanduser(named)).absolute())  # noqa: PTH111  never raises
         from platformdirs import user_state_path
 

@@ -90,8 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
     os.umask(0o077)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # its starter may ignore it
     close_all_but(fd for fd in (options.ready_fd,) if fd is not None)
-    paths = Paths.from_environment()
     try:
+        paths = Paths.from_environment()
         # Flags override variables; a value that cannot be is a `ValueError`.
         flags = {item.name: getattr(options, item.name) for item in SETTINGS}
         checked = {s.name: s.check(flags[s.name]) for s in SETTINGS if flags[s.name] is not None}

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...client import sources
 from ...client.errors import ApiRefused
-from ...client.sources import MANIFEST, bundled_names, read_source, variables_of, working_folder
 from ...schema.operation_options import RequestOptions, RolloutOptions
 from ...schema.states import EnvironmentState, RequestState
 from ...system.text.json_lines import Json
@@ -68,12 +68,6 @@ def rollout(
 
     `openenv rollout show DIR` prints the summary of a folder, `rollout show DIR EPISODE` an
     episode.
-
-    Examples:
-      openenv rollout echo --out episodes --episodes 64  # random actions
-      openenv rollout my_env --out out --policy my_policies:act  # a function of yours
-      openenv rollout show episodes  # counts and rewards of what is in a folder
-      openenv rollout my_env --out out --launch --group 8  # launch it first; groups for GRPO
     """
     if options["out"] is None:
         if names[0] == "show":
@@ -118,7 +112,7 @@ def _launch_to_wait_for(
         if (source := _source_of(text)) is None:
             from difflib import get_close_matches
 
-            near = get_close_matches(name, bundled_names(), 1)
+            near = get_close_matches(name, sources.bundled_names(), 1)
             if exc.details.get("near") or not near:
                 raise
             hint = f"did you mean {near[0]}? openenv launch {near[0]} starts it"
@@ -131,7 +125,8 @@ def _launch_to_wait_for(
         source = environment.get("source") or name
     if launches:
         return launch_by_default(client, name, source, output)
-    called = "" if read_source(source, working_folder()).name == name else f" --name {name}"
+    own_name = sources.read_source(source, sources.working_folder()).name
+    called = "" if own_name == name else f" --name {name}"
     hint = f"openenv launch {shlex.quote(source)}{called} first, or add --launch"
     details = {"kind": "not_found", "message": f"{name} is not running", "hint": hint}
     raise ApiRefused(HTTPStatus.NOT_FOUND, details)
@@ -152,27 +147,27 @@ def _wait_for(client: DaemonClient, launch: Json, output: Output) -> int:
 def _name_of(text: str) -> str:
     """Return the environment that is meant; a folder means the one that is launched from it."""
     is_path = "://" not in text and (text in {".", ".."} or "/" in text)
-    return read_source(text, working_folder()).name if is_path else text
+    return sources.read_source(text, sources.working_folder()).name if is_path else text
 
 
 def _source_of(text: str) -> str | None:
     """Return what would launch it: a bundled environment, or a folder with a manifest."""
     try:
-        is_project = (working_folder() / Path(text).expanduser() / MANIFEST).is_file()
+        manifest = Path(text).expanduser() / sources.MANIFEST
+        is_project = (sources.working_folder() / manifest).is_file()
     except (OSError, RuntimeError):  # too long, unreadable, or `~` of an unknown user
         is_project = False
-    return text if is_project or text in bundled_names() else None
+    return text if is_project or text in sources.bundled_names() else None
 
 
 def _payload(names: tuple[str, ...], options: Json) -> Json:
     """The operation's payload, with given options only."""
-    here = working_folder()
     given = given_options(RolloutOptions, options)
-    if handed_over := variables_of(given.get("policy")):
+    if handed_over := sources.variables_of(given.get("policy")):
         given["env"] = handed_over | given.get("env", {})
     more = {"more_names": list(names[1:])} if names[1:] else {}
-    out = (here / Path(options["out"]).expanduser()).resolve()
-    return {"name": names[0], **more, "out": str(out), "cwd": str(here), **given}
+    out = str(sources.resolve_path(options["out"]).resolve())
+    return {"name": names[0], **more, "out": out, "cwd": str(sources.working_folder()), **given}
 
 
 def _conclude(final: Json) -> tuple[Json, list[str]]:

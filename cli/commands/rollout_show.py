@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import click
 
-from ...client.sources import working_folder
+from ...client.sources import resolve_path
 from ...rollouts import replay
 from ...rollouts.episodes import episode_id
 from ...rollouts.errors import RolloutError
@@ -31,7 +30,7 @@ def show(words: tuple[str, ...], output: Output) -> int:
     """
     if not 1 <= len(words) <= 2:
         raise click.UsageError("write openenv rollout show DIR [EPISODE]")
-    folder = working_folder() / Path(words[0]).expanduser()
+    folder = resolve_path(words[0])
     try:
         rollouts = open_rollouts(folder)
         if len(words) == 1:

@@ -219,12 +219,14 @@ class Pool:
         self._count(worker, +1)
         return worker.send(run.frame)
 
-    def unassign(self, worker: PooledWorker) -> None:
+    def unassign(self, worker: PooledWorker) -> Run | None:
         """Take the task that is over from the worker."""
-        if (run := worker.run) is not None:
+        run = worker.run
+        if run is not None:
             self._count(worker, -1)
             worker.run = run.worker = None
             self._count(worker, +1)
+        return run
 
     def _count(self, worker: PooledWorker, change: int) -> None:
         if worker.run is not None:

@@ -153,7 +153,9 @@ async def everything_stream(
             for item in _changes(position, page):
                 yield item
         while not deps.stopping.is_set() and not subscription.lagged:
-            for item in _changes(position, await subscription.next()):
+            await subscription.wake.wait()
+            subscription.wake.clear()
+            for item in _changes(position, subscription.take()):
                 yield item
 
 

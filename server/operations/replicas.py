@@ -80,27 +80,25 @@ class ScalePayload(ChangePayload):
         return value
 
 
-class Change(base.Operation):
-    """Changes the replicas of an environment; the reconciler carries it out."""
-
-    schedule = "LONG"
-    leaves_bytes = 40 * MB
-    in_daemon = True
-
-
-class Scale(Change):
+class Scale(base.Operation):
     """Gives one environment more replicas, or fewer."""
 
     name = "scale"
     summary = "Change how many replicas an environment has."
+    schedule = "LONG"
+    leaves_bytes = 40 * MB
+    in_daemon = True
     Payload = ScalePayload
 
 
-class Restart(Change):
+class Restart(base.Operation):
     """Replaces the replicas of one environment, one after another."""
 
     name = "restart"
     summary = "Replace an environment's replicas, without ending a session."
+    schedule = "LONG"
+    leaves_bytes = 40 * MB
+    in_daemon = True
     Payload = RestartPayload
 
 

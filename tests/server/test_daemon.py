@@ -239,6 +239,30 @@ def test_processes_taken_by_others_during_the_start_are_reported_without_a_trace
     assert "there is no room for another process" in done.stderr
 
 
+CLI = ["-c", "import sys; from openenvd.cli.entry import main; sys.exit(main())"]
+
+
+@pytest.mark.parametrize("program", [[*CLI, "status"], ["-m", "openenvd.server"]])
+def test_an_address_is_refused_as_home_by_each_program(tmp_path: Path, program: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, *program],
+        env={**os.environ, "OPENENV_HOME": "localhost:8585"}, cwd=tmp_path,
+        timeout=WAIT_SECONDS, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    assert "a home is a folder, not an address: 'localhost:8585'" in done.stderr
+
+
+def test_a_daemon_is_not_started_where_it_may_open_few_files(home: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -n 20; exec "$@"', "sh", sys.executable, *CLI, "up"],
+        env={**os.environ, "OPENENV_HOME": str(home)}, timeout=WAIT_SECONDS,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert "the limit of open files is 20" in done.stderr
+    assert "permissions" not in done.stderr
+
+
 def test_without_a_limit_on_processes_there_is_room() -> None:
     check_process_room(None)
     check_process_room(ProcessRoom(100, 100 - PROCESSES_OF_DAEMON, "pids.max at /a"))

@@ -11,12 +11,12 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import urllib3
 import yaml
@@ -30,6 +30,8 @@ from websocket import WebSocketBadStatusException, WebSocketException
 from ....system.text.json_lines import Json
 from ..base import EngineGone, EngineRefused
 from .options import CONTEXT, KUBECONFIG, NAMESPACE
+
+T = TypeVar("T")
 
 REQUEST_SECONDS = 30.0
 COMMAND_SECONDS = 15.0  # for a command in a pod to end
@@ -174,8 +176,7 @@ class Cluster:
     def _json(self, method: str, path: str, **asked: Any) -> Json:
         response = self._ask(method, path, REQUEST_SECONDS, **asked)
         try:
-            with _explained():
-                found: Json = json.loads(response.read())
+            found: Json = json.loads(_explained(lambda: response.read()))
         except ValueError as exc:
             raise EngineGone(f"what answers at {path} is not Kubernetes: {exc}") from exc
         finally:
@@ -185,10 +186,12 @@ class Cluster:
     def _ask(
         self, method: str, path: str, read_seconds: float | None, **asked: Any
     ) -> BaseHTTPResponse:
-        asked |= {"serialize": False, "_request_timeout": (REQUEST_SECONDS, read_seconds)}
+        ask = self._client.request
+        timeout = (REQUEST_SECONDS, read_seconds)
         try:
-            with _explained():
-                response: BaseHTTPResponse = self._client.request(method, path, **asked)
+            response: BaseHTTPResponse = _explained(
+                lambda: ask(method, path, serialize=False, _request_timeout=timeout, **asked)
+            )
         except client.ApiException as exc:
             if not exc.status:  # of TLS
                 raise _gone(str(exc.reason)) from exc
@@ -273,15 +276,18 @@ def _configuration() -> Any:
 
 
 def _pieces(response: BaseHTTPResponse) -> Iterator[bytes]:
-    with _explained():
-        yield from response.stream(amt=2**16, decode_content=True)
+    pieces = response.stream(amt=2**16, decode_content=True)
+    while True:
+        piece = _explained(lambda: next(pieces, None))
+        if piece is None:
+            return
+        yield piece
 
 
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Raise what the library raises as `EngineGone`."""
+def _explained(ask: Callable[[], T]) -> T:
+    """Ask; raise what the library raises as `EngineGone`."""
     try:
-        yield
+        return ask()
     except (urllib3.exceptions.HTTPError, OSError) as exc:
         raise _gone(str(exc)) from exc
 

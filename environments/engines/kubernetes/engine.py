@@ -43,6 +43,7 @@ import signal as signals
 import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
+from typing import ClassVar
 
 from ....system.process.backoff import backoff_seconds
 from ....system.text.json_lines import Json
@@ -78,6 +79,8 @@ _OPEN = (
 
 class KubernetesEngine:
     """Runs replicas as pods."""
+
+    name: ClassVar[str] = "kubernetes"
 
     def __init__(self) -> None:
         self._cluster = Cluster()
