@@ -40,6 +40,10 @@ def completion(shell: str) -> int:
 
     For bash and zsh put `eval "$(openenv completion bash)"` into ~/.bashrc, or with zsh into
     ~/.zshrc; for fish `openenv completion fish | source` into ~/.config/fish/config.fish.
+
+    Examples:
+      openenv completion bash  # print the script for ~/.bashrc
+      openenv completion fish  # print the script for config.fish
     """
     from click.shell_completion import get_completion_class
 

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from inspect import cleandoc
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import click
@@ -90,7 +91,7 @@ class CommandGroup(click.Group):
             return None
         module = import_module(f".{COMMANDS[cmd_name][0]}", __package__)
         command: click.Command = getattr(module, cmd_name)
-        _give_examples(command, f"openenv {cmd_name}")
+        end_with_examples(command)
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -105,15 +106,6 @@ class CommandGroup(click.Group):
             *(CompletionItem(name, help=known[name]) for name in begun),
             *click.Command.shell_complete(self, ctx, incomplete),
         ]
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples, and then the exit codes."""
-        from .help_pages import shown
-
-        formatter.write_paragraph()
-        with formatter.indentation():
-            formatter.write_text(shown("openenv"))
-        super().format_epilog(ctx, formatter)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -132,24 +124,40 @@ class CommandGroup(click.Group):
                 formatter.write_dl(list(passthrough.COMMANDS.items()))
 
 
-def _give_examples(command: click.Command, path: str) -> None:
-    """End the help page of a command, and of those below it, with examples."""
-    from .help_pages import shown
-
-    command.epilog = shown(path)
+def end_with_examples(command: click.Command) -> None:
+    r"""Move the examples of a docstring behind the options; `\b`: they are not to be wrapped."""
+    text, heading, lines = cleandoc(command.help or "").partition("\n\nExamples:\n")
+    if heading:
+        command.help, command.epilog = text, f"\b\nExamples:\n{lines}"
     if isinstance(command, click.Group):
-        for name, below in command.commands.items():
-            _give_examples(below, f"{path} {name}")
+        for below in command.commands.values():
+            end_with_examples(below)
+
+
+def example_lines(command: click.Command) -> list[str]:
+    """Return the command lines of a command's examples, without what they do."""
+    lines = (command.epilog or "").splitlines()
+    return [line.partition("  #")[0].strip() for line in lines if line.startswith("  openenv ")]
 
 
 @click.group(
     cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=_EXIT_CODES_HELP,
 )
 @click.version_option(__version__, prog_name="openenvd")
 def cli() -> None:
-    """Run OpenEnv environments on this machine, without running it out of memory."""
+    """Run OpenEnv environments on this machine, without running it out of memory.
+
+    Examples:
+      openenv launch echo                  # start the daemon, and an environment
+      openenv status                       # show what runs
+      openenv rollout echo --out episodes  # play episodes in it
+      openenv down echo                    # take it down
+    """
+
+
+end_with_examples(cli)
+cli.epilog = f"{cli.epilog}\n\n{_EXIT_CODES_HELP}"
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -264,10 +272,8 @@ def _lead(error: click.ClickException) -> str | None:
         return None
     path, message = error.ctx.command_path, error.format_message()
     if isinstance(error, click.MissingParameter):
-        from .help_pages import EXAMPLES
-
-        examples = EXAMPLES.get(path, ())
-        return f"for example: {examples[0][0]}" if examples else None
+        examples = example_lines(error.ctx.command)
+        return f"for example: {examples[0]}" if examples else None
     if isinstance(error, click.NoSuchOption):
         from .help_pages import set_option_of
 

@@ -41,11 +41,7 @@ def json_option(command: Command) -> Command:
     return option(command)
 
 
-def connect(
-    output: Output,
-    settings: Mapping[str, Any] | None = None,
-    before_start: Callable[[], None] = lambda: None,
-) -> DaemonClient:
+def connect(output: Output, before_start: Callable[[], None] = lambda: None) -> DaemonClient:
     """Connect to the daemon; start it, and say so, when it is not running."""
 
     def say(line: Json) -> None:
@@ -53,9 +49,7 @@ def connect(
             output.note(f"{replaced}; another takes its place, and environments continue")
         output.note(f"started the daemon at {line['address']} (pid {line['pid']})")
 
-    return daemon.connect(
-        Paths.from_environment(), settings=settings, on_start=say, before_start=before_start
-    )
+    return daemon.connect(Paths.from_environment(), on_start=say, before_start=before_start)
 
 
 def reconnect() -> DaemonClient | None:

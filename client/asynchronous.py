@@ -210,30 +210,21 @@ async def stream(client: Client, opening: Opening[Item]) -> AsyncIterator[Item]:
 
     loop = asyncio.get_running_loop()
     end = object()
-    with _OneThread() as thread:
-        try:
-            daemons.append(await loop.run_in_executor(thread, client.daemon))
-            items = opening(daemons[0], find)
-            while (item := await loop.run_in_executor(thread, next, items, end)) is not end:
-                yield item  # type: ignore[misc]  # not the end
-        finally:
-            stopped = True
-            for daemon in daemons:
-                daemon.close()
+    thread = ThreadPoolExecutor(1, "openenvd stream")
+    try:
+        daemons.append(await loop.run_in_executor(thread, client.daemon))
+        items = opening(daemons[0], find)
+        while (item := await loop.run_in_executor(thread, next, items, end)) is not end:
+            yield item  # type: ignore[misc]  # not the end
+    finally:
+        stopped = True
+        for daemon in daemons:
+            daemon.close()
+        thread.shutdown(wait=False)  # it ends when what it reads does
 
 
 class _Stopped(Exception):
     """End the iteration: the connection is not opened again."""
-
-
-class _OneThread(ThreadPoolExecutor):
-    """A thread that is not waited for: it ends when what it reads does."""
-
-    def __init__(self) -> None:
-        super().__init__(1, "openenvd stream")
-
-    def __exit__(self, *_exception: object) -> None:
-        self.shutdown(wait=False)
 
 
 def _with_environment(

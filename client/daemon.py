@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..schema.settings import SETTINGS, Paths
 from ..system.files import disk_space, installation
-from ..system.process.process_identity import IS_LINUX, ProcessIdentity, is_locked
+from ..system.process.process_identity import ProcessIdentity, is_locked
 from ..system.text.json_lines import Json
 from . import errors
 
@@ -217,18 +217,9 @@ def _ask_to_stop(paths: Paths, identity: Json) -> None:
 
 def _signal(identity: Json | None, number: signal.Signals) -> None:
     """Signal the process that wrote the identity, never another with the same pid."""
-    if not identity:
-        return
-    if IS_LINUX:
+    if identity:
         process = ProcessIdentity(int(identity["pid"]), float(identity["pid_started_at"]))
         process.signal(number)
-        return
-    import psutil
-
-    with contextlib.suppress(psutil.NoSuchProcess):
-        found = psutil.Process(int(identity["pid"]))
-        if found.create_time() == float(identity["pid_started_at"]):
-            found.send_signal(number)
 
 
 def _answers(socket_path: str) -> bool:

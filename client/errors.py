@@ -22,6 +22,8 @@ from ..schema.errors import HintedError
 class ClientError(HintedError):
     """Base of everything this package raises. `hint` says what to do next."""
 
+    kind = "unreachable"
+
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message, hint)
         if hint:
@@ -29,7 +31,7 @@ class ClientError(HintedError):
 
     def to_json(self) -> dict[str, Any]:
         """The error as JSON, in the same format as the daemon's API."""
-        return {"error": {"kind": "unreachable", "message": self.message, "hint": self.hint}}
+        return {"error": {"kind": self.kind, "message": self.message, "hint": self.hint}}
 
 
 class DaemonUnreachable(ClientError):
@@ -42,10 +44,6 @@ class DaemonNotStarted(DaemonUnreachable):
     def __init__(self, kind: str, message: str, hint: str | None = None) -> None:
         super().__init__(message, hint)
         self.kind = kind
-
-    def to_json(self) -> dict[str, Any]:
-        """As in the base class, but with the daemon's own `kind`."""
-        return {"error": {"kind": self.kind, "message": self.message, "hint": self.hint}}
 
 
 class OtherVersion(DaemonUnreachable):

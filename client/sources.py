@@ -37,7 +37,7 @@ class Source:
     note: str | None = None  # said when two things could have been meant
 
 
-def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) -> Source:
+def read_source(text: str, here: Path) -> Source:
     """Find out what `text` means, seen from the folder `here`.
 
     A path (`./x`, anything with `/`) is a folder. A bare name is the bundled environment of that
@@ -50,10 +50,9 @@ def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) ->
         message = "the source is empty"
         hint = "is a variable unset? Name a bundled environment, a folder, or module:Class"
         raise _refused(message, hint)
-    bundled = bundled_names() if bundled is None else bundled
     if "://" in text or text.startswith("git+"):
         return Source(text, suggest_name(text.rpartition("/")[2].partition(":")[0]))
-    if text in bundled:
+    if text in bundled_names():
         note = None
         if (here / text).is_dir():
             note = f"launching the bundled {text}; write ./{text} for the folder"

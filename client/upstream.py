@@ -25,7 +25,6 @@ from typing import Any, Self
 from ..system.text.json_lines import Json
 from .errors import ApiRefused, ClientError, RequestFailed
 from .handles import json_of
-from .sources import read_source, working_folder
 from .synchronous import Client
 
 READY_SECONDS = 600.0  # a first launch installs the project's dependencies
@@ -66,7 +65,7 @@ class OpenEnvdProvider:
         self._options: Json = {"replicas": replicas, "max_sessions": max_sessions, "port": port}
         self._options["token"] = token
         self._env_vars = env_vars or {}
-        self._environment: Json | None = None
+        self._base_url: str | None = None
         self._launched: str | None = None  # the name, while there is something to take down
         upstream = sys.modules.get(_UPSTREAM_MODULE)
         for interface in ("ContainerProvider", "RuntimeProvider"):
@@ -85,9 +84,9 @@ class OpenEnvdProvider:
         Raises:
             RuntimeError: when it has not been started.
         """
-        if self._environment is None:
+        if self._base_url is None:
             raise RuntimeError("OpenEnvdProvider has not been started")
-        return str(self._environment["base_url"])
+        return self._base_url
 
     # Upstream's RuntimeProvider.
 
@@ -110,18 +109,15 @@ class OpenEnvdProvider:
 
     def stop(self) -> None:
         """Take the environment down and wait until it is; does nothing when there is none."""
-        name, self._launched, self._environment = self._launched, None, None
+        name, self._launched, self._base_url = self._launched, None, None
         if name is None:
             return
         try:
             Client().submit("down", {"name": name}, {}, json_of).wait()
-        except ApiRefused as exc:
-            if exc.kind != "not_found":  # it was taken down already
-                self._launched = name
+        except BaseException as exc:
+            if not (isinstance(exc, ApiRefused) and exc.kind == "not_found"):  # it is down already
+                self._launched = name  # upstream tries again
                 raise
-        except BaseException:
-            self._launched = name  # upstream tries again
-            raise
 
     def wait_for_ready(
         self, base_url: str | float | None = None, timeout_s: float | None = None
@@ -167,22 +163,19 @@ class OpenEnvdProvider:
             raise RuntimeError(f"OpenEnvdProvider is up already, as {self._launched}")
         if source is None:
             raise RuntimeError("OpenEnvdProvider needs a source: OpenEnvdProvider('./my_env')")
-        here = working_folder()
+        name = self._name or _own_name(source)
         given = {**self._options, "port": port or self._options["port"], **_known(options)}
-        payload = {
+        request = Client().launch(
+            source,
+            name=name,
+            update=False,  # what runs under the name is not ours to stop
+            env={**self._env_vars, **(env_vars or {})},
+            ready_timeout_seconds=self.context_timeout_s,
             **given,
-            "source": read_source(source, here).text,
-            "cwd": str(here),
-            "name": self._name or _own_name(source),
-            "env": {**self._env_vars, **(env_vars or {})},
-            "ready_timeout_seconds": self.context_timeout_s,
-            "update": False,  # what runs under the name is not ours to stop
-        }
-        client = Client()
-        request = client.submit("launch", payload, {}, json_of)
-        self._launched = payload["name"]  # from here on there is something to take down
+        )
+        self._launched = name  # from here on there is something to take down
         try:
-            environment = request.wait()["environment"]
+            self._base_url = request.wait().base_url()
         except RequestFailed:
             if self._name is None:  # its launch has stopped what it started: its name goes, too
                 with suppress(ClientError):  # the launch's own error is the one to raise
@@ -192,7 +185,6 @@ class OpenEnvdProvider:
         except BaseException:
             self.stop()
             raise
-        self._environment = {**environment, **client.daemon().base_url(environment["name"])}
         return self.base_url
 
 

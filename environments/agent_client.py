@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agents of engines: make sure that one runs, and ask it.
 
-    ensure_agent(layout, at) ──▶ AgentClient ──{"op": "adopt", …}──▶ the agent
-        │ nothing listens                          ◀──{"ok": …} | {"error": …}──
+    ensure_agent(layout, at) ──▶ a socket ──{"op": "adopt", …}──▶ the agent
+        │ nothing listens                       ◀──{"ok": …} | {"error": …}──
         └─▶ the socket is made here, and passed to an agent that is started
 
 Each agent serves one engine at one address (`EngineAddress`), which are its arguments.
@@ -60,57 +60,43 @@ STRAYS_FILE_NAME = "strays.json"
 _ATTEMPTS = 10  # of an agent that is killed each time; one that cannot start ends at once
 
 
-class AgentClient:
-    """A connection to an agent. Used by one thread at a time."""
-
-    def __init__(self, connection: socket.socket, engine: str) -> None:
-        self._socket = connection
-        self._engine = engine
-
-    def ask(self, op: str, *, timeout_seconds: float = ANSWER_SECONDS, **fields: Any) -> Json:
-        """Return the answer to one question.
-
-        Raises:
-            EngineFailed: The engine cannot do it, or nothing was heard in time.
-            ConnectionError: The agent has ended.
-        """
-        self._socket.settimeout(timeout_seconds)
-        try:
-            self._socket.sendall(encode_line({"op": op, **fields}))
-            with self._socket.makefile("rb") as lines:
-                line = lines.readline()
-        except TimeoutError:
-            message = f"the agent of {self._engine} did not answer within {timeout_seconds:g} s"
-            raise EngineFailed(message) from None
-        if not line.endswith(b"\n"):
-            raise ConnectionResetError(f"the agent of {self._engine} has ended")
-        answer = decode_line(line)
-        if error := answer.get("error"):
-            raise EngineFailed(error["message"], error.get("hint"))
-        return answer
-
-    def __enter__(self) -> AgentClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
-
-
 def ask_agent(layout: Layout, at: EngineAddress, op: str, **fields: Any) -> Json:
     """Ask an engine's agent, which is started if none runs. Blocks.
 
     Raises:
-        EngineFailed: As for `ask`; or agents do not stay alive.
+        EngineFailed: As for `ask_connected`; or agents do not stay alive.
         OSError: No agent can be started.
     """
     for _ in range(_ATTEMPTS):
         with contextlib.suppress(ConnectionError), ensure_agent(layout, at) as agent:
-            return agent.ask(op, **fields)
+            return ask_connected(agent, at.engine, op, **fields)
     log_path = layout.agent_log(at.key)
     raise EngineFailed(f"the agent of {at} ends while it is asked", f"see {log_path}")
 
 
-def ensure_agent(layout: Layout, at: EngineAddress) -> AgentClient:
+def ask_connected(agent: socket.socket, engine: str, op: str, **fields: Any) -> Json:
+    """Return the answer to one question, over a connection that one thread uses at a time.
+
+    Raises:
+        EngineFailed: The engine cannot do it, or nothing was heard in time.
+        ConnectionError: The agent has ended.
+    """
+    try:
+        agent.sendall(encode_line({"op": op, **fields}))
+        with agent.makefile("rb") as lines:
+            line = lines.readline()
+    except TimeoutError:
+        message = f"the agent of {engine} did not answer within {ANSWER_SECONDS:g} s"
+        raise EngineFailed(message) from None
+    if not line.endswith(b"\n"):
+        raise ConnectionResetError(f"the agent of {engine} has ended")
+    answer = decode_line(line)
+    if error := answer.get("error"):
+        raise EngineFailed(error["message"], error.get("hint"))
+    return answer
+
+
+def ensure_agent(layout: Layout, at: EngineAddress) -> socket.socket:
     """Connect to an engine's agent; start one if none listens. Blocks for a moment.
 
     Raises:
@@ -122,7 +108,7 @@ def ensure_agent(layout: Layout, at: EngineAddress) -> AgentClient:
     folder = make_private(layout.engines / at.key)
     with start_lock(folder):
         with contextlib.suppress(OSError):
-            return _connect(path, at.engine)
+            return _connect(path)
         write_json(str(folder / ADDRESS_FILE_NAME), at.to_json())
         argv = [sys.executable, "-P", "-m", "openenvd.environments.agent.agent"]
         argv += [str(layout.home), json.dumps(at.to_json())]
@@ -136,7 +122,7 @@ def ensure_agent(layout: Layout, at: EngineAddress) -> AgentClient:
             }
             log_path = str(layout.agent_log(at.key))
             spawn_detached(argv, environ, pass_fds=[control.fileno()], log_path=log_path)
-    return _connect(path, at.engine)
+    return _connect(path)
 
 
 def start_lock(folder: Path) -> FileLock:
@@ -146,7 +132,7 @@ def start_lock(folder: Path) -> FileLock:
     return FileLock(folder / LOCK_FILE_NAME, mode=0o600)
 
 
-def _connect(path: Path, engine: str) -> AgentClient:
+def _connect(path: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(ANSWER_SECONDS)
@@ -154,7 +140,7 @@ def _connect(path: Path, engine: str) -> AgentClient:
     except OSError:
         connection.close()
         raise
-    return AgentClient(connection, engine)
+    return connection
 
 
 ADDRESS_FILE_NAME = "address.json"  # in the folder of an agent

@@ -213,30 +213,27 @@ def options_variable(data: RunFileData) -> str:
 
 def read(run_dir: Path) -> RunFile | None:
     """The replica of a folder; None when there is none that can be used."""
-    found = _look(run_dir)
+    found = look_at(run_dir)
     return found if isinstance(found, RunFile) else None
 
 
-def _look(run_dir: Path) -> RunFile | SetAside | None:
+def look_at(run_dir: Path, version: int | str = RUN_FILE_VERSION) -> RunFile | SetAside | None:
+    """Read the run file of a folder, which can be used if it has this version; None: no file."""
     path = Path(run_dir) / RUN_FILE_NAME
     data = read_run_file(run_dir)
     if data is None and path.exists():
         data = read_run_file(run_dir) or {}  # it may just have been written
-    if data is None or path.parent.name == GATEWAY:  # whose file `gateway/process.py` reads
+    is_gateways = path.parent.name == GATEWAY  # whose file `gateway/process.py` reads
+    if data is None or (is_gateways and version == RUN_FILE_VERSION):
         return None
-    if is_usable(data, RUN_FILE_VERSION):
+    has_all = all(isinstance(data.get(key), kind) for key, kind in _FIELDS.items())
+    if has_all and data.get("version") == version:
         return RunFile.of(path.parent, data)
     by_id = _REPLICA_ID.fullmatch(path.parent.name)
     name: object = data.get("environment")
     if not isinstance(name, str):
         name = by_id[1] if by_id else path.parent.name
-    return SetAside(path.parent, name, data.get("version") in (None, RUN_FILE_VERSION))
-
-
-def is_usable(data: Mapping[str, object], version: int | str) -> bool:
-    """Whether a run file is of this version, and has all that one has."""
-    has_all = all(isinstance(data.get(key), kind) for key, kind in _FIELDS.items())
-    return data.get("version") == version and has_all
+    return SetAside(path.parent, name, data.get("version") in (None, version))
 
 
 def look(runs: Path, name: str | None = None) -> tuple[list[RunFile], list[SetAside]]:
@@ -291,7 +288,7 @@ def _look_at_all(runs: Path, prefix: str, known: Known) -> Iterator[RunFile | Se
     known = known or {}
     with contextlib.suppress(FileNotFoundError):
         names = [entry.name for entry in os.scandir(runs) if entry.name.startswith(prefix)]
-        yield from (known.get(name) or _look(runs / name) for name in sorted(names))
+        yield from (known.get(name) or look_at(runs / name) for name in sorted(names))
 
 
 def stop_environment(
@@ -307,28 +304,13 @@ def stop_environment(
     Raises:
         EngineFailed: Some could not be stopped; the others were.
     """
-    found = [r for r in of_environment(runs, name) if request_id in (None, r.request_id)]
-    aside = [a for a in set_aside(runs, name) if request_id in (None, a.request_id)]
-    stopped = stop_all(found, grace_seconds, on_sessions)
+    usable, aside = look(runs, name)
+    usable = [each for each in usable if request_id in (None, each.request_id)]
+    aside = [each for each in aside if request_id in (None, each.request_id)]
+    stop_replicas([each.run_dir for each in usable], grace_seconds, on_sessions)
     for each in aside:
         stop_set_aside(each, grace_seconds)
-    return [*stopped, *(each.replica_id for each in aside)]
-
-
-def stop_all(
-    run_files: Iterable[RunFile],
-    grace_seconds: float = GRACE_SECONDS,
-    on_sessions: OnSessions | None = None,
-) -> list[str]:
-    """Stop these replicas, at once rather than in turn; their ids. Blocks."""
-    run_dirs = {run_file.replica_id: run_file.run_dir for run_file in run_files}
-    stop_replicas(run_dirs.values(), grace_seconds, on_sessions)
-    return list(run_dirs)
-
-
-def stop_replica(run_dir: Path, grace_seconds: float = GRACE_SECONDS) -> None:
-    """Stop one replica and remove its folder; nothing of it is left running. Blocks."""
-    stop_replicas([run_dir], grace_seconds)
+    return [each.replica_id for each in usable] + [each.replica_id for each in aside]
 
 
 def stop_replicas(
@@ -336,7 +318,9 @@ def stop_replicas(
     grace_seconds: float = GRACE_SECONDS,
     on_sessions: OnSessions | None = None,
 ) -> None:
-    """Stop replicas side by side. Stopping what is stopped already is fine. Blocks.
+    """Stop replicas side by side, and remove their folders; nothing of them is left running.
+
+    Stopping what is stopped already is fine. Blocks.
 
     `on_sessions` is called with a replica's id and the sessions that it has still.
 

@@ -10,7 +10,6 @@ They are shown, and stopped only on request: losing a table must not stop runnin
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -26,8 +25,8 @@ def engines_used(layout: Layout) -> list[EngineAddress]:
     """Return the engines that this home has used. Reads a file for each."""
     found = []
     for path in layout.engines.glob(f"*/{ADDRESS_FILE_NAME}"):
-        with suppress(OSError, ValueError, LookupError, TypeError):
-            found.append(EngineAddress.from_json(json.loads(path.read_bytes())))
+        with suppress(ValueError, LookupError, TypeError):
+            found.append(EngineAddress.from_json(read_json(path) or {}))
     return sorted(found, key=lambda at: at.key)
 
 
@@ -69,7 +68,7 @@ def stop_stray(layout: Layout, stray: Json, grace_seconds: float) -> None:
         EngineFailed: Its engine does not answer, or it is no stray.
     """
     if (run_file := run_files.read(layout.run_dir(stray["id"]))) is not None:
-        run_files.stop_replica(run_file.run_dir, grace_seconds)
+        run_files.stop_replicas([run_file.run_dir], grace_seconds)
         return
     for aside in run_files.set_aside(layout.runs):
         if aside.replica_id == stray["id"]:

@@ -68,8 +68,8 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..system.memory.cgroup_tree import read_text
 from ..system.memory.usage import anonymous_bytes
+from ..system.process.proc import resident_bytes
 from .errors import NoRoom, NotRunning
 from .messages import LONG, EventSink, ExecutorStatus, Started, Task
 from .policy.memory import FreeMemory, Timing
@@ -218,7 +218,7 @@ class BurstableExecutor:
         free = self.free_memory(LONG)
         supervisor = self._supervisor
         return ExecutorStatus(
-            [replace(worker, rss_bytes=_resident_bytes(worker.pid)) for worker in workers],
+            [replace(worker, rss_bytes=resident_bytes(worker.pid)[0]) for worker in workers],
             asdict(self._plan),
             free.burst_bytes,
             free.available_bytes,
@@ -244,9 +244,3 @@ class BurstableExecutor:
             return ZygoteClient.adopt(first)
         preload = self._preload if may_preload else ()
         return ZygoteClient.start(death_pipe=death_pipe, home=self._home, preload=preload)
-
-
-def _resident_bytes(pid: int) -> int | None:
-    """What is resident of a worker now; None when it is gone."""
-    text = read_text(f"/proc/{pid}/statm")
-    return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE") if text else None

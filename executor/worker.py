@@ -64,7 +64,7 @@ from ..system.files import disk_space
 from ..system.memory import limits
 from ..system.memory.usage import private_bytes
 from ..system.net.traceparent import VARIABLE
-from ..system.process.proc import set_oom_score_adj
+from ..system.process.proc import resident_bytes, set_oom_score_adj
 from ..system.process.signal_pipe import take_over
 from ..system.text.units import MB
 from . import messages
@@ -253,13 +253,9 @@ class MemoryUsage:
         self._floor_bytes = 0
         self._children_bytes = 0
         self.children_masked = False  # this one's children hide those of a later task
-        self._statm: int | None = None
-        with contextlib.suppress(OSError):
-            self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        self._page_bytes = resource.getpagesize()
         self._began_at = time.monotonic()
-        resident, of_files = self._resident_bytes()
-        self._inherited_bytes = max(0, (resident or 0) - of_files)
+        resident, of_files = resident_bytes(os.getpid())
+        self._inherited_bytes = (resident or 0) - of_files
         self._restart()
 
     def begin(self) -> None:
@@ -271,7 +267,7 @@ class MemoryUsage:
         high = high_water_bytes()
         if high > self._floor_bytes + PEAK_RESOLUTION_BYTES:
             self._restart()
-        resident, of_files = self._resident_bytes()
+        resident, of_files = resident_bytes(os.getpid())
         own = max(0, high - of_files - self._inherited_bytes)
         if time.monotonic() - self._began_at >= WORTH_MEASURING_SECONDS:
             own = max(own, private_bytes(os.getpid()))
@@ -286,17 +282,6 @@ class MemoryUsage:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_bytes(b"5")  # resets the high-water mark
         self._floor_bytes = high_water_bytes()
-
-    def _resident_bytes(self) -> tuple[int | None, int]:
-        """Return what is resident now, and how much of it is pages of files."""
-        if self._statm is None:
-            return None, 0
-        try:
-            _, resident, of_files = os.pread(self._statm, 256, 0).split()[:3]
-        except OSError:  # the operation closed it
-            self._statm = None
-            return None, 0
-        return int(resident) * self._page_bytes, int(of_files) * self._page_bytes
 
 
 def high_water_bytes(whose: int = resource.RUSAGE_SELF) -> int:

@@ -117,9 +117,7 @@ class AsyncStore:
         answers: list[Any] = []
         for work, _ in group:
             try:
-                with self._connection.transaction() as connection:
-                    answer = work(connection)
+                answers.append(self._connection.write(work))
             except Exception as exc:  # also of the commit
-                answer = exc
-            answers.append(answer)
+                answers.append(exc)
         return answers

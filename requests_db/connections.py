@@ -42,7 +42,6 @@ import os
 import sqlite3
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -195,7 +194,6 @@ class Reader:
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path).resolve()
         self._connection: aiosqlite.Connection | None = None
-        self._thread: threading.Thread | None = None
         self._opening = asyncio.Lock()
 
     async def rows(self, text: str, values: Iterable[Any]) -> list[Any]:
@@ -213,31 +211,26 @@ class Reader:
             connection, self._connection = self._connection, None
             if connection is not None:
                 await connection.close()
-                self._join()
+                connection._thread.join()  # noqa: SLF001  it is at its last instruction
 
     async def _open(self) -> aiosqlite.Connection:
         async with self._opening:
             if self._connection is None:
                 connection = aiosqlite.Connection(self._connect, iter_chunk_size=64)
+                thread = connection._thread  # noqa: SLF001
+                thread.name = "requests-db-reader"
                 # As SQLAlchemy's dialect does: a store that is never closed must not keep the
                 # process from exiting.
-                connection._thread.daemon = True  # noqa: SLF001
+                thread.daemon = True
                 try:
                     self._connection = await connection
                 except DRIVER_ERRORS:
-                    self._join()
+                    thread.join()
                     raise
             return self._connection
 
-    def _join(self) -> None:
-        """Wait for the thread, which has answered and is at its last instruction."""
-        if self._thread is not None:
-            self._thread.join()
-
     def _connect(self) -> sqlite3.Connection:
         """On aiosqlite's thread."""
-        self._thread = threading.current_thread()
-        self._thread.name = "requests-db-reader"
         address, timeout = f"{self._path.as_uri()}?mode=ro", BUSY_TIMEOUT_SECONDS
         return sqlite3.connect(address, uri=True, timeout=timeout, isolation_level=None)
 
@@ -246,9 +239,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-# By path. The references are weak: a lock is freed with the last connection that shares it.
-_locks: weakref.WeakValueDictionary[Path, threading.Lock] = weakref.WeakValueDictionary()
-_locks_guard = threading.Lock()
+_locks: dict[Path, threading.Lock] = {}  # by path
 
 
 class WriteConnection:
@@ -258,8 +249,7 @@ class WriteConnection:
         """Connects when first used; with `syncs`, each commit waits for the disk."""
         self._path = Path(path).resolve()
         self._engine = create_engine(self._path, syncs=syncs)
-        with _locks_guard:
-            self._lock = _locks.setdefault(self._path, threading.Lock())
+        self._lock = _locks.setdefault(self._path, threading.Lock())  # in one step
         self._connection: Connection | None = None
 
     @contextmanager

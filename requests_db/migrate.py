@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import Connection, insert, inspect, text
+from sqlalchemy import Column, Connection, MetaData, String, Table, insert, inspect, select
 
 from ..schema.states import RequestState
 from . import connections
@@ -27,7 +27,9 @@ from .sql.tables import metadata, tally
 REVISIONS = ("0001",)
 LATEST = REVISIONS[-1]
 
-_VERSION_TABLE = "alembic_version"
+# As Alembic would make it; a test lets Alembic read it.
+_version = Column("version_num", String(32), primary_key=True)
+_versions = Table("alembic_version", MetaData(), _version)
 
 
 def open_database(path: Path | str) -> None:
@@ -53,9 +55,8 @@ def _bring_up_to_date(connection: Connection, path: str) -> None:
         _create(connection)
         return
     found: str | None = None
-    if _VERSION_TABLE in tables:
-        stamp = text(f"SELECT version_num FROM {_VERSION_TABLE}")  # noqa: S608
-        found = connection.execute(stamp).scalar()
+    if _versions.name in tables:
+        found = connection.execute(select(_version)).scalar()
     if found == LATEST:
         return
     if found in REVISIONS:
@@ -82,12 +83,5 @@ def _create(connection: Connection) -> None:
     metadata.create_all(connection)
     zeros = {state.value.lower(): 0 for state in RequestState}
     connection.execute(insert(tally).values(id=1, last_event=0, **zeros))
-    # As Alembic would write it; a test lets Alembic read it.
-    connection.execute(
-        text(
-            f"CREATE TABLE {_VERSION_TABLE} (version_num VARCHAR(32) NOT NULL,"
-            f" CONSTRAINT {_VERSION_TABLE}_pkc PRIMARY KEY (version_num))"
-        )
-    )
-    stamp = text(f"INSERT INTO {_VERSION_TABLE} (version_num) VALUES (:revision)")  # noqa: S608
-    connection.execute(stamp, {"revision": LATEST})
+    _versions.create(connection)
+    connection.execute(insert(_versions).values(version_num=LATEST))

@@ -231,9 +231,8 @@ class ProgressStats:
         self.episodes_with_odd_rewards = 0
         self._numbers: Counter[EpisodeStatus] = Counter()  # episodes whose reward is a number
         self._rewards: defaultdict[EpisodeStatus, float] = defaultdict(float)
-        self.written = (
-            0  # episodes: also those that a filter dropped, and failed ones that are kept
-        )
+        # Episodes, also those that a filter dropped, and failed ones that are kept.
+        self.written = 0
         self.left_out = 0  # episodes that succeeded, but not all of their group
         self.filtered: Counter[str] = Counter()  # episodes, by the filter that dropped them
         self.last_failures: dict[str, str] = {}  # messages, by reason

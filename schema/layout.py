@@ -65,17 +65,8 @@ class Layout:
         and folders change.
         """
         path = self.home / "home-id"
-        if not path.exists():  # it appears whole, unless another process is faster
-            descriptor, made = tempfile.mkstemp(dir=path.parent)
-            try:
-                with open(descriptor, "w") as file:
-                    file.write(os.urandom(_DIGEST_LENGTH // 2).hex())
-                    file.flush()
-                    os.fsync(descriptor)
-                with contextlib.suppress(FileExistsError):
-                    os.link(made, path)
-            finally:
-                os.unlink(made)  # noqa: PTH108  at once
+        if not path.exists():
+            create_whole(path, os.urandom(_DIGEST_LENGTH // 2).hex().encode())
         return path.read_text()
 
     def run_dir(self, replica_id: str) -> Path:
@@ -97,6 +88,20 @@ class Layout:
 
 def _digest(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def create_whole(path: Path, content: bytes) -> None:
+    """Make a file, which appears whole; one that is there, or that is made meanwhile, stays."""
+    descriptor, made = tempfile.mkstemp(dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        with contextlib.suppress(FileExistsError):
+            os.link(made, path)
+    finally:
+        os.unlink(made)  # noqa: PTH108  at once
 
 
 def socket_folders_outside() -> list[Path]:

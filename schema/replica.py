@@ -66,7 +66,6 @@ class RunFileData(TypedDict, total=False):
     is_elsewhere: bool  # whether it is at no port of this machine
     plan: Json
     # Of the gateway.
-    admin_socket: str
     options: Json
 
 

@@ -135,14 +135,12 @@ class Setting:
     def take(self, value: Any, folder: Path) -> Any:
         """The value that a file in `folder` has. Raises `ValueError`, saying what it may be."""
         kinds = (int, float) if self.type is float else (self.type,)
-        if isinstance(value, bool) or not isinstance(value, kinds):
-            raise ValueError(f"it must be {self.range}")
-        if self.name in _FILES and value:
-            return str(folder / os.path.expanduser(str(value)))  # noqa: PTH111  never raises
-        try:
-            return self.check(self.type(value))
-        except ValueError as exc:
-            raise ValueError(f"it must be {self.range}") from exc
+        if isinstance(value, kinds) and not isinstance(value, bool):
+            if self.name in _FILES and value:
+                return str(folder / os.path.expanduser(str(value)))  # noqa: PTH111  never raises
+            with contextlib.suppress(ValueError):
+                return self.check(self.type(value))
+        raise ValueError(f"it must be {self.range}")
 
     def check(self, value: Any) -> Any:
         """The value, if it may be one. Raises `ValueError`, saying what it may be."""

@@ -155,20 +155,15 @@ def offset_of_last_lines(path: Path, count: int, block_bytes: int = TAIL_BLOCK_B
             size = file.seek(0, os.SEEK_END)
             if count == 0 or size == 0:
                 return size
-            file.seek(size - 1)
-            # The newline that ends the last line does not start another.
-            missing = count + 1 if file.read(1) == b"\n" else count
-            last_block = (size - 1) // block_bytes * block_bytes
-            for start in range(last_block, -1, -block_bytes):
+            rest = size - 1  # the newline that ends the last line starts no other
+            for start in range(rest // block_bytes * block_bytes, -1, -block_bytes):
                 file.seek(start)
-                block = file.read(min(block_bytes, size - start))
-                found = block.count(b"\n")
-                if found >= missing:
-                    index = len(block)
-                    for _ in range(missing):
-                        index = block.rindex(b"\n", 0, index)
+                block = file.read(min(block_bytes, rest - start))
+                index = len(block)
+                while count and (index := block.rfind(b"\n", 0, index)) >= 0:
+                    count -= 1
+                if not count:
                     return start + index + 1
-                missing -= found
             return 0
     except FileNotFoundError:
         return 0

@@ -16,16 +16,26 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
-from openenvd.cli.help_pages import EXAMPLES
+from openenvd.cli.main import cli, example_lines
 
 from .conftest import Machine, free_port, new_machine
 from .pages import make_folder
 
 pytestmark = pytest.mark.timeout(180)
 
-LINES = list(dict.fromkeys(line for each in EXAMPLES.values() for line, _ in each))
+
+def examples(command: click.Command | None) -> Iterator[str]:
+    yield from example_lines(command) if command is not None else ()
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            yield from examples(command.get_command(context, name))
+
+
+LINES = list(dict.fromkeys(examples(cli)))
 # By the words they have in common: why they do not run here.
 NOT_RUN = {
     "openenv image build": "needs Docker; test_images.py builds images",

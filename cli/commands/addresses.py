@@ -42,6 +42,9 @@ def address(name: str, output: Output) -> int:
 
     It contains the environment's token, if it wants one, so it is a secret then. Where no replica
     serves, a note on the standard error says so.
+
+    Examples:
+      openenv address my_env  # what `EnvClient(base_url=…)` takes
     """
     daemon = connect(output)
     found = daemon.base_url(name)
@@ -65,6 +68,9 @@ def dashboard(no_open: bool, output: Output) -> int:
 
     The link works once, for a few minutes. From another machine: forward the port of the link with
     `ssh -L` first; the command is printed where a session over SSH is seen.
+
+    Examples:
+      openenv dashboard  # sign a browser in, and open the page
     """
     link = connect(output).dashboard_link(str(working_folder()))
     output.json(link)
@@ -98,13 +104,21 @@ def _open(url: str, page: Path) -> None:
 
 @click.group()
 def gateway() -> None:
-    """Show the gateway, which gives environments launched with --gateway one address each."""
+    """Show the gateway, which gives environments launched with --gateway one address each.
+
+    Examples:
+      openenv gateway status  # its address and replicas
+    """
 
 
 @gateway.command()
 @json_option
 def status(output: Output) -> int:
-    """Show the gateway's address, and the replicas and sessions that it reports."""
+    """Show the gateway's address, and the replicas and sessions that it reports.
+
+    Examples:
+      openenv gateway status  # sessions and health of each replica
+    """
     answer = connect(output).gateway()
     output.json(answer)
     output.result(*_lines(answer["gateway"]))

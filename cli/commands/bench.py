@@ -60,6 +60,14 @@ def bench(name: str, output: Output, is_async: bool, **options: Any) -> int:
     code does, unless --window bounds the handshakes under way. A handshake may take ten seconds, as
     OpenEnv's client gives it. Counts the connections that the kernel dropped. Writes raw.jsonl,
     summary.csv and two figures. Ctrl-C detaches, a second one cancels.
+
+    Examples:
+      # 32, 128 and 512 sessions at once, three times
+      openenv bench benchmark
+      # other batches, an action of its own
+      openenv bench my_env --requests-grid 64,1024 --action '{"message": "hi"}'
+      # with steps that wait one, five and ten seconds
+      openenv bench benchmark --wait-grid 1,5,10
     """
     folder = options["output_dir"]
     said = {

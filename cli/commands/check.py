@@ -63,6 +63,12 @@ def check(source: str | None, provider: str | None, output: Output, **options: A
     With --provider that one is tried: a replica of `echo`, or of SOURCE, has one session and is
     taken down again. Says at which step that stopped, and why. Where nodes pull images, as those
     of Kubernetes do, SOURCE is one: docker://IMAGE.
+
+    Examples:
+      # what keeps this machine from its best
+      openenv check
+      # try a provider
+      openenv check --provider slurm --engine-option partition=cpu
     """
     given = given_options(LaunchOptions, options)
     if provider is None:
@@ -262,6 +268,14 @@ def test(source: str, actions: tuple[str, ...], keep: bool, output: Output, **op
     steps that block the event loop; the same episode under the same seed; what stays of 1,000
     sessions (memory, descriptors, threads, tasks, processes). Each finding says what it means and
     how to fix it. The exit code is 1 if a check fails.
+
+    Examples:
+      # protocol, leaks, blocking steps, seeds
+      openenv test ./my_env
+      # with an action of its own
+      openenv test ./my_env --action '{"code": "1 + 1"}'
+      # look longer for leaks
+      openenv test ./my_env --sessions 10000 --skip determinism
     """
     chosen = [action for text in actions if (action := read_action(text)) is not None]
     here = working_folder()

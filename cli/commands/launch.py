@@ -55,7 +55,16 @@ WITHOUT_SESSIONS = "http"  # what a replica says of itself whose app has none
 @submit_options
 @json_option
 def launch(source: str, output: Output, is_async: bool, **options: Any) -> int:
-    """Run a bundled name, a folder, module:Class or docker://IMAGE at an address."""
+    """Run a bundled name, a folder, module:Class or docker://IMAGE at an address.
+
+    Examples:
+      openenv launch echo  # a bundled environment
+      openenv launch ./my_env --memory 2G  # a project's folder, with a memory limit
+      openenv launch my_module:MyEnvironment -e API_KEY  # a class; $API_KEY is handed on
+      openenv launch ./my_env --replicas 4 --gateway  # four replicas at one address
+      openenv launch ./my_env --provider docker  # in a container
+      openenv launch --async ./my_env  # print the request's id, and return
+    """
     payload = _payload(source, options, output)
     client = connect(output, before_start=lambda: check_source(payload))
     request = submit(client, "launch", payload, options)
@@ -165,7 +174,11 @@ def _code_for(name: str, base_url: str, replica: Json) -> list[str]:
 
 @click.group()
 def image() -> None:
-    """Build container images of environments, for engines to start replicas from."""
+    """Build container images of environments, for engines to start replicas from.
+
+    Examples:
+      openenv image build ./my_env  # an image for engines
+    """
 
 
 @image.command()
@@ -179,6 +192,10 @@ def build(source: str, output: Output, is_async: bool, **options: Any) -> int:
 
     It has a Python, what the project needs, the project, and the server that local environments
     have. Built again only when one of its files has changed. Needs the `docker` command.
+
+    Examples:
+      openenv image build ./my_env --tag registry.example.org/my_env:1  # to be pushed
+      openenv image build ./my_env --base python:3.12                   # on another image
     """
     here = working_folder()
     found = read_source(source, here)

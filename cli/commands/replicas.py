@@ -33,6 +33,10 @@ def scale(name: str, replicas: int, is_async: bool, output: Output, **options: A
     """Give an environment N replicas, at the same address.
 
     With fewer replicas than before, the youngest accept no new sessions, and exit after their last.
+
+    Examples:
+      openenv scale my_env 4                     # four replicas, at the same address
+      openenv scale my_env 1 --drain-timeout 5m  # one; the others end with their sessions
     """
     payload = {"name": name, "replicas": replicas, **given_options(DrainOptions, options)}
     return carry_out(connect(output), "scale", payload, output, _scaled, is_async=is_async)
@@ -48,6 +52,10 @@ def restart(name: str, replica: int | None, is_async: bool, output: Output, **op
     """Replace an environment's replicas one after another, at the same address.
 
     A replica drains once its replacement is ready, and exits when its last session has ended.
+
+    Examples:
+      openenv restart my_env              # one replica after another, no session ends
+      openenv restart my_env --replica 2  # one alone
     """
     payload = {"name": name} | ({} if replica is None else {"replica": replica})
     payload |= given_options(DrainOptions, options)
@@ -85,7 +93,12 @@ def _restarted(final: Json) -> tuple[Json, list[str]]:
 def down(
     names: tuple[str, ...], everything: bool, strays: bool, is_async: bool, output: Output
 ) -> int:
-    """Take environments down, and cancel launches that are still under way."""
+    """Take environments down, and cancel launches that are still under way.
+
+    Examples:
+      openenv down my_env  # stop its replicas
+      openenv down --all   # of all environments
+    """
     if [bool(names), everything, strays].count(True) != 1:
         raise click.UsageError("name environments, or use --all, or --strays")
     client = connect(output)
@@ -122,6 +135,9 @@ def prune(output: Output) -> int:
 
     The next launch of such a project installs its dependencies again. Of the images that openenv
     has built, the newest of each environment stays.
+
+    Examples:
+      openenv prune  # free the disk space of unused dependencies
     """
     result = run(connect(output), "prune", {})["result"]
     output.json(result)

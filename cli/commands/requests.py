@@ -56,7 +56,12 @@ def requests(
     limit: int,
     output: Output,
 ) -> int:
-    """Show the queue and its history, newest first."""
+    """Show the queue and its history, newest first.
+
+    Examples:
+      openenv requests --state failed                  # what failed
+      openenv requests --environment my_env --limit 5  # the last ones of an environment
+    """
     client = options.connect(output)
     found = client.requests(
         states=states, operation=operation, environment=environment, limit=limit
@@ -87,7 +92,12 @@ active_requests_argument = click.argument(
 )  # fmt: skip
 @options.json_option
 def wait(request_ids: tuple[str, ...], timeout: float | None, output: Output) -> int:
-    """Wait until requests are final; the exit code is the outcome's (the worst of several)."""
+    """Wait until requests are final; the exit code is the outcome's (the worst of several).
+
+    Examples:
+      openenv wait 7f3a91c2               # its outcome is the exit code
+      openenv wait --timeout 5m 7f3a91c2  # exit code 124 where it has not ended by then
+    """
     client = options.connect(output)
     # All are looked up first: a wrong id is said now, not after the others have ended.
     found = [client.request(request_id) for request_id in request_ids]
@@ -116,7 +126,12 @@ def wait(request_ids: tuple[str, ...], timeout: float | None, output: Output) ->
 @active_requests_argument
 @options.json_option
 def cancel(request_ids: tuple[str, ...], output: Output) -> int:
-    """Cancel requests at once, pending or running. Ended requests do not change."""
+    """Cancel requests at once, pending or running. Ended requests do not change.
+
+    Examples:
+      openenv cancel 7f3a91c2           # one request
+      openenv cancel 7f3a91c2 9b1d0c44  # several
+    """
     client = options.connect(output)
     found = [client.request(request_id) for request_id in request_ids]
     answers = [client.cancel(request["id"]) for request in found]
@@ -136,6 +151,10 @@ def retry(request_id: str, output: Output, is_async: bool, **limits: int | None)
 
     A launch of what runs meanwhile is an update of that. Waits until it has ended; Ctrl-C
     detaches, a second one cancels.
+
+    Examples:
+      openenv retry 7f3a91c2              # the same again
+      openenv retry 7f3a91c2 --memory 2G  # with more memory, and all else as it was
     """
     from .launch import follow_launch
     from .rollout import follow_rollout
@@ -202,6 +221,11 @@ def logs(
 
     With -f, a request's log ends with the request, an environment's when it is down. After an
     update it continues with the newest replica of what serves then.
+
+    Examples:
+      openenv logs -f my_env                   # follow its youngest replica
+      openenv logs --grep warning my_env echo  # the lines of two environments that match
+      openenv logs --tail 100 7f3a91c2         # the end of a request's log
     """
     client = options.connect(output)
     found = [(target, *options.find_target(client, target)) for target in targets]

@@ -68,6 +68,12 @@ def rollout(
 
     `openenv rollout show DIR` prints the summary of a folder, `rollout show DIR EPISODE` an
     episode.
+
+    Examples:
+      openenv rollout echo --out episodes --episodes 64  # random actions
+      openenv rollout my_env --out out --policy my_policies:act  # a function of yours
+      openenv rollout show episodes  # counts and rewards of what is in a folder
+      openenv rollout my_env --out out --launch --group 8  # launch it first; groups for GRPO
     """
     if options["out"] is None:
         if names[0] == "show":

@@ -65,7 +65,14 @@ MIN_REQUESTS = 3  # that are shown, however low the terminal is
 )
 @json_option
 def status(target: str | None, watch: bool, shows_all: bool, output: Output) -> int:
-    """Show the daemon, environments and requests, or one of them."""
+    """Show the daemon, environments and requests, or one of them.
+
+    Examples:
+      openenv status          # environments and requests
+      openenv status my_env   # one environment, with its replicas and generations
+      openenv status --watch  # redrawn when something changes
+      openenv status --json   # for programs
+    """
     client = connect(output)
     if watch:
         _watch(client, partial(read_status, target=target, shows_all=shows_all), output)

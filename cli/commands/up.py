@@ -55,7 +55,13 @@ def _check(item: Setting, _context: click.Context, _option: click.Parameter, val
 @json_option
 @setting_options
 def up(foreground: bool, output: Output, **settings: Any) -> int:
-    """Start the daemon, if it is not running, and print the limits found."""
+    """Start the daemon, if it is not running, and print the limits found.
+
+    Examples:
+      openenv up                                   # start the daemon, if it does not run
+      openenv up --port 9000 --max-long-workers 4  # with settings of its own
+      openenv up --foreground                      # for systemd and other service managers
+    """
     paths = Paths.from_environment()
     if foreground:
         client = daemon.find(paths, any_version=True)
@@ -77,7 +83,11 @@ def up(foreground: bool, output: Output, **settings: Any) -> int:
 @click.command()
 @json_option
 def stop(output: Output) -> int:
-    """Stop the daemon. Environments continue; the next daemon adopts them."""
+    """Stop the daemon. Environments continue; the next daemon adopts them.
+
+    Examples:
+      openenv stop  # environments continue
+    """
     paths = Paths.from_environment()
     rest = "; environments continue"
     try:  # a daemon that does not answer does not say whether some run
@@ -98,7 +108,11 @@ def stop(output: Output) -> int:
 @click.command()
 @json_option
 def info(output: Output) -> int:
-    """Show the daemon's limits, plan, workers and settings."""
+    """Show the daemon's limits, plan, workers and settings.
+
+    Examples:
+      openenv info  # limits, plan and workers
+    """
     found = connect(output).info()
     output.json(found)
     found["daemon"].pop("pid_started_at", None)  # on no clock that people read
@@ -124,6 +138,9 @@ def config(output: Output) -> int:
     Options of `up` count before variables, and those before `config.toml` in the home, whose keys
     are the names that are listed. Of a daemon that runs, it is what is in force; no daemon is
     started for it.
+
+    Examples:
+      openenv config  # each setting, and where it comes from
     """
     paths = Paths.from_environment()
     try:

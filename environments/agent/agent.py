@@ -52,7 +52,7 @@ from ..agent_client import ADDRESS_FILE_NAME, STRAYS_FILE_NAME, EngineAddress, s
 from ..engines.base import Engine, EngineError, EngineGone, EngineRefused, Instance, ReplicaPlan
 from ..engines.registry import load
 from ..run_files import RunFile
-from ..shim.files import CONTROL_FD_VARIABLE, inherited_sockets, open_control_socket, write_json
+from ..shim.files import CONTROL_FD_VARIABLE, inherited_sockets, write_json
 from ..shim.loop import enter_shims_group, leave_shims_group
 from .engine_watch import EngineWatch
 from .replica import EngineReplica
@@ -72,8 +72,7 @@ class UnusableEngine:
     out of reach.
     """
 
-    def __init__(self, name: str, why: EngineRefused) -> None:
-        self.name = name
+    def __init__(self, why: EngineRefused) -> None:
         self._why = why
 
     def start(self, _: ReplicaPlan) -> NoReturn:
@@ -188,11 +187,12 @@ class Agent:
         is_ours = instance.labels.home == self._layout.home_label
         return is_ours and run_files.read(self._layout.run_dir(instance.labels.replica)) is None
 
-    def _write_strays(self) -> None:
-        self._strays = [_view(each) for each in self._instances if self._is_stray(each)]
+    def _write_strays(self) -> list[Json]:
+        strays = self._strays = [_view(each) for each in self._instances if self._is_stray(each)]
         with contextlib.suppress(OSError):
             path = str(self._folder / STRAYS_FILE_NAME)
-            write_json(path, {"seen_at": time.time(), "strays": self._strays})
+            write_json(path, {"seen_at": time.time(), "strays": strays})
+        return strays
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._busy_at = time.monotonic()
@@ -223,11 +223,9 @@ class Agent:
                 return {}
             case "list":
                 self._instances = list(await self._watch.call(engine.list))
-                self._write_strays()
-                views = [
-                    _view(each) | {"is_stray": self._is_stray(each)} for each in self._instances
-                ]
-                return {"instances": views}
+                strays = self._write_strays()
+                views = map(_view, self._instances)
+                return {"instances": [v | {"is_stray": v in strays} for v in views]}
             case "stop":
                 await self._stop_stray(message["instance"], message.get("grace_seconds"))
                 return {}
@@ -279,7 +277,7 @@ async def _run(layout: Layout, at: EngineAddress, control: socket.socket) -> Non
     try:
         engine = load(at.engine)
     except EngineRefused as exc:
-        engine = UnusableEngine(at.engine, exc)
+        engine = UnusableEngine(exc)
     await Agent(layout, at, engine, control).run()
 
 
@@ -290,9 +288,7 @@ def main(home: Path, at: EngineAddress) -> None:
         signal.signal(number, signal.SIG_IGN)
     set_oom_score_adj(os.getpid(), 0)  # a worker's is higher
     layout = Layout(home)
-    inherited = inherited_sockets(CONTROL_FD_VARIABLE)
-    path = layout.agent_socket(at.key)
-    control = inherited[0] if inherited else open_control_socket(str(path))
+    [control] = inherited_sockets(CONTROL_FD_VARIABLE)
     held = FileLock(make_private(layout.engines / at.key) / AGENT_LOCK, mode=0o600)
     held.acquire()  # until this process ends; waits for an agent that is ending
     entered = enter_shims_group(layout.replica_groups)  # out of the starter's: a worker's, capped

@@ -274,7 +274,7 @@ class EngineReplica:
                 instance = await self._find() or instance
             await self._instance.finish_log()
             if self.status.known["exit"] is None:  # else it had ended before
-                facts = exit_facts(instance, self.status.instance, self._engine.name)
+                facts = exit_facts(instance, self.status.instance, self.run_file.provider)
                 self._note_exit(self._reason(facts, stopped_by_us=True))
             await self._instance.remove(instance)
         self._handle(Event.GONE)
@@ -309,7 +309,7 @@ class EngineReplica:
 
     async def _report_exit(self, instance: base.Instance | None) -> float | None:
         await self._instance.finish_log()
-        facts = exit_facts(instance, self.status.instance, self._engine.name)
+        facts = exit_facts(instance, self.status.instance, self.run_file.provider)
         self._note_exit(self._reason(facts))
         self._handle(Event.EXITED)
         return None

@@ -251,10 +251,6 @@ class Engine(Protocol):
     Making one neither connects nor fails.
     """
 
-    @property
-    def name(self) -> str:
-        """Return what it is called in `--provider`: the name of its entry point."""
-
     def check(self) -> Check:
         """Return what is known of an engine that works; raise why it does not."""
 

@@ -19,7 +19,6 @@ import hashlib
 import json
 import re
 import socket
-import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from ...schema.errors import InvalidSpec
 from ...schema.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
 from ...system.net.access import is_loopback
 from ...system.net.listening_sockets import http_address, open_listening_sockets
+from ...system.process.proc import printed_by
 from ...system.text.json_lines import Json
 from .base import EngineRefused, ReplicaPlan
 
@@ -220,15 +220,5 @@ def share(devices: tuple[str, ...], gpus: int, ordinal: int) -> tuple[str, ...]:
 
 
 def _of_program(environ: Mapping[str, str]) -> int:
-    try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--list-gpus"],
-            env=dict(environ),
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=ASK_SECONDS,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    listed = printed_by(["nvidia-smi", "--list-gpus"], ASK_SECONDS, environ)
+    return sum(line.startswith("GPU ") for line in listed.splitlines())

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from ...system.files.log_files import keep_newest_half
+from ...system.files.log_files import BoundedLog
 from ...system.process.backoff import backoff_seconds
 from ..shim.files import open_log, read_json, write_json
 from .base import Engine, EngineGone, EngineRefused, Instance, LogChunk
@@ -83,7 +83,6 @@ log = logging.getLogger(__name__)
 CURSOR_FILE_NAME = "log-cursor.json"
 FIRST_PAUSE_SECONDS = 0.2
 MAX_PAUSE_SECONDS = 5.0
-_POLLS_PER_LIMIT = 8  # how often the log is looked at while as much as its limit is written
 
 
 class LogPump:
@@ -101,8 +100,7 @@ class LogPump:
         self._instance = instance
         self._cursor_path = run_dir / CURSOR_FILE_NAME
         self._log_path = log_path
-        self._max_bytes = max_bytes
-        self._since_look = 0
+        self._log = BoundedLog(log_path, max_bytes)
         self._stopped = threading.Event()
         self._loop = asyncio.get_running_loop()
         name = f"log of {instance.labels.replica}"
@@ -144,7 +142,7 @@ class LogPump:
                 if os.write(descriptor, data) < len(data):
                     raise OSError("there is no room for the whole piece")  # the rest comes again
                 ahead = max(0, ahead - len(chunk.data))
-                self._bound(len(chunk.data))
+                self._log.bound()
                 self._write_cursor(chunk.cursor, os.fstat(descriptor).st_size - ahead)
         finally:
             os.close(descriptor)
@@ -160,11 +158,3 @@ class LogPump:
     def _write_cursor(self, cursor: str | None, size: int) -> None:
         known = {"instance": self._instance.id, "cursor": cursor, "size": size}
         write_json(str(self._cursor_path), known)
-
-    def _bound(self, written: int) -> None:
-        self._since_look += written
-        if self._since_look * _POLLS_PER_LIMIT < self._max_bytes:
-            return
-        self._since_look = 0
-        if Path(self._log_path).stat().st_size > self._max_bytes:
-            keep_newest_half(self._log_path, self._max_bytes)

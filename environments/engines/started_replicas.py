@@ -21,6 +21,7 @@ from ...system.memory.limits import no_room_text, tells_no_room
 from ...system.memory.usage import replica_bytes
 from ...system.process.exit_reason import ExitReason
 from .. import run_files
+from ..shim.client import is_alive
 from .host_options import IMPORTS
 
 LAST_LINES = 20  # of a replica's log, in a failure
@@ -64,6 +65,12 @@ def started_replica(run_file: run_files.RunFile, status: StatusLine) -> StartedR
         serving=info.get("serving"),
         route=info.get("route"),
     )
+
+
+def is_ready(run_file: run_files.RunFile, status: StatusLine) -> bool:
+    """Return whether a replica serves, by the last status of its shim or agent."""
+    is_there = is_alive(status) or not run_file.is_local  # an engine's does not end with its agent
+    return is_there and status.get("state") in READY
 
 
 def _name_of(run_file: run_files.RunFile) -> str:

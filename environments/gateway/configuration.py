@@ -58,6 +58,7 @@ from ...schema.protocol import (
     RETRY_HEADER,
 )
 from ...system.net.access import PARAMETER
+from ...system.net.listening_sockets import http_address
 from ...system.text.json_lines import Json
 from .lua import SOURCE as LUA
 
@@ -164,9 +165,8 @@ class GatewayOptions:
     @property
     def address(self) -> str:
         """Return what the addresses of environments begin with."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104
-        scheme = "https" if self.certificate else "http"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+        address = http_address(self.host, self.port)
+        return address.replace("http", "https", 1) if self.certificate else address
 
     def address_of(self, name: str) -> str:
         """Return what goes into upstream's `base_url` for an environment."""
@@ -230,8 +230,6 @@ def listeners(options: GatewayOptions, folder: str) -> Json:
 
 def certificates(options: GatewayOptions) -> Json:
     """The certificate, which is read again when its files are replaced."""
-    if not options.certificate:
-        return _resources()
     files = {
         "certificate_chain": {"filename": options.certificate},
         "private_key": {"filename": options.key},
@@ -534,15 +532,7 @@ def _tcp_option(name: str, value: int) -> list[Json]:
     """An option of sockets, where there is such a one: Linux alone has those that are used."""
     if not hasattr(socket, name):
         return []
-    return [
-        {
-            "level": socket.IPPROTO_TCP,
-            "name": getattr(socket, name),
-            "int_value": value,
-            "state": "STATE_PREBIND",
-            "description": name,
-        }
-    ]
+    return [{"level": socket.IPPROTO_TCP, "name": getattr(socket, name), "int_value": value}]
 
 
 def _seconds(value: float) -> str:

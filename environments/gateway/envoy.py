@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import pwd
 import resource
 import socket
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from ...schema.layout import make_private
+from ...schema.layout import create_whole, make_private
 from ...system.text.json_lines import Json
 from ..shim.files import file_identity, replace_file
 from . import configuration
@@ -191,13 +190,14 @@ def write_start_files(folder: Path, options: GatewayOptions, admin_socket: Path)
     """Write Envoy's start files that the daemon has not written; return the bootstrap's path."""
     make_private(folder / "endpoints")
     where = str(folder)
-    _replace(folder / "certificates.json", configuration.certificates(options))
+    if options.certificate:
+        _replace(folder / "certificates.json", configuration.certificates(options))
     _replace(folder / "listeners.json", configuration.listeners(options, where))
     for name, content in (
         ("clusters.json", configuration.clusters()),
         ("routes.json", configuration.routes()),
     ):
-        _create(folder / name, content)
+        create_whole(folder / name, orjson.dumps(content))  # unless the daemon has, by now
     bootstrap = folder / "bootstrap.json"
     _replace(bootstrap, configuration.bootstrap(where, str(admin_socket), _most_connections()))
     return bootstrap
@@ -238,7 +238,9 @@ class BackendFiles:
                 continue
             path = configuration.endpoints_file(str(self._folder), name)
             _replace(Path(path), configuration.endpoints(backend))
-            texts[name] = _Texts.of(backend, path)
+            cluster = orjson.dumps(configuration.cluster(backend, path))
+            own_routes = map(orjson.dumps, configuration.routes_to(backend))
+            texts[name] = _Texts(cluster, b",".join(own_routes))
         # A new cluster must be written before its route, and a removed one must go after its route.
         folder, before = self._folder / "endpoints", self._texts
         old = self._written.keys() or {path.stem for path in folder.glob("*.json")}
@@ -266,12 +268,6 @@ class _Texts(NamedTuple):
     cluster: bytes
     routes: bytes
 
-    @classmethod
-    def of(cls, backend: Backend, endpoints_file: str) -> _Texts:
-        cluster = configuration.cluster(backend, endpoints_file)
-        routes = b",".join(map(orjson.dumps, configuration.routes_to(backend)))
-        return cls(orjson.dumps(cluster), routes)
-
 
 def _most_connections() -> int:
     """Return how many clients the limit on open files allows: each takes two."""
@@ -285,12 +281,3 @@ def _replace(path: Path, content: Json) -> None:
         if path.stat().st_size == len(text) and path.read_bytes() == text:
             return
     replace_file(str(path), text)
-
-
-def _create(path: Path, content: Json) -> None:
-    """Write a file, unless the daemon has written it by now."""
-    first = path.with_suffix(f".first.{os.getpid()}")
-    replace_file(str(first), orjson.dumps(content))
-    with contextlib.suppress(FileExistsError):
-        path.hardlink_to(first)
-    first.unlink()

@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,8 +46,7 @@ from ..engines.local.ports import (
 )
 from ..engines.providers import RUN_DIR_VARIABLE, child_environment
 from ..run_files import RunFile, SetAside
-from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_run_file, start_shim
-from ..shim.files import RUN_FILE_NAME
+from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, start_shim
 from .configuration import GatewayOptions
 from .envoy import Connections, read_connections, write_start_files
 
@@ -93,7 +92,7 @@ class Gateway:
     @property
     def admin_socket(self) -> Path:
         """Envoy's admin interface."""
-        return Path(self.run_file.data["admin_socket"])
+        return _admin_socket(Path(self.run_file.socket_path))
 
     def connections(self) -> Connections:
         """Return how many connections clients have; raises `OSError` if Envoy does not answer."""
@@ -161,15 +160,10 @@ def find_usable(layout: Layout) -> Gateway | None:
 
 
 def _look(layout: Layout) -> Gateway | SetAside | None:
-    run_dir = layout.run_dir(NAME)
-    data = read_run_file(run_dir)
-    if data is None and not (run_dir / RUN_FILE_NAME).exists():
-        return None
-    data = data or {}
-    if run_files.is_usable(data, _RUN_FILE_VERSION):
-        return Gateway(GatewayOptions(**data["options"]), RunFile.of(run_dir, data))
-    is_damaged = data.get("version") in (None, _RUN_FILE_VERSION)
-    return SetAside(run_dir, NAME, is_damaged=is_damaged)
+    found = run_files.look_at(layout.run_dir(NAME), _RUN_FILE_VERSION)
+    if isinstance(found, RunFile):
+        return Gateway(GatewayOptions(**found.data["options"]), found)
+    return found
 
 
 def ensure_running(layout: Layout, wanted: GatewayOptions) -> Gateway:
@@ -229,8 +223,9 @@ def stop(layout: Layout) -> None:
     """
     if (aside := set_aside(layout)) is not None:
         run_files.stop_set_aside(aside, grace_seconds=0.0)
-    run_files.stop_replica(layout.run_dir(NAME))
-    _admin_socket(layout).unlink(missing_ok=True)  # of an Envoy that was killed
+    run_files.stop_replicas([layout.run_dir(NAME)])
+    admin_socket = _admin_socket(layout.replica_socket(NAME))
+    admin_socket.unlink(missing_ok=True)  # of an Envoy that was killed
 
 
 def check_here(layout: Layout, wanted: GatewayOptions) -> str:
@@ -323,7 +318,7 @@ def check_options(options: GatewayOptions) -> None:
 def _describe(layout: Layout, options: GatewayOptions, envoy: Path) -> Gateway:
     run_dir = layout.run_dir(NAME)
     socket_path = layout.replica_socket(NAME)
-    admin_socket = _admin_socket(layout)
+    admin_socket = _admin_socket(socket_path)
     bootstrap = config_folder(run_dir) / "bootstrap.json"
     threads = min(_MAX_THREADS, max(1, int(read_limits().cpus)))
     argv = [sys.executable, "-I", "-S", str(_START), str(envoy), str(bootstrap), str(admin_socket)]
@@ -341,7 +336,6 @@ def _describe(layout: Layout, options: GatewayOptions, envoy: Path) -> Gateway:
         "cwd": str(run_dir),
         "log_path": str(layout.home / "logs" / "gateway.log"),
         "socket_path": str(socket_path),
-        "admin_socket": str(admin_socket),
         "host": options.host,
         "port": options.port,
         "cgroups": layout.replica_groups,
@@ -354,8 +348,8 @@ def _describe(layout: Layout, options: GatewayOptions, envoy: Path) -> Gateway:
     return Gateway(options, RunFile.of(run_dir, data))
 
 
-def _admin_socket(layout: Layout) -> Path:
-    return layout.replica_socket(NAME).with_suffix(".admin")
+def _admin_socket(socket_path: Path) -> Path:
+    return socket_path.with_suffix(".admin")
 
 
 def _start(gateway: Gateway, reservation: socket.socket) -> None:
@@ -394,7 +388,7 @@ def _wait_until_ready(gateway: Gateway) -> None:
     how = ExitReason.from_json(reason).sentence() if reason else "was stopped"
     text = status.get("failed") or f"the gateway {how} before it was ready"
     lines = status.get("log_tail") or []
-    run_files.stop_replica(run_file.run_dir)
+    run_files.stop_replicas([run_file.run_dir])
     raise GatewayFailed(with_last_lines(text, lines), f"its log: {run_file.log_path}")
 
 
@@ -414,10 +408,6 @@ def _answers(gateway: Gateway) -> bool:
 # The port
 
 
-def _owner(layout: Layout) -> PortOwner:
-    return PortOwner(NAME, layout.runs)
-
-
 @contextmanager
 def _reserved(
     wanted: GatewayOptions, layout: Layout, *, may_be_held: bool = False
@@ -425,7 +415,7 @@ def _reserved(
     """Reserve the port that is wanted, or any; the shim keeps the socket when this closes it."""
     candidates = [wanted.port] if wanted.port else range(LAST_PORT, FIRST_PORT - 1, -1)
     for port in candidates:
-        if reserved_for(port, _owner(layout)) is not None:
+        if reserved_for(port, PortOwner(NAME, layout.runs)) is not None:
             continue
         try:
             reservation = _reserve(wanted.host, port, may_be_held=may_be_held)
@@ -435,7 +425,7 @@ def _reserved(
             text = f"the gateway cannot listen on {wanted.host}:{port}: {exc.strerror}"
             raise GatewayFailed(text, f"set {HOST_VARIABLE} and {PORT_VARIABLE}") from exc
         with contextlib.closing(reservation):
-            yield GatewayOptions(wanted.host, port, wanted.certificate, wanted.key), reservation
+            yield replace(wanted, port=port), reservation
         return
     if not wanted.port:
         raise GatewayFailed(f"all ports from {FIRST_PORT} to {LAST_PORT} are in use")

@@ -28,6 +28,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 from ... import __version__
@@ -54,6 +55,9 @@ OWN_PACKAGES = ("env_host", "schema", "system")  # what runs in other projects' 
 _ANY_PATCH = 99  # of the Python in a base image, whose tag names none
 _CERTIFICATES_VARIABLE = "SSL_CERT_FILE"
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INSECURE_HOST", "UV_HTTP_TIMEOUT")
+
+# Of the env host's configuration, what is the same in the image.
+_KEPT_CONFIG = ("name", "app_candidates", "app_fallbacks", "env_class", "manifest")
 
 Buildable = resolve.Bundled | resolve.Project | resolve.ClassSource
 Files = dict[str, Path]  # by their names in the archive
@@ -92,16 +96,10 @@ class Context:
     @property
     def digest(self) -> str:
         """Return a digest of files, base and needs, wherever the packages come from."""
-        plain = replace(self.recipe, index={}, has_certificates=False)
-        digest = hashlib.sha256(dockerfile(plain).encode())
-        for name, path in sorted(self.files.items()):
-            mode = 0o755 if path.lstat().st_mode & 0o100 else 0o644
-            digest.update(f"\0{name}\0{mode}\0".encode())
-            if path.is_symlink():
-                digest.update(bytes(path.readlink()))
-            else:
-                with path.open("rb") as file:
-                    digest.update(hashlib.file_digest(file, "sha256").digest())
+        recipe = replace(self.recipe, index={}, has_certificates=False)
+        digest = hashlib.sha256()
+        archive: Any = SimpleNamespace(write=digest.update)
+        replace(self, recipe=recipe, certificates=None).write(archive)
         return digest.hexdigest()
 
     def write(self, archive: IO[bytes]) -> None:
@@ -189,15 +187,9 @@ def _config_in_image(source: Buildable, program: Program, folder: str | None) ->
     paths = [_path_in_image(path, source, folder) for path in config.import_paths]
     if program.links:
         paths.insert(0, PROJECTS_FOLDER)
-    return {
-        "name": config.name,
-        "app_candidates": list(config.app_candidates),
-        "app_fallbacks": list(config.app_fallbacks),
-        "app_place": config.app_place.replace(f"{here}/", ""),
-        "env_class": config.env_class,
-        "import_paths": paths,
-        "manifest": config.manifest,
-    }
+    kept = {name: getattr(config, name) for name in _KEPT_CONFIG}
+    place = config.app_place.replace(f"{here}/", "")
+    return kept | {"app_place": place, "import_paths": paths}
 
 
 def _own_files() -> Iterator[tuple[str, Path]]:
@@ -265,9 +257,8 @@ def _files_of_needs(way: Way | None, files: Files) -> Files:
         return {}
     found: Files = {}
     if way.is_dynamic:  # its build system is asked, which may read any of its files
-        prefix = f"{PROJECT}/"
-        own = {name.removeprefix(prefix): p for name, p in files.items() if name.startswith(prefix)}
-        found = {f"{NEEDS}/{name}": path for name, path in own.items()}
+        own = {name: path for name, path in files.items() if name.startswith(f"{PROJECT}/")}
+        found = {name.replace(PROJECT, NEEDS, 1): path for name, path in own.items()}
     inside = (path for path in way.files if path.is_relative_to(way.folder))
     return found | {f"{NEEDS}/{path.relative_to(way.folder)}": path for path in inside}
 

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 from ...schema.layout import Layout
 from ...system.process.process_identity import boot_seconds
 from .. import run_files
+from ..shim.files import read_json
 from .project_venv import COMPLETE, USED, note_use, noted_of
 
 LAUNCH_SECONDS = 60.0  # at least, from asking for a Python until the run file is written
@@ -97,11 +98,10 @@ def _unused_since(venv: Venv, run_seconds: float) -> float:
     if not (venv.path / COMPLETE).exists():
         return -math.inf
     path = venv.path / UNUSED
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(path.read_bytes())
+    match read_json(path):
         # Later than now: the database that counted these seconds is lost.
-        if found["used"] == venv.used and found["since"] <= run_seconds:
-            return float(found["since"])
+        case {"used": venv.used, "since": int() | float() as since} if since <= run_seconds:
+            return float(since)
     with contextlib.suppress(OSError):
         path.write_text(json.dumps({"used": venv.used, "since": run_seconds}))
     return run_seconds

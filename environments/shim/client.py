@@ -239,6 +239,12 @@ def read_status_file(run_dir: str | os.PathLike[str]) -> StatusLine | None:
     return cast("StatusLine | None", files.read_json(Path(run_dir) / files.STATUS_FILE_NAME))
 
 
+def is_alive(status: StatusLine) -> bool:
+    """Return whether the shim that wrote a status, or the engine's agent, is alive."""
+    shim = status.get("shim")
+    return shim is not None and ProcessIdentity(shim["pid"], shim["started_at"]).is_alive()
+
+
 def clean_up_after_shim(run_dir: str | os.PathLike[str]) -> list[int]:
     """End the shim and the server of a run directory; return the pids that were signalled.
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .dockerfile import Started, read_dockerfile, read_text, started
+from .dockerfile import Started, places, read_dockerfile, read_text, started
 from .manifest import MANIFEST_NAME
 
 DEFAULT_APP = "server.app:app"
@@ -196,10 +196,10 @@ def _locate(folder: Path, asked: Started) -> tuple[str, Path, Path | None] | Non
     author's command may run in one of the project's folders.
     """
     parts = asked.module.split(".")
-    places = _folders(asked.folder, folder)
+    named = places(asked.folder, folder)
     usual = [folder, folder / "src"]
     # A path of the image may be that of the whole project, and not of a folder called so in it.
-    bases = [*usual, *places] if asked.folder.startswith("/") else [*places, *usual]
+    bases = [*usual, *named] if asked.folder.startswith("/") else [*named, *usual]
     further = [path for each in asked.further if (path := _find_folder(each, folder)) is not None]
     for base in [*bases, *further, folder / "server", folder / "app"]:
         module = base.joinpath(*parts)
@@ -217,14 +217,8 @@ def _locate(folder: Path, asked: Started) -> tuple[str, Path, Path | None] | Non
     return None
 
 
-def _folders(named: str, folder: Path) -> list[Path]:
-    """Return what a folder in the image may be in the project's: of `/app/x/y` `app/x/y`, `x/y`."""
-    parts = [part for part in Path(named).parts if part not in ("/", ".", "..")]
-    return [folder.joinpath(*parts[start:]) for start in range(len(parts))]
-
-
 def _find_folder(named: str, folder: Path) -> Path | None:
-    return next((path for path in _folders(named, folder) if path.is_dir()), None)
+    return next((path for path in places(named, folder) if path.is_dir()), None)
 
 
 def _contents(source: str) -> tuple[set[str], set[str], str]:

@@ -195,10 +195,14 @@ def _scripts(words: list[str], folder: Path) -> Iterator[str]:
 
 
 def find_file(named: str, folder: Path) -> Path | None:
-    """Return the project's file that a path in the image is: of `/app/x/y` `x/y`, or else `y`."""
+    """Return the project's file that a path in the image is."""
+    return next((path for path in places(named, folder) if path.is_file()), None)
+
+
+def places(named: str, folder: Path) -> list[Path]:
+    """Return what a path in the image may be in the project: of `/app/x` `app/x`, or else `x`."""
     parts = [part for part in PurePosixPath(named).parts if part not in ("/", ".", "..")]
-    paths = (folder.joinpath(*parts[start:]) for start in range(len(parts)))
-    return next((path for path in paths if path.is_file()), None)
+    return [folder.joinpath(*parts[start:]) for start in range(len(parts))]
 
 
 def _split(text: str) -> Iterator[list[str]]:

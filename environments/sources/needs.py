@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ...system.process.proc import printed_by
 from .dockerfile import find_file, installed, read_dockerfile, read_text
 
+GIT_SECONDS = 10.0
 _REQUIREMENTS = ("server/requirements.txt", "requirements.txt")
 _BUILDS = ("setup.py", "setup.cfg")
 _BY_SETUP: Mapping[str, Any] = {"build-system": {}}  # what a `pyproject.toml` for them would say
@@ -275,11 +276,7 @@ def _version_in_git(packaging: dict[str, Any], folder: Path) -> str:
 def _git(folder: Path, *words: str) -> str:
     """Return what git prints about a folder, without its file system monitor; "" on failure."""
     command = ("git", "-C", str(folder), "-c", "core.fsmonitor=false", *words)
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
+    return printed_by(command, GIT_SECONDS).strip()
 
 
 def _version_in_a_file(packaging: dict[str, Any], folder: Path) -> str:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ...schema.errors import UnknownSource
+from ...system.text.units import near_matches
 from .app_place import App, choose_app
 from .manifest import MANIFEST_NAME, Manifest, is_reference, read_manifest
 from .needs import Way, read_toml, table_in, ways_of
@@ -33,7 +34,6 @@ from .needs import Way, read_toml, table_in, ways_of
 SCHEME = "docker://"
 REPOSITORY = "openenvd"  # of what is built here: openenvd/my-env:4f1d…
 _DIGEST_LENGTH = 12
-_DOCKERS_REGISTRY = "docker.io"
 # distribution/reference: a registry with its port, a path, and a tag or a digest.
 _PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _REGISTRY = r"[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?"
@@ -77,14 +77,12 @@ def digest_in_repository(image: str, digests: Iterable[str]) -> str | None:
 
 def _repository_of(image: str) -> tuple[str, str]:
     """Return registry and path of an image's name, as Docker completes them."""
-    name = image.partition("@")[0]
-    first, slash, rest = name.partition("/")
-    if not slash or not ("." in first or ":" in first or first == "localhost"):
-        first, rest = _DOCKERS_REGISTRY, name
-    path = rest.partition(":")[0]  # without the tag
-    if first in (_DOCKERS_REGISTRY, f"index.{_DOCKERS_REGISTRY}"):
-        return _DOCKERS_REGISTRY, path if "/" in path else f"library/{path}"
-    return first, path
+    from docker.auth import INDEX_NAME, resolve_repository_name  # the reference for names
+    from docker.utils import parse_repository_tag
+
+    registry, path = resolve_repository_name(parse_repository_tag(image)[0])
+    is_official = registry == INDEX_NAME and "/" not in path
+    return registry, f"library/{path}" if is_official else path
 
 
 def tag_of(name: str, digest: str) -> str:
@@ -268,13 +266,10 @@ def _unknown(source: str, path: Path) -> UnknownSource:
         return UnknownSource(message, f"launch a class of it, in {path.parent}: {command}")
     if is_file:
         return UnknownSource(f"{path} is a file", f"launch {_what_can_be_launched()}")
-    from difflib import get_close_matches  # when a source is wrong
-
-    near = get_close_matches(path.name.lower(), list(bundled()))
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    _, hint = near_matches(path.name.lower(), bundled(), "")
     return UnknownSource(
         f"there is no environment {source!r}: it is neither a bundled name nor a folder at {path}",
-        f"{hint}You can launch {_what_can_be_launched()}",
+        f"{hint} You can launch {_what_can_be_launched()}".lstrip(),
     )
 
 

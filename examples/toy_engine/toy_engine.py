@@ -56,8 +56,6 @@ ENGINE = base.EngineEntry(
 class ToyEngine:
     """Runs each instance as a process of this machine."""
 
-    name = "toy"
-
     def __init__(self) -> None:
         self._root = Path(os.environ[VARIABLE])
 

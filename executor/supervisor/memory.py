@@ -25,7 +25,6 @@ worker's cgroup.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -34,14 +33,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ...system.memory.cgroup_tree import read_keyed
 from ...system.memory.cgroups import Cgroup, CgroupManager, existing_groups
 from ...system.memory.limits import available_memory_bytes
 from ...system.memory.usage import tree_bytes
 from ...system.process.diagnose import Evidence, kernel_line
+from ...system.process.oom_evidence import OomCounters, read_oom_counters
 from ...system.process.proc import read_stat
 from ...system.process.process_identity import ProcessIdentity
-from ...system.process.tree import stop_tree, tree_of
+from ...system.process.tree import signal_all, stop_tree, tree_of
 from ..policy.memory import Timing, Usage, find_violation
 from ..policy.plan import Plan
 from ..spawning.source import signal_group
@@ -141,25 +140,23 @@ class WorkerMemory:
         group = self._groups.get(worker.name)
         if group is None or worker.cgroup is None:
             # The machine's counter, which is dear: only LONG tasks note it as they start.
-            old = run.machine_oom_kills if has_exited else None
-            new = None if old is None else machine_oom_kills()
-            return Evidence(
-                worker.pid, wait_status, machine_oom_kills_before=old, machine_oom_kills_after=new
-            )
-        before, after, peak = group.read_counters()
+            before = OomCounters(vmstat=run.machine_oom_kills if has_exited else None)
+            after = OomCounters() if before.vmstat is None else read_oom_counters(None)
+            return Evidence(worker.pid, wait_status, before=before, after=after)
+        old, new, peak = group.read_counters()
         if has_exited and (wait_status is None or wait_status & 0x7F == signal.SIGKILL):
             # After SIGKILL, only a recent kill can be the cause. If the worker exited on its own,
             # any earlier kill may be the cause, even one of a grandchild long ago.
-            before = max(before, group.looks[0])
+            old = max(old, group.looks[0])
         line = None
-        if after > before:
+        if new > old:
             since = run.started
             line = kernel_line(group.cgroup, worker.pid, since_monotonic=since, is_any=True)
         return Evidence(
             worker.pid,
             wait_status,
-            oom_kills_before=before,
-            oom_kills_after=after,
+            before=OomCounters(old),
+            after=OomCounters(new),
             kernel_log_line=line,
             cgroup_name=f"openenvd/{worker.name}",
             peak_bytes=peak,
@@ -198,7 +195,7 @@ class WorkerMemory:
         """
         workers = self._pools.workers()
         before, last = self._machine_looks
-        self._machine_looks = (last, kills := machine_oom_kills())
+        self._machine_looks = (last, kills := read_oom_counters(None).vmstat)
         if kills is None or not before == last == kills:
             for worker in workers:
                 if worker.cgroup is not None:
@@ -263,11 +260,6 @@ class AvailableMemory:
         return self._left_bytes
 
 
-def machine_oom_kills() -> int | None:
-    """Return how many processes the kernel has killed for memory; None where it does not say."""
-    return read_keyed("/proc/vmstat", "oom_kill")
-
-
 def _cgroup_manager() -> CgroupManager | None:
     """Make this daemon's folder of cgroups; None where the system allows none."""
     manager = CgroupManager(f"{_PREFIX}{os.getpid()}")
@@ -297,9 +289,7 @@ def kill_tree(worker: PooledWorker) -> None:
     # Find the descendants before the worker exits: afterwards they have another parent process.
     members = tree_of(worker.pid, cgroup=worker.cgroup)
     signal_group(worker.pid, worker.sentinel, signal.SIGKILL)
-    for member in members:
-        with contextlib.suppress(PermissionError):
-            member.signal(signal.SIGKILL)
+    signal_all(members, signal.SIGKILL)
 
 
 def kill_leftovers(worker: PooledWorker) -> list[int]:

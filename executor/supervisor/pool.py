@@ -219,14 +219,12 @@ class Pool:
         self._count(worker, +1)
         return worker.send(run.frame)
 
-    def unassign(self, worker: PooledWorker) -> Run | None:
+    def unassign(self, worker: PooledWorker) -> None:
         """Take the task that is over from the worker."""
-        run = worker.run
-        if run is not None:
+        if (run := worker.run) is not None:
             self._count(worker, -1)
             worker.run = run.worker = None
             self._count(worker, +1)
-        return run
 
     def _count(self, worker: PooledWorker, change: int) -> None:
         if worker.run is not None:

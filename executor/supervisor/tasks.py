@@ -38,6 +38,7 @@ from typing import Any
 from ...system.files.log_files import last_lines
 from ...system.process.diagnose import Evidence, diagnose_exit
 from ...system.process.exit_reason import ExitKind, ExitReason
+from ...system.process.oom_evidence import read_oom_counters
 from ..messages import (
     LONG,
     Cancelled,
@@ -53,7 +54,7 @@ from ..messages import (
 from ..policy.memory import Timing
 from ..policy.plan import reason_to_recycle
 from .channels import Channels, WakeUp
-from .memory import WorkerMemory, machine_oom_kills
+from .memory import WorkerMemory
 from .pool import Pool, PooledWorker, Pools, Run, Stage, StopReason
 
 log = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ class Tasks:
             self._memory.apply_limit(worker, run.task.memory_bytes)
         if worker.cgroup is None and run.task.schedule == LONG:
             # Too dear for SHORT tasks; where there are cgroups they tell better.
-            run.machine_oom_kills = machine_oom_kills()
+            run.machine_oom_kills = read_oom_counters(None).vmstat
         self._memory.note_busy(worker, now)
         if not pool.assign(worker, run, now):
             self._channels.write_when_ready(worker)

@@ -50,6 +50,14 @@ dependencies = ["{PEER_REQUIREMENT}"]
 packages = ["waits", "waits.server"]
 package-dir = {{ "waits" = ".", "waits.server" = "server" }}
 """
+# Behind `environment.py` of the benchmark, whose base classes are upstream's there.
+UPSTREAMS_APP = """
+import os
+from openenv.core.env_server import create_app
+bound = int(os.environ.get("MAX_CONCURRENT_ENVS", "100"))
+served = SyncBenchmarkEnvironment if is_synchronous() else BenchmarkEnvironment
+app = create_app(served, BenchmarkAction, BenchmarkObservation, "benchmark", bound)
+"""
 PEER_VENV_VARIABLE = "OPENENVD_PEER_VENV"  # kept between runs when it is set
 LIMIT_PROCESSES = 2
 START_SECONDS = 120.0
@@ -151,7 +159,9 @@ def write_project(folder: Path) -> Path:
     (server / "__init__.py").touch()
     bundled = REPOSITORY / "env_host" / "bundled" / "benchmark"
     shutil.copyfile(bundled / "behaviour.py", server / "behaviour.py")
-    shutil.copyfile(bundled / "upstream_app.py", server / "app.py")
+    ours = (bundled / "environment.py").read_text()
+    on_upstreams = ours.replace("...environment.interfaces", "openenv.core.env_server")
+    (server / "app.py").write_text(on_upstreams + UPSTREAMS_APP)
     return folder
 
 
@@ -191,10 +201,7 @@ def template_project(arrangement: Arrangement, python: Path) -> Iterator[Path]:
 
 @contextmanager
 def upstream(
-    arrangement: Arrangement,
-    python: Path,
-    app: str = "benchmark.upstream_app:app",
-    app_folder: Path = REPOSITORY / "env_host" / "bundled",
+    arrangement: Arrangement, python: Path, app: str = "server.app:app", app_dir: Path | None = None
 ) -> Iterator[Started]:
     """The peer: each worker may hold as many sessions as its share, or as all of them.
 
@@ -203,8 +210,9 @@ def upstream(
     """
     with tempfile.TemporaryDirectory(prefix="openenvd-peer-") as folder:
         port = free_port()
+        app_dir = app_dir or write_project(Path(folder) / "waits")
         command = [
-            str(python), "-m", "uvicorn", "--app-dir", str(app_folder), app,
+            str(python), "-m", "uvicorn", "--app-dir", str(app_dir), app,
             "--host", "127.0.0.1", "--port", str(port),
             "--workers", str(arrangement.processes), "--no-access-log",
         ]  # fmt: skip

@@ -38,6 +38,8 @@ from .journal import ENVIRONMENT_STATE, GENERATION_STATE, REPLICA_STATE, write_e
 
 log = logging.getLogger(__name__)
 
+_SHOWN_OF_REPLICA = ("id", "ordinal", "state", "pid", "restarts", "exit")
+
 
 def set_environment_state(
     connection: Connection,
@@ -149,14 +151,7 @@ def upsert_replica(connection: Connection, replica: Replica, *, now: float) -> E
         connection.execute(statements.DELETE_REPLICA, {"of_id": replica.id})
     else:
         connection.execute(statements.UPDATE_REPLICA, REPLICAS.parameters(replica))
-    data = {
-        "id": replica.id,
-        "ordinal": replica.ordinal,
-        "state": replica.state.value,
-        "pid": replica.pid,
-        "restarts": replica.restarts,
-        "exit": replica.exit,
-    }
+    data = {name: getattr(replica, name) for name in _SHOWN_OF_REPLICA}
     return write_event(connection, REPLICA_STATE, now, data, replica.environment)
 
 

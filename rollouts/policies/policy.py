@@ -25,13 +25,14 @@ import asyncio
 import inspect
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from threading import Thread
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from threading import Semaphore, Thread
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import orjson
 from anyio import CapacityLimiter
@@ -44,33 +45,29 @@ CPU_THREADS = 2  # 512 of them held the loop for 1.5 s where one job held it for
 MAX_HUNG = 16
 
 _T = TypeVar("_T")
-_Queue = SimpleQueue[Callable[[], None] | None]
+_Queue = SimpleQueue[Callable[[], Callable[[], None]] | None]
 _clock: ContextVar[asyncio.Timeout | None] = ContextVar("call_clock", default=None)
 
 
 class CpuThreads:
-    """At most `most` functions at once, of all episodes together, beside those that hang."""
+    """At most `CPU_THREADS` functions at once, of all episodes, beside those that hang."""
 
     def __init__(
-        self,
-        most: int = CPU_THREADS,
-        *,
-        max_hung: int = MAX_HUNG,
-        on_hung: Callable[[], None] = lambda: None,
+        self, *, max_hung: int = MAX_HUNG, on_hung: Callable[[], None] = lambda: None
     ) -> None:
-        self._places = CapacityLimiter(most)
+        self._places = CapacityLimiter(CPU_THREADS)
         self._threads = _DaemonThreads()
         weakref.finalize(self, self._threads.end).atexit = False
         self._max_hung = max_hung
         self._on_hung = on_hung
-        self._abandoned: set[_Call[Any]] = set()
+        self._abandoned: set[Future[Any]] = set()
 
     async def run(self, function: Callable[[], _T]) -> _T:
         """Call a function off the loop, and return its result.
 
         Raises `PolicyHangs`: too many functions hang.
         """
-        self._abandoned = {call for call in self._abandoned if call.is_running}
+        self._abandoned = {call for call in self._abandoned if call.running()}
         if (hung := len(self._abandoned)) >= self._max_hung:
             raise PolicyHangs(f"{hung} abandoned calls of the policy still hang")
         clock = _clock.get()
@@ -78,31 +75,14 @@ class CpuThreads:
         async with self._places:
             if go_on is not None:
                 go_on()
-            call = _Call(function)
+            call = self._threads.submit(function)
             try:
-                return await self._threads.call(call)
+                return await asyncio.wrap_future(call)
             except asyncio.CancelledError:
-                if call.is_running:
+                if call.running():
                     self._abandoned.add(call)
                     self._on_hung()
                 raise
-
-
-class _Call(Generic[_T]):
-    """A function, and whether a thread is in it."""
-
-    def __init__(self, function: Callable[[], _T]) -> None:
-        self._function = function
-        self.is_running = False
-
-    def __call__(self) -> _T:
-        self.is_running = True
-        try:
-            return self._function()
-        except (SystemExit, KeyboardInterrupt, StopIteration) as exc:  # they would end the loop
-            raise RuntimeError(f"{type(exc).__name__} was raised") from exc
-        finally:
-            self.is_running = False
 
 
 class _DaemonThreads:
@@ -114,50 +94,43 @@ class _DaemonThreads:
 
     def __init__(self) -> None:
         self._queue: _Queue = SimpleQueue()
-        self._idle = 0
+        self._idle = Semaphore(0)
 
     def end(self) -> None:
         """Each thread ends when it is idle."""
         self._queue.put(None)
 
-    async def call(self, function: Callable[[], _T]) -> _T:
-        """The result of a function. When this is cancelled, a function that runs is abandoned."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[_T] = loop.create_future()
-        context = copy_context()
-
-        def work() -> None:
-            if future.cancelled():
-                return tell(future.cancel)
-            try:
-                result = context.run(function)
-            except BaseException as exc:
-                tell(partial(future.set_exception, exc))
-            else:
-                tell(partial(future.set_result, result))
-
-        def tell(answer: Callable[[], Any]) -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._answered, future, answer)
-
-        if self._idle:
-            self._idle -= 1
-        else:
-            Thread(target=_work_off, args=[self._queue], name="policy", daemon=True).start()
-        self._queue.put(work)
-        return await future
-
-    def _answered(self, future: asyncio.Future[Any], answer: Callable[[], Any]) -> None:
-        self._idle += 1
-        if not future.done():
-            answer()
+    def submit(self, function: Callable[[], _T]) -> Future[_T]:
+        """Call a function on an idle thread, or on a new one."""
+        call: Future[_T] = Future()
+        if not self._idle.acquire(blocking=False):
+            threads = (self._queue, self._idle)
+            Thread(target=_work_off, args=threads, name="policy", daemon=True).start()
+        self._queue.put(partial(_outcome_of, call, partial(copy_context().run, function)))
+        return call
 
 
-def _work_off(queue: _Queue) -> None:
+def _work_off(queue: _Queue, idle: Semaphore) -> None:
     while work := queue.get():
-        work()
-        del work  # it has a result, which may be large
+        report = work()
+        idle.release()  # before the report: the loop may have the next call at once
+        report()
+        del work, report  # the result may be large
     queue.put(None)  # for the other threads
+
+
+def _outcome_of(call: Future[_T], function: Callable[[], _T]) -> Callable[[], None]:
+    """Call a function, unless it was cancelled before; return what reports the outcome."""
+    if not call.set_running_or_notify_cancel():
+        return lambda: None
+    try:
+        return partial(call.set_result, function())
+    except (SystemExit, KeyboardInterrupt, StopIteration) as exc:  # they would end the loop
+        error = RuntimeError(f"{type(exc).__name__} was raised")
+        error.__cause__ = exc
+        return partial(call.set_exception, error)
+    except BaseException as exc:
+        return partial(call.set_exception, exc)
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import uvloop
@@ -82,31 +82,21 @@ def run_on_thread(main: Coroutine[Any, Any, _T]) -> _T:
     A signal that is raised in the main thread meets nothing but a wait there; the coroutine is then
     cancelled, and has ended when this returns.
     """
-    done: Future[_T] = Future()
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     loop = runner.get_loop()
     task = loop.create_task(main)
 
-    def run() -> None:
-        try:
-            with runner:
-                result = loop.run_until_complete(task)
-        except BaseException as exc:
-            done.set_exception(exc)
-        else:
-            done.set_result(result)
+    def run() -> _T:
+        with runner:
+            return loop.run_until_complete(task)
 
-    thread = threading.Thread(target=run, name="rollout")
-    try:
-        thread.start()
-        return done.result()
-    except BaseException:  # cancelled, too: it is raised here, wherever the other thread is
-        with contextlib.suppress(RuntimeError):  # the loop has ended by now
-            loop.call_soon_threadsafe(task.cancel)
-        raise
-    finally:
-        with contextlib.suppress(RuntimeError):  # a signal came before it was started
-            thread.join()
+    with ThreadPoolExecutor(1, "rollout") as thread:
+        try:
+            return thread.submit(run).result()
+        except BaseException:  # cancelled, too: it is raised here, wherever the thread is
+            with contextlib.suppress(RuntimeError):  # the loop has ended by now
+                loop.call_soon_threadsafe(task.cancel)
+            raise
 
 
 @contextlib.contextmanager

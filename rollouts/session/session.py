@@ -224,10 +224,6 @@ class Session:
             return False
         return True
 
-    async def wait_closed(self) -> None:
-        """Wait until the socket is closed, by whomever."""
-        await self._socket.wait_closed()
-
     def abort(self, end: SessionFailed | None = None) -> None:
         """Close the socket now; `end` is what later calls say."""
         self._end = self._end or end or _closed()

@@ -176,10 +176,9 @@ async def cancel(request_id: str, deps: Injected) -> Json:
 
 
 @router.post("/requests/{request_id}/retry", status_code=202)
-async def retry(request_id: str, deps: Injected, body: Retry | None = None) -> Json:
+async def retry(first: Found, deps: Injected, body: Retry | None = None) -> Json:
     """Submit the same again: its payload, which no answer shows whole, and its options."""
     limits = {} if body is None else body.model_dump(exclude_none=True)
-    first = await deps.submitter.find(request_id)
     if first.environment is not None:  # what became of it is seen a moment later
         await deps.reconciler.queue.wait(first.environment)
     request = await deps.submitter.retry(first.id, limits)
@@ -198,13 +197,12 @@ async def events(
 
 @router.get("/requests/{request_id}/logs")
 async def request_logs(
-    request_id: str,
+    request: Found,
     deps: Injected,
     tail: Annotated[int | None, streams.TAIL] = None,
     follow: bool = False,
 ) -> StreamingResponse:
     """Return what the request printed, as text; with `follow`, until it is final."""
-    request = await deps.submitter.find(request_id)
     path = deps.paths.request_log(request.id)
     until = streams.request_ends(deps, request) if follow else None
     return StreamingResponse(

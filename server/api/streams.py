@@ -153,9 +153,7 @@ async def everything_stream(
             for item in _changes(position, page):
                 yield item
         while not deps.stopping.is_set() and not subscription.lagged:
-            await subscription.wake.wait()
-            subscription.wake.clear()
-            for item in _changes(position, subscription.take()):
+            for item in _changes(position, await subscription.next()):
                 yield item
 
 

@@ -392,14 +392,13 @@ def _abandoned(replica: Json, name: str, now: float) -> Json | None:
     if not found:
         return None
     since, count = min(one["since"] for one in found), sum(one["count"] for one in found)
-    is_one = count == 1
-    steps = (
-        "1 step runs although its session has" if is_one else f"{count} steps run although their"
-    )
+    text = f"{count} steps run although their sessions have ended"
+    if count == 1:
+        text = "1 step runs although its session has ended"
     return _fault(
         FaultKind.ABANDONED,
         f"{replica['id']}:abandoned:{since:.0f}",
-        f"{steps} ended" if is_one else f"{steps} sessions have ended",
+        text,
         environment=name,
         subject=f"{name} replica {replica['ordinal']}",
         at=since,

@@ -65,7 +65,7 @@ class RequestSource:
         if has_changed or self._ticks >= REASON_TICKS:
             self._ticks = 0
             await self._put_requests(state, turn.now)
-        if turn.is_first or any(_is_failure(event.data) for event in turn.events):
+        if turn.is_first or any(e.data.get("state") == RequestState.FAILED for e in turn.events):
             await self._put_failed(state)
         again = {e.request_id for e in turn.events if e.data.get("phase") == RETRYING}
         if turn.is_first:
@@ -157,10 +157,6 @@ def _progress_of(event: Event) -> Json | None:
     if event.kind != REQUEST_PROGRESS or not event.data.get("message"):
         return None
     return {name: event.data.get(name) for name in _PROGRESS}
-
-
-def _is_failure(data: Json) -> bool:
-    return data.get("state") == RequestState.FAILED
 
 
 KIND = "rollouts"

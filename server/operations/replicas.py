@@ -80,25 +80,27 @@ class ScalePayload(ChangePayload):
         return value
 
 
-class Scale(base.Operation):
+class Change(base.Operation):
+    """Changes the replicas of an environment; the reconciler carries it out."""
+
+    schedule = "LONG"
+    leaves_bytes = 40 * MB
+    in_daemon = True
+
+
+class Scale(Change):
     """Gives one environment more replicas, or fewer."""
 
     name = "scale"
     summary = "Change how many replicas an environment has."
-    schedule = "LONG"
-    leaves_bytes = 40 * MB
-    in_daemon = True
     Payload = ScalePayload
 
 
-class Restart(base.Operation):
+class Restart(Change):
     """Replaces the replicas of one environment, one after another."""
 
     name = "restart"
     summary = "Replace an environment's replicas, without ending a session."
-    schedule = "LONG"
-    leaves_bytes = 40 * MB
-    in_daemon = True
     Payload = RestartPayload
 
 

@@ -26,14 +26,13 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from ...environments import run_files
 from ...environments.access import find_replica
 from ...environments.engines.providers import server_options
-from ...environments.run_files import RunFile
+from ...environments.engines.started_replicas import is_ready
 from ...environments.shim.client import read_status_file
 from ...schema.errors import NotAnswering
 from ...schema.layout import Layout
 from ...schema.operation_options import RolloutOptions
 from ...schema.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER
 from ...system.net.access import with_token, without_token
-from ...system.process.process_identity import ProcessIdentity
 from ...system.text.units import MB, plural
 from ..tracing import start, stop
 from . import base
@@ -200,19 +199,11 @@ class FollowedEnvironment:
                 f"{self.name} was taken down, or has failed for good, before this had ended",
                 f"what has finished is kept; launch {self.name}, and run the same command again",
             )
-        return not any(map(_is_ready, own))
-
-
-def _is_ready(run_file: RunFile) -> bool:
-    status = read_status_file(run_file.run_dir)
-    if status is None or status.get("is_draining"):
-        return False
-    if status.get("state") not in ("ready", "asleep"):
-        return False
-    if not run_file.is_local:
-        return True  # it does not end with its agent
-    shim = status["shim"]
-    return ProcessIdentity(shim["pid"], shim["started_at"]).is_alive()
+        known = ((each, read_status_file(each.run_dir) or {}) for each in own)
+        return not any(
+            is_ready(run_file, status) and not status.get("is_draining")
+            for run_file, status in known
+        )
 
 
 class _ProgressReporter:
@@ -267,13 +258,11 @@ def _tracing() -> Iterator[Any]:
 @contextmanager
 def _variables(env: Mapping[str, str]) -> Iterator[None]:
     """The variables are set; afterwards as they were."""
-    before = {name: os.environ.get(name) for name in env}
+    before = dict(os.environ)
     os.environ.update(env)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in env:
+            os.environ.pop(name, None)
+        os.environ.update((name, before[name]) for name in env.keys() & before)

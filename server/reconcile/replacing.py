@@ -20,16 +20,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
+from ...environments.engines import started_replicas
 from ...environments.engines.providers import Provider, provider_named
-from ...environments.engines.started_replicas import (
-    ALIVE,
-    READY,
-    StartedReplica,
-    not_ready,
-    raise_if_ended,
-    shim_lost,
-    started_replica,
-)
+from ...environments.engines.started_replicas import ALIVE, READY, StartedReplica
 from ...environments.replica_policy import replacement_step, share_sessions
 from ...environments.run_files import RunFile
 from ...environments.shim.client import read_status_file
@@ -42,7 +35,7 @@ from ..dispatch.daemon_tasks import STOPPING
 from ..operations.base import OperationContext
 from ..operations.progress import ReplicasAwaited, SessionsLeft
 from .gateway import GatewayManager
-from .replica_watch import ReplicaWatch, is_alive, is_over
+from .replica_watch import ReplicaWatch, is_over
 from .replicas import ReplicaManager, is_leaving
 from .watches import Moves, Part, Roster
 
@@ -138,12 +131,12 @@ class Change:
         is_kept = watch.is_kept.is_set()
         if not is_kept and (watch.has_failed or is_over_now):
             if status.get("state", "starting") in ALIVE:
-                raise shim_lost(watch.run_file)
-            raise_if_ended(watch.run_file, status)
+                raise started_replicas.shim_lost(watch.run_file)
+            started_replicas.raise_if_ended(watch.run_file, status)
         if not is_kept and status.get("state") not in READY:
             return Part.WAITING
         if watch.replica.id not in self._ready:
-            self._ready[watch.replica.id] = started_replica(watch.run_file, status)
+            self._ready[watch.replica.id] = started_replicas.started_replica(watch.run_file, status)
             self._awaited.on_ready(self._ready[watch.replica.id])
             self._waits_since = time.monotonic()
         return Part.KEPT if is_kept else Part.READY
@@ -234,7 +227,9 @@ class Change:
         now, count = time.monotonic(), self._roster.count(Part.WAITING)
         why = first.status.get("problem") or first.status.get("waiting")
         if now >= self._deadline:
-            raise not_ready(first.run_file, self._ready_seconds, why, len(self._ready))
+            raise started_replicas.not_ready(
+                first.run_file, self._ready_seconds, why, len(self._ready)
+            )
         if why is not None and now - self._waits_since >= PATIENT_SECONDS:
             verb = "waits" if count == 1 else "wait"
             counts = f"{len(self._ready)} of {len(self._ready) + count} are ready"
@@ -350,5 +345,4 @@ def shares_of(spec: dict[str, Any], replicas: int) -> list[int | None]:
 def is_ready(watch: ReplicaWatch) -> bool:
     """Whether a replica of an earlier attempt is ready, by its status file."""
     status = read_status_file(watch.run_file.run_dir) or {}
-    is_there = is_alive(status) or not watch.run_file.is_local
-    return is_there and status.get("state") in READY
+    return started_replicas.is_ready(watch.run_file, status)

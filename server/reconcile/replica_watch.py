@@ -24,12 +24,11 @@ from ...environments.engines.local.ports import port_in_use
 from ...environments.replica_policy import GiveUp, RestartAfter, restart_decision
 from ...environments.replica_state import State, exit_with_shim
 from ...environments.run_files import RunFile
-from ...environments.shim.client import read_status_file
+from ...environments.shim.client import is_alive, read_status_file
 from ...requests_db.records import Replica, RequestError
 from ...schema.replica import EARLIER, WAITING, StatusLine, max_sessions_of
 from ...schema.states import ReplicaState
 from ...system.process.exit_reason import ExitReason
-from ...system.process.process_identity import ProcessIdentity
 from ...system.text.json_lines import Json, decode_line, encode_line
 from ...system.text.units import MB
 from ..dispatch.outcomes import error_of_exit
@@ -349,9 +348,3 @@ def new_replica(run_file: RunFile) -> Replica:
         run_dir=str(run_file.run_dir),
         started_at=time.time(),
     )
-
-
-def is_alive(status: StatusLine) -> bool:
-    """Whether the shim or agent that wrote this status lives."""
-    shim = status.get("shim")
-    return shim is not None and ProcessIdentity(shim["pid"], shim["started_at"]).is_alive()

@@ -214,11 +214,11 @@ class ReplicaManager:
             await watch.note_drained()
 
     def _note_status(self, watch: ReplicaWatch) -> None:
-        self.watches.note(watch)
+        self._note(watch)
         self.on_status(watch)
-        self._note_move(watch)
 
-    def _note_move(self, watch: ReplicaWatch) -> None:
+    def _note(self, watch: ReplicaWatch) -> None:
+        self.watches.note(watch)
         if (moves := self._moves.get(watch.replica.environment)) is not None:
             moves.add(watch)
 
@@ -269,8 +269,7 @@ class ReplicaManager:
     async def _record(self, replica: Replica) -> None:
         """Write how a replica is, and what that makes of its environment."""
         if (watch := self.watches.get(replica.id)) is not None:
-            self.watches.note(watch)
-            self._note_move(watch)
+            self._note(watch)
 
         async def write() -> None:
             await self.status.set_replica(replica)

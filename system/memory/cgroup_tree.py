@@ -85,6 +85,19 @@ def locate(controller: str, root: str = "") -> Location | None:
     return None
 
 
+def visible_groups(
+    controller: str, root: str = "", *, outside_ours: bool = False
+) -> list[Location]:
+    """Return the group that holds this process, and every one above it, nearest first.
+
+    `outside_ours`: only those that are not of our own making.
+    """
+    own = locate(controller, root)
+    if own is None:
+        return []
+    return (own.outside_ours() if outside_ours else own).levels()
+
+
 def read_text(path: str) -> str | None:
     """Return a small file's text; None when it cannot be read.
 
@@ -122,8 +135,7 @@ def join(directory: str, path: str) -> str:
 
 def free_memory_bytes(root: str = "") -> int | None:
     """Return what this process's own groups and the machine leave to it; None: not known."""
-    own = locate("memory", root)
-    left = left_in_groups(own.levels() if own is not None else ())
+    left = left_in_groups(visible_groups("memory", root))
     found = [machine_memory_bytes("MemAvailable", root), *left]
     return min((each for each in found if each is not None), default=None)
 

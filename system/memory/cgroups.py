@@ -34,11 +34,11 @@ from .cgroup_tree import (
     locate,
     read_keyed,
     read_text,
+    visible_groups,
 )
 
 _LEAF = "home"  # where a delegated v2 group's own processes move to
 _SERVER_LEAF = "host"  # where a server moves that makes groups below its own
-_NO_HIERARCHY = "no cgroup hierarchy with a memory controller is mounted"
 _KILL_ROUNDS = 50  # a group that forks faster than this many sweeps is left to the caller
 _UNLIMITED_V1 = -1  # v1 shows "no limit" as a huge number and takes -1 for it
 
@@ -192,8 +192,13 @@ class _GroupMaker:
 
     def __init__(self, *, root: str = "") -> None:
         for _ in range(3):  # a process that leaves may remove an empty level meanwhile
+            own = locate("memory", root)
+            if own is None:
+                self.why_not = "no cgroup hierarchy with a memory controller is mounted"
+                return
+            self._version = own.version
             try:
-                self._open(root)
+                self._open(own)
                 self.why_not = "" if self.available else self.why_not
                 return
             except OSError as exc:
@@ -201,8 +206,8 @@ class _GroupMaker:
                 if not isinstance(exc, FileNotFoundError):
                     return
 
-    def _open(self, root: str) -> None:
-        """Find or make the directory."""
+    def _open(self, own: Location) -> None:
+        """Find or make the directory, for a process that stands in the group `own`."""
         raise NotImplementedError
 
 
@@ -255,13 +260,8 @@ class CgroupManager(_GroupMaker):
         if cgroup.remove():
             self._remove_own()
 
-    def _open(self, root: str) -> None:
-        own = locate("memory", root)
-        if own is None:
-            self.why_not = _NO_HIERARCHY
-            return
+    def _open(self, own: Location) -> None:
         own = own.outside_ours()
-        self._version = own.version
         base = own.directory if own.version == V1 else self._delegated(own)
         if base is None:
             return
@@ -304,14 +304,11 @@ def existing_groups(pattern: str, *, root: str = "") -> list[Cgroup]:
     """Find groups `openenvd/<pattern>` of this machine's part that we stand in; makes none."""
     import glob  # no shim needs it
 
-    own = locate("memory", root)
-    if own is None:
-        return []
     found: list[Cgroup] = []
-    for level in own.outside_ours().levels():
+    for level in visible_groups("memory", root, outside_ours=True):
         for directory in glob.glob(f"{glob.escape(level.directory)}/{TOP}/{pattern}/"):  # noqa: PTH207
             name = directory[len(level.directory) :].strip("/")
-            found.append(Cgroup(directory.rstrip("/"), name, own.version))
+            found.append(Cgroup(directory.rstrip("/"), name, level.version))
     return found
 
 
@@ -333,12 +330,8 @@ class GroupsBelow(_GroupMaker):
             cgroup.remove()
             raise
 
-    def _open(self, root: str) -> None:
-        own = locate("memory", root)
-        if own is None:
-            self.why_not = _NO_HIERARCHY
-            return
-        self._version, self.directory = own.version, own.directory
+    def _open(self, own: Location) -> None:
+        self.directory = own.directory
         if own.version == V2:
             if own.outside_ours() == own:
                 self.why_not = f"cgroup v2 {own.path} is not this server's alone"

@@ -33,9 +33,9 @@ from .cgroup_tree import (
     Location,
     left_in_groups,
     level_number,
-    locate,
     machine_memory_bytes,
     read_text,
+    visible_groups,
 )
 
 NO_ROOM = "there is no room for another process"
@@ -105,9 +105,8 @@ def available_memory_bytes(root: str = "") -> int:
 
     Files in the page cache count as available: the kernel gives them up before it kills.
     """
-    own = locate("memory", root)
-    levels = own.outside_ours().levels() if own is not None else []
-    return min([_machine_memory_bytes(root, "MemAvailable"), *left_in_groups(levels)])
+    left = left_in_groups(visible_groups("memory", root, outside_ours=True))
+    return min([_machine_memory_bytes(root, "MemAvailable"), *left])
 
 
 def _machine_memory_bytes(root: str, key: str) -> int:
@@ -119,8 +118,7 @@ def _machine_memory_bytes(root: str, key: str) -> int:
 
 
 def _cpu_quotas(root: str) -> Iterator[_Found]:
-    own = locate("cpu", root)
-    for level in own.levels() if own is not None else ():
+    for level in visible_groups("cpu", root):
         if level.version == V1:
             name, quota = "cpu.cfs_quota_us", level_number(level, "cpu.cfs_quota_us")
             period = level_number(level, "cpu.cfs_period_us")
@@ -133,9 +131,8 @@ def _cpu_quotas(root: str) -> Iterator[_Found]:
 
 
 def _memory_limits(root: str) -> Iterator[_Found]:
-    own = locate("memory", root)
     # A worker stands in a group whose cap is our own doing, and no limit of the system's.
-    for level in own.outside_ours().levels() if own is not None else ():
+    for level in visible_groups("memory", root, outside_ours=True):
         for name in LIMIT_FILES_V1 if level.version == V1 else LIMIT_FILES_V2:
             value = level_number(level, name)
             if value is not None and 0 < value < UNLIMITED_BYTES:
@@ -143,8 +140,7 @@ def _memory_limits(root: str) -> Iterator[_Found]:
 
 
 def _pids_limits(root: str) -> Iterator[_Found]:
-    own = locate("pids", root)
-    for level in own.levels() if own is not None else ():
+    for level in visible_groups("pids", root):
         if (value := level_number(level, "pids.max")) is not None:
             yield _Found(value, _level_source(level, "pids.max"))
     if not root and (own_limit := _own_process_limit()) is not None:
@@ -217,8 +213,7 @@ def is_no_room(exc: BaseException) -> bool:
 
 
 def _rooms(root: str) -> Iterator[ProcessRoom]:
-    own = locate("pids", root)
-    for level in own.levels() if own is not None else ():
+    for level in visible_groups("pids", root):
         limit, used = level_number(level, "pids.max"), level_number(level, "pids.current")
         if limit is not None and used is not None:
             yield ProcessRoom(limit, used, _level_source(level, "pids.max"))

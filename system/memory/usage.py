@@ -15,7 +15,10 @@ _IS_LINUX = sys.platform == "linux"
 
 def anonymous_bytes(pid: int) -> int:
     """Return what is resident of the process and no file's; 0 when it is gone."""
-    return (proc.anonymous_bytes(pid) or 0) if _IS_LINUX else macos.resident_bytes(pid)
+    if not _IS_LINUX:
+        return macos.resident_bytes(pid)
+    resident, of_files = proc.resident_bytes(pid)
+    return (resident or 0) - of_files
 
 
 def tree_bytes(pid: int, shared_bytes: int = 0) -> int:

@@ -30,6 +30,8 @@ from .oom_evidence import (
 )
 from .proc import split_wait_status
 
+_NOT_COUNTED = OomCounters()
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
@@ -45,10 +47,8 @@ class Evidence:
     # It certainly had no child. When it had one, a SIGKILL that its cgroup counted is only probably
     # its own, unless the kernel log names it.
     was_alone: bool = True
-    oom_kills_before: int | None = None  # counted in its cgroup when it started
-    oom_kills_after: int | None = None
-    machine_oom_kills_before: int | None = None  # of the whole machine, from `/proc/vmstat`
-    machine_oom_kills_after: int | None = None
+    before: OomCounters = _NOT_COUNTED  # when it started
+    after: OomCounters = _NOT_COUNTED
     kernel_log_line: str | None = None  # of a kill in its cgroup
     watchdog: str | None = None  # for people, when our own killed it for using too much
     memory_error: bool = False  # it raised `MemoryError`
@@ -70,23 +70,23 @@ class Evidence:
     @property
     def knows_cgroup(self) -> bool:
         """Return whether the counters of its cgroup could be read before and after."""
-        return self.oom_kills_before is not None and self.oom_kills_after is not None
+        return None not in (self.before.oom_kills, self.after.oom_kills)
 
     @property
     def cgroup_killed(self) -> bool:
         """Return whether the kernel killed something in its cgroup for memory."""
-        return self.knows_cgroup and self.oom_kills_before != self.oom_kills_after
+        return self.knows_cgroup and self.before.oom_kills != self.after.oom_kills
 
     @property
     def machine_killed(self) -> bool:
         """Return whether the kernel killed something on the machine for memory."""
-        before, after = self.machine_oom_kills_before, self.machine_oom_kills_after
+        before, after = self.before.vmstat, self.after.vmstat
         return before is not None and after is not None and before != after
 
     @property
     def cgroup_text(self) -> str:
         """Return what its cgroup counted, for people."""
-        counted = f"{self.oom_kills_before}→{self.oom_kills_after}"
+        counted = f"{self.before.oom_kills}→{self.after.oom_kills}"
         name = self.cgroup_name or "?"  # `/` is all that is seen in a container
         cgroup = "cgroup of its container" if name == "/" else f"cgroup {name}"
         return f"{cgroup}, oom_kill {counted}"
@@ -114,10 +114,8 @@ def gather_evidence(
     return Evidence(
         pid,
         wait_status,
-        oom_kills_before=before.oom_kills,
-        oom_kills_after=after.oom_kills,
-        machine_oom_kills_before=before.vmstat,
-        machine_oom_kills_after=after.vmstat,
+        before=before,
+        after=after,
         kernel_log_line=line,
         cgroup_name=None if cgroup is None else cgroup.name,
     )
@@ -207,15 +205,14 @@ def explain_child(
             victim_pid=victim or None,
             victim_name=name,
         )
-    before, after = facts.get("oom_kills") or (None, None)
+    of_group = facts.get("oom_kills") or (None, None)
     of_machine = facts.get("machine_oom_kills") or (None, None)
+    before, after = map(OomCounters, of_group, of_machine)
     evidence = Evidence(
         pid,
         facts["wait_status"],
-        oom_kills_before=before,
-        oom_kills_after=after,
-        machine_oom_kills_before=of_machine[0],
-        machine_oom_kills_after=of_machine[1],
+        before=before,
+        after=after,
         kernel_log_line=kernel_log_line,
         cgroup_name=facts.get("cgroup"),
         peak_bytes=peak_bytes,
@@ -240,7 +237,7 @@ def _verdict(known: Evidence) -> ExitReason:
     if known.watchdog is not None:
         return _oom(known, Detector.WATCHDOG, known.watchdog)
     if was_killed and known.machine_killed and not known.knows_cgroup and not named_another:
-        counted = f"{known.machine_oom_kills_before}→{known.machine_oom_kills_after}"
+        counted = f"{known.before.vmstat}→{known.after.vmstat}"
         text = f"SIGKILL, and /proc/vmstat oom_kill {counted}"
         return _oom(known, Detector.VMSTAT, text, Certainty.PROBABLE)
     if known.memory_error:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a process's files below `/proc`, and puts into words how it exited (a wait status).
 
+`printed_by` runs a command that only tells something.
+
 Sizes are bytes. Light: a shim imports it.
 """
 
@@ -12,6 +14,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..memory.cgroup_tree import read_text
@@ -134,12 +137,13 @@ def reap(pid: int) -> tuple[int, int, resource.struct_rusage]:
             sys.modules[resource.__name__] = theirs
 
 
-def anonymous_bytes(pid: int) -> int | None:
-    """Return what is resident of a process and no file's; None when it cannot be read."""
+def resident_bytes(pid: int) -> tuple[int | None, int]:
+    """Return what is resident of a process (None: it has ended), and how much of it is files'."""
     if not (text := read_text(f"/proc/{pid}/statm")):
-        return None
+        return None, 0
     _, resident, of_files = text.split()[:3]
-    return (int(resident) - int(of_files)) * os.sysconf("SC_PAGE_SIZE")
+    page_bytes = resource.getpagesize()
+    return int(resident) * page_bytes, int(of_files) * page_bytes
 
 
 def rollup_bytes(pid: int, *names: str) -> int | None:
@@ -152,6 +156,21 @@ def rollup_bytes(pid: int, *names: str) -> int | None:
     lines = [line.split() for line in text.splitlines()[1:]]
     found = [int(line[1]) * 1024 for line in lines if line[0] in wanted]
     return sum(found) if found else None
+
+
+def printed_by(
+    command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None
+) -> str:
+    """Return what a command prints; nothing when it fails, takes longer, or is not there."""
+    import subprocess  # a shim asks no commands
+
+    try:
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, check=True, timeout=seconds
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
 
 
 def oom_score_adj() -> int:

@@ -83,13 +83,13 @@ def stop_tree(
         return []  # no process, or what everything descends from: never a tree to stop
     if grace_seconds > 0:
         members = _members(identity, session, cgroup)
-        signalled |= dict.fromkeys(_signal_all(members, signal.SIGTERM))
+        signalled |= dict.fromkeys(signal_all(members, signal.SIGTERM))
         wait_until_dead(members, grace_seconds)
     for _ in range(_KILL_ROUNDS):
         members = _members(identity, session, cgroup)
         if not members:
             break
-        signalled |= dict.fromkeys(_signal_all(members, signal.SIGKILL))
+        signalled |= dict.fromkeys(signal_all(members, signal.SIGKILL))
         wait_until_dead(members, KILL_WAIT_SECONDS)
     return list(signalled)
 
@@ -129,7 +129,8 @@ def _members(
     return found
 
 
-def _signal_all(members: Iterable[ProcessIdentity], number: int) -> list[int]:
+def signal_all(members: Iterable[ProcessIdentity], number: int) -> list[int]:
+    """Send each process a signal; returns the pids of those that got it."""
     signalled = []
     for member in members:
         with contextlib.suppress(PermissionError):

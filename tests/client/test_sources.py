@@ -11,12 +11,6 @@ import pytest
 from openenvd.client import sources
 from openenvd.client.errors import ApiRefused
 
-BUNDLED = frozenset({"echo"})
-
-
-def read(text: str, here: Path) -> sources.Source:
-    return sources.read_source(text, here, BUNDLED)
-
 
 @pytest.mark.parametrize(
     ("text", "sent", "name"),
@@ -33,12 +27,12 @@ def read(text: str, here: Path) -> sources.Source:
 def test_a_path_is_a_folder_and_all_else_is_sent_as_it_is(
     tmp_path: Path, text: str, sent: str, name: str
 ) -> None:
-    assert read(text, tmp_path) == sources.Source(sent.format(here=tmp_path), name)
+    assert sources.read_source(text, tmp_path) == sources.Source(sent.format(here=tmp_path), name)
 
 
 def test_a_bundled_name_wins_over_a_folder_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "echo").mkdir()
-    found = read("echo", tmp_path)
+    found = sources.read_source("echo", tmp_path)
     assert found.text == "echo"
     assert "./echo" in (found.note or "")
 
@@ -54,7 +48,7 @@ def test_paths_relative_to_a_folder_that_cannot_be_named_are_refused(
         if folder is gone:
             folder.rmdir()
         assert sources.working_folder() == Path("/")
-        assert read("echo", Path("/")).text == "echo"
+        assert sources.read_source("echo", Path("/")).text == "echo"
         assert sources.resolve_path("/out") == Path("/out")
         for text in ("out", "./out", "module:Class"):
             for refuse in (sources.resolve_path, read):
@@ -64,14 +58,14 @@ def test_paths_relative_to_a_folder_that_cannot_be_named_are_refused(
 
 def test_a_bare_name_that_is_not_bundled_is_the_folder(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    found = read("mine", tmp_path)
+    found = sources.read_source("mine", tmp_path)
     assert (found.text, found.name) == (str(tmp_path / "mine"), "mine")
     assert str(tmp_path / "mine") in (found.note or "")
 
 
 @pytest.mark.parametrize("text", ["x" * 300, "~nobody-here/x"])
 def test_a_path_that_cannot_be_looked_for_is_left_to_the_daemon(tmp_path: Path, text: str) -> None:
-    assert read(text, tmp_path).text == text
+    assert sources.read_source(text, tmp_path).text == text
 
 
 @pytest.mark.parametrize("text", ["", " "])
@@ -79,7 +73,7 @@ def test_an_empty_word_is_refused_as_the_value_of_an_unset_variable(
     tmp_path: Path, text: str
 ) -> None:
     with pytest.raises(ApiRefused, match="the source is empty") as caught:
-        read(text, tmp_path)
+        sources.read_source(text, tmp_path)
     assert "is a variable unset?" in str(caught.value.hint)
 
 
@@ -101,9 +95,3 @@ def test_the_manifest_names_a_folder(tmp_path: Path, manifest: str, name: str) -
     folder.mkdir()
     (folder / "openenv.yaml").write_text(manifest)
     assert sources.folder_name(folder) == name
-
-
-def test_echo_is_bundled_when_it_has_a_manifest() -> None:
-    root = Path(sources.__file__).resolve().parent.parent
-    expected = {p.parent.name for p in root.glob("env_host/bundled/*/openenv.yaml")}
-    assert sources.bundled_names() == expected

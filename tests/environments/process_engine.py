@@ -65,8 +65,6 @@ echo $? >exit.new && mv exit.new exit && echo exited >>../events
 class ProcessEngine:
     """Runs each instance as a process of this machine."""
 
-    name = "processes"
-
     def __init__(self) -> None:
         self.root = Path(os.environ[DIRECTORY_VARIABLE])
         self._is_closed = False

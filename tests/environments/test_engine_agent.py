@@ -32,6 +32,7 @@ from openenvd.environments.agent_client import (
     STRAYS_FILE_NAME,
     EngineAddress,
     ask_agent,
+    ask_connected,
     ensure_agent,
 )
 from openenvd.environments.engines import providers, started_replicas
@@ -173,8 +174,7 @@ class World:
         return agents_of(self.home)
 
     def agent(self) -> psutil.Process:
-        with ensure_agent(self.layout, AT):
-            pass
+        ensure_agent(self.layout, AT).close()
         [found] = self.agents()
         return found
 
@@ -638,13 +638,13 @@ def test_a_replica_that_is_asked_for_twice_at_once_is_served_once(world: World) 
     run_file.run_dir.rename(world.home / "aside")
     with ensure_agent(world.layout, AT) as first, ensure_agent(world.layout, AT) as second:
         for client in (first, second):
-            client.ask("list")  # so that both are connected
+            ask_connected(client, AT.engine, "list")  # so that both are connected
         agent = world.agent()
         agent.suspend()
         (world.home / "aside").rename(run_file.run_dir)
         fields = {"run_dir": str(run_file.run_dir)}
         asked = [
-            threading.Thread(target=client.ask, args=("adopt",), kwargs=fields)
+            threading.Thread(target=ask_connected, args=(client, AT.engine, "adopt"), kwargs=fields)
             for client in (first, second)
         ]
         for thread in asked:

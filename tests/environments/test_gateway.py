@@ -636,7 +636,7 @@ def test_its_files_and_its_admin_interface_are_its_owners_alone(gateway: Gateway
     for path in (gateway.admin_socket, *gateway.config_folder.glob("*.json")):
         assert path.stat().st_mode & 0o077 == 0, path
     assert gateway.config_folder.stat().st_mode & 0o077 == 0
-    assert not list(gateway.config_folder.glob("*.first.*"))  # files that were being written
+    assert not list(gateway.config_folder.glob("tmp*"))  # files that were being written
     assert gateway.admin_socket.parent.stat().st_mode & 0o077 == 0
 
 

@@ -60,8 +60,8 @@ def test_the_sessions_of_all_replicas_are_told_while_one_has_not_ended(
     shims: list[Shim], replicas: list[RunFile]
 ) -> None:
     told: Queue[tuple[str, int]] = Queue()
-    args = (replicas, SECONDS, lambda *sessions: told.put(sessions))
-    ending = threading.Thread(target=run_files.stop_all, args=args)
+    args = ([each.run_dir for each in replicas], SECONDS, lambda *sessions: told.put(sessions))
+    ending = threading.Thread(target=run_files.stop_replicas, args=args)
     ending.start()
     links = [shim.accept() for shim in shims]
     say(links[2], 4)

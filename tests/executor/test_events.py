@@ -22,6 +22,7 @@ from openenvd.executor.supervisor.pool import PooledWorker, Run, StopReason
 from openenvd.executor.supervisor.tasks import EventBuffer, exit_event
 from openenvd.system.process.diagnose import Evidence
 from openenvd.system.process.exit_reason import ExitKind
+from openenvd.system.process.oom_evidence import OomCounters
 
 MB = 2**20
 
@@ -84,7 +85,7 @@ def test_an_exit_that_we_asked_for_is_that_whatever_the_memory_says(
     assert worker.run is not None
     worker.run.stop_reason = asked
     worker.exited = Exited(7, 9, None, was_alone=True)
-    evidence = Evidence(7, 9, oom_kills_before=0, oom_kills_after=1)
+    evidence = Evidence(7, 9, before=OomCounters(0), after=OomCounters(1))
     assert exit_of(worker, evidence).exit.kind is kind
 
 

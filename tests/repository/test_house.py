@@ -14,9 +14,9 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_575,
-    "code lines": 46_964,
-    "modules": 384,
+    "shipped lines": 72_255,
+    "code lines": 46_564,
+    "modules": 383,
     "test lines": 68_783,
     "words of pages": 24_994,
     "words of decisions": 7_216,

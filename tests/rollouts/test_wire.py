@@ -203,8 +203,7 @@ async def test_no_socket_stays_open_to_a_server_that_never_closes(
         await session.reset({}, seconds=SECONDS)
         pool.give_back(address, session)
         await pool.close()
-        async with asyncio.timeout(SECONDS):
-            await session.wait_closed()
+        assert await session.end(SECONDS)
 
 
 @pytest.fixture

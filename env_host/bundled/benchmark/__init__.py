@@ -3,5 +3,4 @@
 
 behaviour.py      its behaviour and its fields, on pydantic alone
 environment.py    on our base classes: `openenv launch benchmark`
-upstream_app.py   on upstream's: `uvicorn --app-dir envs benchmark.upstream_app:app`
 """

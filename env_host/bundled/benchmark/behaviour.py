@@ -2,7 +2,7 @@
 """The behaviour of the benchmark environment, for both of its servers; on pydantic alone.
 
 The same fields and methods are mixed into our base classes (`environment.py`) and into upstream's
-(`upstream_app.py`), so that both servers do the same work. Asynchronous unless `BENCHMARK_SYNC=1`
+(`load_tests/peers`), so that both servers do the same work. Asynchronous unless `BENCHMARK_SYNC=1`
 is in the server's environment: then a step blocks its thread, as most environments do.
 
 After the benchmark environment of https://github.com/burtenshaw/openenv-scaling.

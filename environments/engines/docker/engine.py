@@ -68,7 +68,7 @@ _NO_LIVE_RESTORE = (
 class DockerEngine:
     """Runs replicas as containers."""
 
-    name: ClassVar[str] = "docker"
+    _what: ClassVar[str] = "container"  # that an instance is
 
     def check(self) -> base.Check:
         with explained():
@@ -89,14 +89,7 @@ class DockerEngine:
 
     def start(self, plan: base.ReplicaPlan) -> base.Instance:
         with explained():
-            instance = self.find(plan)
-            if instance is None:
-                self._create(plan)
-                instance = self.find(plan)
-            if instance is None:
-                raise base.EngineRefused(
-                    f"the container {plan.name} was removed while it was started"
-                )
+            instance = self._find_or_create(plan)
             if instance.state is not base.InstanceState.STARTING:
                 return instance
             try:
@@ -130,16 +123,16 @@ class DockerEngine:
         raise base.EngineGone("Docker has ended its stream of events")
 
     def logs(self, instance: base.Instance, cursor: str | None) -> Iterator[base.LogChunk]:
-        yield from self.output(instance.id, cursor)
-        found = self._instance(instance.id)
-        if found is not None and found.state is not base.InstanceState.EXITED:
-            raise base.EngineGone("Docker has ended its stream of a container's output")
+        return self.output(instance.id, cursor)
 
     def output(self, container: str, cursor: str | None) -> Iterator[base.LogChunk]:
         """Yield the output of any container, until it exits or the engine is gone."""
         options: Json = {"timestamps": True, "stream": True, "follow": True, **since(cursor)}
         with explained(), _streamed(self._api.logs(container, **options)) as stream:
             yield from pieces_after(stream, cursor)
+        with explained(), contextlib.suppress(docker.errors.NotFound):
+            if self._api.inspect_container(container)["State"]["Running"]:
+                raise base.EngineGone("Docker has ended its stream of a container's output")
 
     @functools.cached_property
     def _api(self) -> docker.APIClient:
@@ -179,16 +172,25 @@ class DockerEngine:
             exit=facts,
         )
 
+    def _find_or_create(self, plan: base.ReplicaPlan) -> base.Instance:
+        if (found := self.find(plan)) is not None:
+            return found
+        try:
+            self._create(plan)
+        except APIError as exc:
+            if exc.status_code != HTTPStatus.CONFLICT:
+                raise  # CONFLICT: another thread or agent was faster
+        if (created := self.find(plan)) is None:
+            text = f"the {self._what} {plan.name} was removed while it was started"
+            raise base.EngineRefused(text)
+        return created
+
     def _create(self, plan: base.ReplicaPlan) -> None:
         image = self._image_of(plan)
         if not has_env_host(image):
             _check_foreign(plan)
         config = _configuration(plan, port_inside(plan, image))
-        try:
-            self._api.create_container_from_config(config, plan.name)
-        except APIError as exc:
-            if exc.status_code != HTTPStatus.CONFLICT:
-                raise  # CONFLICT: another thread or agent was faster
+        self._api.create_container_from_config(config, plan.name)
 
     def _image_of(self, plan: base.ReplicaPlan) -> Json:
         """Return the configuration that an image has."""

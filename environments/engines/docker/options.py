@@ -201,15 +201,12 @@ def docker_address(environ: Mapping[str, str]) -> dict[str, str]:
     """
     folder = Path(environ.get("DOCKER_CONFIG") or Path(environ.get("HOME") or "~", ".docker"))
     folder = folder.expanduser()
-    if not environ.get(_HOST):
+    found = {name: environ.get(name, "") for name in (_HOST, _VERIFY, _CERTIFICATES)}
+    if not found[_HOST]:
         context = environ.get("DOCKER_CONTEXT") or _current_context(folder)
         if context != _DEFAULT_CONTEXT:
             return _of_context(folder, context)
-    return {
-        _HOST: environ.get(_HOST) or USUAL_SOCKET,
-        _VERIFY: environ.get(_VERIFY, ""),
-        _CERTIFICATES: environ.get(_CERTIFICATES, ""),
-    }
+    return found | {_HOST: found[_HOST] or USUAL_SOCKET}
 
 
 def _current_context(folder: Path) -> str:

@@ -11,12 +11,12 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import urllib3
 import yaml
@@ -30,8 +30,6 @@ from websocket import WebSocketBadStatusException, WebSocketException
 from ....system.text.json_lines import Json
 from ..base import EngineGone, EngineRefused
 from .options import CONTEXT, KUBECONFIG, NAMESPACE
-
-T = TypeVar("T")
 
 REQUEST_SECONDS = 30.0
 COMMAND_SECONDS = 15.0  # for a command in a pod to end
@@ -176,7 +174,8 @@ class Cluster:
     def _json(self, method: str, path: str, **asked: Any) -> Json:
         response = self._ask(method, path, REQUEST_SECONDS, **asked)
         try:
-            found: Json = json.loads(_explained(lambda: response.read()))
+            with _explained():
+                found: Json = json.loads(response.read())
         except ValueError as exc:
             raise EngineGone(f"what answers at {path} is not Kubernetes: {exc}") from exc
         finally:
@@ -186,12 +185,10 @@ class Cluster:
     def _ask(
         self, method: str, path: str, read_seconds: float | None, **asked: Any
     ) -> BaseHTTPResponse:
-        ask = self._client.request
-        timeout = (REQUEST_SECONDS, read_seconds)
+        asked |= {"serialize": False, "_request_timeout": (REQUEST_SECONDS, read_seconds)}
         try:
-            response: BaseHTTPResponse = _explained(
-                lambda: ask(method, path, serialize=False, _request_timeout=timeout, **asked)
-            )
+            with _explained():
+                response: BaseHTTPResponse = self._client.request(method, path, **asked)
         except client.ApiException as exc:
             if not exc.status:  # of TLS
                 raise _gone(str(exc.reason)) from exc
@@ -276,18 +273,15 @@ def _configuration() -> Any:
 
 
 def _pieces(response: BaseHTTPResponse) -> Iterator[bytes]:
-    pieces = response.stream(amt=2**16, decode_content=True)
-    while True:
-        piece = _explained(lambda: next(pieces, None))
-        if piece is None:
-            return
-        yield piece
+    with _explained():
+        yield from response.stream(amt=2**16, decode_content=True)
 
 
-def _explained(ask: Callable[[], T]) -> T:
-    """Ask; raise what the library raises as `EngineGone`."""
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Raise what the library raises as `EngineGone`."""
     try:
-        return ask()
+        yield
     except (urllib3.exceptions.HTTPError, OSError) as exc:
         raise _gone(str(exc)) from exc
 

@@ -43,7 +43,6 @@ import signal as signals
 import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
-from typing import ClassVar
 
 from ....system.process.backoff import backoff_seconds
 from ....system.text.json_lines import Json
@@ -79,8 +78,6 @@ _OPEN = (
 
 class KubernetesEngine:
     """Runs replicas as pods."""
-
-    name: ClassVar[str] = "kubernetes"
 
     def __init__(self) -> None:
         self._cluster = Cluster()

@@ -108,8 +108,7 @@ def exit_of(pod: Json) -> ExitFacts:
         return _exit_of_container(pod, found)
     if problem := _final_problem(pod):
         return ExitFacts(error=problem)
-    status = pod["status"]
-    said = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
+    status, said = pod["status"], _said(pod)
     if status.get("phase") == "Failed" and said:
         ran = bool(status.get("startTime")) and bool(status.get("podIP"))
         return ExitFacts(evidence=said) if ran else ExitFacts(error=said)
@@ -122,13 +121,12 @@ def _exit_of_container(pod: Json, found: Json) -> ExitFacts:
     if reason in _NEVER_RAN:
         return ExitFacts(error=f"{reason}: {found.get('message') or 'no more is said'}")
     is_oom = reason == "OOMKilled" and code not in (0, _EXIT_TERMINATED)
-    status = pod["status"]
-    said = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
+    said = _said(pod)
     if is_oom:
         said = f"pod {pod['metadata']['name']}, OOMKilled"
     elif "deletionTimestamp" in pod["metadata"] and code in _DELETED_EXITS:
         # It was deleted, and openenvd had not requested that.
-        conditions = status.get("conditions") or ()
+        conditions = pod["status"].get("conditions") or ()
         disruption: Json = next((e for e in conditions if e["type"] == "DisruptionTarget"), {})
         said = disruption.get("message") or disruption.get("reason") or "not by openenvd"
         text = f"pod {pod['metadata']['name']} was deleted: {said}"
@@ -136,6 +134,11 @@ def _exit_of_container(pod: Json, found: Json) -> ExitFacts:
     return ExitFacts(
         exit_code=code, is_oom=is_oom, seconds=_seconds_of(found), evidence=said or None
     )
+
+
+def _said(pod: Json) -> str:
+    status = pod["status"]
+    return ": ".join(filter(None, (status.get("reason"), status.get("message"))))
 
 
 def _seconds_of(terminated: Json) -> float | None:

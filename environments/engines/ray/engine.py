@@ -36,7 +36,7 @@ import importlib.util
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ....system.process.backoff import backoff_seconds
 from ....system.process.exit_reason import Detector, ExitKind
@@ -44,7 +44,7 @@ from ....system.text.json_lines import Json
 from .. import base
 from ..host_options import check_nodes
 from .driver import RayDriver
-from .options import bundle, check_options, options_of
+from .options import bundle, options_of
 
 if importlib.util.find_spec("ray") is None:
     raise ImportError("No module named 'ray'")
@@ -63,8 +63,6 @@ _NO_LIMITS = "Ray counts CPUs and limits none: --cpus chooses a node, and no mor
 
 class RayEngine:
     """Runs replicas as detached actors."""
-
-    name: ClassVar[str] = "ray"
 
     def __init__(self) -> None:
         self._driver = RayDriver()
@@ -108,7 +106,6 @@ class RayEngine:
     def start(self, plan: base.ReplicaPlan) -> base.Instance:
         if (found := self.find(plan)) is not None:
             return found
-        check_options(plan.options, sandbox=plan.sandbox)
         agent_address = self._driver.call("agent_address")
         nodes = (
             (resources.get("GPU", 0), None if address == agent_address else address)

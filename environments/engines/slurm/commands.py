@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ....system.process.exit_reason import Detector
 from ..base import EngineGone, EngineRefused, ExitFacts, Labels
-from .job import OUTPUT_FILE_NAME, JobReport
+from .job import OUTPUT_FILE_NAME, JobReport, read_fields
 
 COMMAND_SECONDS = 60.0  # a controller that does not answer is asked several times by the commands
 INSTALL = "install Slurm's commands: apt install slurm-client, or run openenvd on a login node"
@@ -157,15 +157,10 @@ def job_fields(job: str) -> dict[str, str]:
         EngineGone
     """
     try:
-        output = run("scontrol", "--oneliner", "show", "job", job)
+        # Fields in the job's own comment come after Slurm's.
+        return read_fields(run("scontrol", "--oneliner", "show", "job", job))
     except EngineRefused:
         return {}
-    fields: dict[str, str] = {}
-    for word in output.split():
-        name, equals, value = word.partition("=")
-        if equals:
-            fields.setdefault(name, value)  # a comment's own come later
-    return fields
 
 
 def nodes(seconds: float) -> list[Node]:

@@ -48,7 +48,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 from ....system.net.access import is_loopback
 from ..base import Check, EngineGone, EngineRefused, Instance, InstanceState, LogChunk, ReplicaPlan
@@ -76,8 +75,6 @@ _NO_LIMITS = (
 
 class SlurmEngine:
     """Runs replicas as jobs."""
-
-    name: ClassVar[str] = "slurm"
 
     def __init__(self) -> None:
         self._jobs = job_table.JobTable()

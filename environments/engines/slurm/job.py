@@ -48,6 +48,7 @@ from typing import Any
 from ....schema.protocol import LISTEN_FD_VARIABLE, NOTIFY_FD_VARIABLE
 from ....system.memory.cgroups import own_group
 from ....system.net.listening_sockets import descriptors_text, http_address
+from ....system.process.proc import printed_by
 from ....system.process.signal_pipe import SignalPipe
 from ....system.text.json_lines import Json
 from ....system.text.units import MB
@@ -161,19 +162,18 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 def node_address(environ: Mapping[str, str]) -> str:
     """Return this node's address, as Slurm has it; its own name where Slurm does not say."""
     name = environ.get("SLURMD_NODENAME", "")
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        answer = subprocess.run(
-            ["scontrol", "--oneliner", "show", "node", name],
-            capture_output=True,
-            text=True,
-            timeout=ASK_SECONDS,
-            check=True,
-        )
-        for word in answer.stdout.split():
-            key, _, value = word.partition("=")
-            if key == "NodeAddr" and value:
-                return value
-    return socket.gethostname()
+    printed = printed_by(["scontrol", "--oneliner", "show", "node", name], ASK_SECONDS)
+    return read_fields(printed).get("NodeAddr") or socket.gethostname()
+
+
+def read_fields(printed: str) -> dict[str, str]:
+    """Return what `scontrol --oneliner` prints, by name; of several values, the first counts."""
+    fields: dict[str, str] = {}
+    for word in printed.split():
+        name, equals, value = word.partition("=")
+        if equals:
+            fields.setdefault(name, value)
+    return fields
 
 
 def server_environment(

@@ -30,11 +30,9 @@ import signal
 import time
 from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
-from http import HTTPStatus
 from typing import ClassVar
 
 import docker
-from docker.errors import APIError
 
 from ....schema.errors import NotAnswering
 from ....schema.protocol import DRAIN_HEADER, DRAIN_ROUTE, LOOPBACK
@@ -84,7 +82,7 @@ _EXPOSED = (
 class SwarmEngine(DockerEngine):
     """Runs replicas as services of one task."""
 
-    name: ClassVar[str] = "swarm"
+    _what: ClassVar[str] = "service"
 
     @cached_property
     def _services(self) -> Services:
@@ -133,14 +131,8 @@ class SwarmEngine(DockerEngine):
             return self._services.instance(service)
 
     def start(self, plan: base.ReplicaPlan) -> base.Instance:
-        found = self.find(plan)
-        if found is None:
-            with explained():
-                self._create_service(plan)
-            found = self.find(plan)
-        if found is None:
-            raise base.EngineRefused(f"the service {plan.name} was removed while it was started")
-        return found
+        with explained():
+            return self._find_or_create(plan)
 
     def signal(self, instance: base.Instance, number: int) -> None:
         """Send a signal to the task's server; on another node, the one to drain alone."""
@@ -184,11 +176,8 @@ class SwarmEngine(DockerEngine):
     def logs(self, instance: base.Instance, cursor: str | None) -> Iterator[base.LogChunk]:
         container = self._services.local_container(instance.id)
         if container is None:
-            yield from self._output_elsewhere(instance.id, cursor)
-            return
-        yield from self.output(container, cursor)
-        if self._services.runs(container):  # which Swarm would learn a moment later
-            raise base.EngineGone("Docker has ended its stream of a container's output")
+            return self._output_elsewhere(instance.id, cursor)
+        return self.output(container, cursor)
 
     def _ask_to_drain(self, instance: base.Instance) -> None:
         service = self._services.find(instance.id) or {"Spec": {}}
@@ -218,7 +207,7 @@ class SwarmEngine(DockerEngine):
                     yield chunk
             time.sleep(POLL_INTERVAL_SECONDS)
 
-    def _create_service(self, plan: base.ReplicaPlan) -> None:
+    def _create(self, plan: base.ReplicaPlan) -> None:
         image = self._image_of(plan)
         if plan.gpus:
             check_gpus(
@@ -243,17 +232,13 @@ class SwarmEngine(DockerEngine):
         labels = plan.labels.to_labels()
         if version := (image.get("Labels") or {}).get(base.ENV_HOST_LABEL):
             labels[base.ENV_HOST_LABEL] = version  # a service is asked more often than its image
-        try:
-            self._api.create_service(
-                {**_template(plan, container_spec(host, own)), **placement},
-                name=service_name(plan.name),
-                labels=labels,
-                mode={"Replicated": {"Replicas": 1}},
-                endpoint_spec={"Mode": "dnsrr", "Ports": [port]},
-            )
-        except APIError as exc:
-            if exc.status_code != HTTPStatus.CONFLICT:
-                raise  # CONFLICT: another thread or agent was faster
+        self._api.create_service(
+            {**_template(plan, container_spec(host, own)), **placement},
+            name=service_name(plan.name),
+            labels=labels,
+            mode={"Replicated": {"Replicas": 1}},
+            endpoint_spec={"Mode": "dnsrr", "Ports": [port]},
+        )
 
 
 def _template(plan: base.ReplicaPlan, container: Json) -> Json:
@@ -342,12 +327,6 @@ class Services:
         label = f"com.docker.swarm.service.id={service}"
         found = self._api.containers(all=True, filters={"label": label})
         return tuple(container["Id"] for container in found)
-
-    def runs(self, container: str) -> bool:
-        """Return whether a container of this node runs."""
-        with explained(), contextlib.suppress(docker.errors.NotFound):
-            return bool(self._api.inspect_container(container)["State"]["Running"])
-        return False
 
     def has_ended(self, service: str) -> bool:
         """Return whether a service has ended, or was removed."""

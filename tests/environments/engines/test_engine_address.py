@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from openenvd.environments import run_files
-from openenvd.environments.agent_client import EngineAddress, ensure_agent
+from openenvd.environments.agent_client import EngineAddress, ask_agent
 from openenvd.environments.engines.docker.options import docker_address
 from openenvd.environments.engines.providers import provider_named
 from openenvd.environments.shim.client import ShimClient
@@ -101,5 +101,5 @@ def test_a_replica_is_asked_for_where_it_was_launched_whoever_starts_the_next_ag
         status = client.wait(lambda status: status["problem"] is not None, SECONDS)
     assert "unix:///nowhere/launch.sock" in str(status["problem"])
     other = EngineAddress.of("docker", {**USUAL, "DOCKER_HOST": "unix:///nowhere/other.sock"})
-    with ensure_agent(layout, other) as agent, pytest.raises(EngineFailed, match="no replica of"):
-        agent.ask("adopt", run_dir=str(run_file.run_dir))
+    with pytest.raises(EngineFailed, match="no replica of"):
+        ask_agent(layout, other, "adopt", run_dir=str(run_file.run_dir))

@@ -196,7 +196,7 @@ def test_the_port_of_a_killed_shim_is_kept_for_its_environment_across_homes(
     with ShimClient.connect(run_file.socket_path) as link:
         link.wait(lambda status: status["state"] == "ready", TIMEOUT_SECONDS)
     assert ask(run_file.address, "/health", 10.0) == {"status": "healthy"}
-    run_files.stop_replica(run_file.run_dir)
+    run_files.stop_replicas([run_file.run_dir])
     start(tmp_path, port=port).stop()
 
 

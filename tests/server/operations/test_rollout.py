@@ -171,7 +171,7 @@ def test_cancellation_returns_after_the_event_loop_has_ended(cancellable: None) 
     with pytest.raises(TaskCancelled):
         run_on_thread(main())
     assert ended == ["cleaned up"]
-    assert not [t for t in threading.enumerate() if t.name == "rollout"]
+    assert not [t for t in threading.enumerate() if t.name.startswith("rollout")]
 
 
 def test_an_exception_on_the_event_loop_is_raised(cancellable: None) -> None:

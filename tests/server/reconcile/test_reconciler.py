@@ -906,15 +906,15 @@ async def test_what_was_replaced_is_stopped_when_its_engine_answers_again(
     world: World, monkeypatch: pytest.MonkeyPatch, is_killed: bool
 ) -> None:
     has_failed, loop = asyncio.Event(), asyncio.get_running_loop()
-    original = run_files.stop_all
+    original = run_files.stop_replicas
 
-    def stop_all(*args: Any) -> list[str]:
+    def stop_replicas(*args: Any) -> None:
         try:
-            return original(*args)
+            original(*args)
         finally:
             loop.call_soon_threadsafe(has_failed.set)
 
-    monkeypatch.setattr(run_files, "stop_all", stop_all)
+    monkeypatch.setattr(run_files, "stop_replicas", stop_replicas)
     monkeypatch.setattr(run_files, "_MARGIN_SECONDS", 0.1)
     monkeypatch.setattr(changes, "STOP_SECONDS", 1.0)
     timing = Timing(stop_again_seconds=0.05)

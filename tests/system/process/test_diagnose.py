@@ -18,14 +18,15 @@ from openenvd.system.process.diagnose import (
     telling_line,
 )
 from openenvd.system.process.exit_reason import Certainty, Detector, ExitKind, ExitReason
-from openenvd.system.process.oom_evidence import kernel_log_kills, killed_process
+from openenvd.system.process.oom_evidence import OomCounters, kernel_log_kills, killed_process
 
 PID = 41233
 KILLED = int(signal.SIGKILL)
 SEGFAULT = int(signal.SIGSEGV) | 0x80  # with a core dumped
-STOOD_STILL: dict[str, Any] = {"oom_kills_before": 2, "oom_kills_after": 2}
-MOVED: dict[str, Any] = {"oom_kills_before": 0, "oom_kills_after": 1}
-MACHINE_MOVED: dict[str, Any] = {"machine_oom_kills_before": 7, "machine_oom_kills_after": 8}
+STOOD_STILL: dict[str, Any] = {"before": OomCounters(2), "after": OomCounters(2)}
+MOVED: dict[str, Any] = {"before": OomCounters(0), "after": OomCounters(1)}
+MACHINE_MOVED: dict[str, Any] = {"before": OomCounters(None, 7), "after": OomCounters(None, 8)}
+MACHINE_ALONE_MOVED: dict[str, Any] = {"before": OomCounters(2, 7), "after": OomCounters(2, 8)}
 ITSELF: dict[str, Any] = {
     "kernel_log_line": f"Memory cgroup out of memory: Killed process {PID} (python) total-vm:1kB"
 }
@@ -51,7 +52,7 @@ def _exited(code: int) -> int:
         (None, {}, ExitKind.LOST, None, "certain"),
         # By hand, while the machine ran out elsewhere: the own counter rules memory out
         (KILLED, STOOD_STILL, ExitKind.SIGNALED, None, "certain"),
-        (KILLED, STOOD_STILL | MACHINE_MOVED, ExitKind.SIGNALED, None, "certain"),
+        (KILLED, MACHINE_ALONE_MOVED, ExitKind.SIGNALED, None, "certain"),
         # 1. the cgroup's counter
         (KILLED, MOVED, OOM, CGROUP, "certain"),
         (KILLED, MOVED | ITSELF, OOM, CGROUP, "certain"),
