@@ -51,7 +51,7 @@ def test_paths_relative_to_a_folder_that_cannot_be_named_are_refused(
         assert sources.read_source("echo", Path("/")).text == "echo"
         assert sources.resolve_path("/out") == Path("/out")
         for text in ("out", "./out", "module:Class"):
-            for refuse in (sources.resolve_path, read):
+            for refuse in (sources.resolve_path, sources.read_source):
                 with pytest.raises(ApiRefused, match=why):
                     refuse(text, Path("/"))
 
