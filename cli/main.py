@@ -72,10 +72,6 @@ _WITH_ARGUMENT = {"openenv stop": "down", "openenv requests": "status", "openenv
 _ONE_TOO_MANY = "Got unexpected extra argument ("  # click says it in words alone
 # Of stdout and stderr; the last: it was opened for reading alone.
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-_EXIT_CODES_HELP = (
-    "Exit codes: 0 ok, 1 request failed, 2 usage, 3 daemon not reachable, 4 not found, "
-    "124 timed out, 130 interrupted, 137 out of memory, 141 stdout was closed early."
-)
 
 
 class CommandGroup(click.Group):
@@ -153,11 +149,13 @@ def cli() -> None:
       openenv status                       # show what runs
       openenv rollout echo --out episodes  # play episodes in it
       openenv down echo                    # take it down
+
+    Exit codes: 0 ok, 1 request failed, 2 usage, 3 daemon not reachable, 4 not found, 124 timed out,
+    130 interrupted, 137 out of memory, 141 stdout was closed early.
     """
 
 
 end_with_examples(cli)
-cli.epilog = f"{cli.epilog}\n\n{_EXIT_CODES_HELP}"
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

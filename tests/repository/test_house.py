@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_255,
-    "code lines": 46_564,
+    "shipped lines": 72_253,
+    "code lines": 46_559,
     "modules": 383,
-    "test lines": 68_783,
+    "test lines": 68_877,
     "words of pages": 24_994,
     "words of decisions": 7_216,
     "folders at the root": 15,
