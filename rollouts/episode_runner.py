@@ -253,6 +253,8 @@ class Attempt:
         if (odd := self._answer.odd_reward) is not None:
             self._odd_rewards.append(odd)
         self._reward += step.reward or 0.0
+        if not self._odd_rewards and not math.isfinite(self._reward):
+            self._odd_rewards.append("a sum beyond the greatest number")
         self._size_bytes += size_bytes
         self._context.stats.step(size_bytes)
 

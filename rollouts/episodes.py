@@ -230,7 +230,8 @@ class ProgressStats:
         self.odd_rewards: Counter[str] = Counter()  # rewards that are no numbers, by their text
         self.episodes_with_odd_rewards = 0
         self._numbers: Counter[EpisodeStatus] = Counter()  # episodes whose reward is a number
-        self._rewards: defaultdict[EpisodeStatus, float] = defaultdict(float)
+        self._means: defaultdict[EpisodeStatus, float] = defaultdict(float)
+        self.is_replay = False  # the episodes have been counted, and their files were lost
         # Episodes, also those that a filter dropped, and failed ones that are kept.
         self.written = 0
         self.left_out = 0  # episodes that succeeded, but not all of their group
@@ -244,6 +245,8 @@ class ProgressStats:
 
     def end(self, episode: Episode) -> None:
         """An episode has ended, for good."""
+        if self.is_replay and episode.failure is None:
+            return
         self.finished[episode.status] += 1
         self.odd_rewards.update(episode.odd_rewards)
         if episode.failure is not None:
@@ -252,7 +255,9 @@ class ProgressStats:
             self.episodes_with_odd_rewards += 1
         else:
             self._numbers[episode.status] += 1
-            self._rewards[episode.status] += episode.total_reward
+            count, mean = self._numbers[episode.status], self._means[episode.status]
+            # Quotients are subtracted, since the sum of the greatest numbers is not finite.
+            self._means[episode.status] += episode.total_reward / count - mean / count
 
     def retry(self, episode: Episode) -> None:
         """An attempt has failed, and there will be another."""
@@ -271,8 +276,7 @@ class ProgressStats:
 
     def mean_reward(self, status: EpisodeStatus) -> float | None:
         """Of the episodes that ended so, and whose reward is a number."""
-        count = self._numbers[status]
-        return self._rewards[status] / count if count else None
+        return self._means.get(status)
 
     @property
     def seconds(self) -> float:

@@ -94,14 +94,16 @@ def summary(rollouts: Rollouts) -> Json:
     statuses: Counter[str] = Counter()
     failures: Counter[str] = Counter()
     by_status: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    steps = 0
+    steps = odd = 0
     for episode in rollouts:
         row = episode.row
         steps += row["steps"]
         statuses[row["status"]] += 1
         if row["status"] == EpisodeStatus.FAILED:
             failures[row["failure_reason"]] += 1
-        elif row["total_reward"] is not None:  # null: one of its rewards was no number
+        elif row["total_reward"] is None:  # one of its rewards was no number
+            odd += 1
+        else:
             by_status[row["status"]].append((row["finished_at"], row["total_reward"]))
     shown = EpisodeStatus.DONE if EpisodeStatus.DONE in by_status else EpisodeStatus.TRUNCATED
     rewards = sorted(by_status[shown])
@@ -110,6 +112,7 @@ def summary(rollouts: Rollouts) -> Json:
         "steps": steps,
         "statuses": statuses,
         "failures": failures,
+        "episodes_with_odd_rewards": odd,
         "rewards_of": shown,
         "histogram": histogram([reward for _, reward in rewards]),
         "over_time": over_time(rewards),

@@ -29,6 +29,7 @@ from .collector import RolloutCollector
 from .episode_runner import Rules
 from .episodes import EpisodeStatus, ProgressStats, episode_id
 from .errors import OtherRollout, OutputUnwritable, of_os_error
+from .folder.readers import has_rollouts
 from .folder.writer import RolloutWriter
 from .session_pool import Followed
 from .stages.named_parts import FAILED, Stages, check_group, hint_of, policy_named
@@ -151,7 +152,13 @@ async def roll_out(
     )
     stats = collector.stats
     grouped = await asyncio.to_thread(config.stages.sink)
-    damaged = await asyncio.to_thread(claim_folder, config)
+
+    async def claimed() -> list[str]:
+        is_removed = has_rollouts(config.folder) and not (config.folder / RECORD).exists()
+        words = await asyncio.to_thread(claim_folder, config)
+        return [f"{RECORD} was removed, and is there again"] if is_removed else words
+
+    damaged = await claimed()
     for line in damaged:
         say(line)
 
@@ -167,7 +174,9 @@ async def roll_out(
     async with writing as writer:
 
         async def lost_numbers() -> list[int]:
-            lost, words = await writer.check()
+            words = await claimed()
+            lost, found = await writer.check()
+            words += found
             damaged.extend(words)
             for line in words:
                 say(line)
@@ -194,6 +203,7 @@ async def roll_out(
                     await collector.collect(numbers, sink)
                     numbers = await lost_numbers()
                     stats.written -= len(numbers)
+                    stats.is_replay = True
                     if not numbers:
                         break
                     say(f"episodes to be played again: {len(numbers)}")

@@ -64,11 +64,13 @@ def summary_lines(folder: str, found: Json) -> list[str]:
     lines = [f"{plain(folder)}: {episodes}, {found['steps']:,} steps: {statuses or 'none'}"]
     for reason, count in found["failures"].items():
         lines.append(f"  {count} failed: {reason.replace('_', ' ')}")
+    if odd := found["episodes_with_odd_rewards"]:
+        lines.append(f"  {odd} with rewards that are no numbers")
     bars = found["histogram"]
     if bars is None:
         return lines
     lines += ["", f"rewards of {found['rewards_of']} episodes, mean {bars['mean']:.4g}"]
-    width = (bars["most"] - bars["least"]) / len(bars["counts"])
+    width = bars["most"] / len(bars["counts"]) - bars["least"] / len(bars["counts"])
     for number, count in enumerate(bars["counts"]):
         bar = "█" * -(-BAR_WIDTH * count // max(bars["counts"]))
         lines.append(f"  {bars['least'] + number * width:>10.4g}  {bar:{BAR_WIDTH}}  {count}")

@@ -7,6 +7,7 @@
     packs/00000.jsonl              many small episodes, as they were; the last line has an index
     packs/00000.packing            a pack whose episodes may lie in smaller files still
     damaged/                       files that others have cut or changed
+    .files                         a line for each file that was made, with its episodes
     .unfinished/                   files that are being written; emptied by the next writer
 
 The flow, and who writes what:

@@ -5,8 +5,9 @@
               └─ anything else ─▶ read: each episode against its checksum ─▶ whole, or damaged
 
 A damaged file gets a name in `damaged/`, and what is whole in a pack goes into a new pack. A group
-is played as a whole: where one of its episodes is lost, the others are set aside, too. A writer has
-seen no file when it begins, and reads them all; at its end it reads those that others have touched.
+is played as a whole: where one of its episodes is lost, the others are set aside, too. A writer
+reads all files when it begins, and at its end those that others have touched. `.files` has a line
+for each file with its episodes, by which the next writer knows that a file was removed.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
+import msgspec
+import orjson
+
 from ..errors import OutputDamaged
 from .disk import Disk, Stamp, stamp_of
 from .packs import write_pack
-from .readers import PACKS, Place, loose_files, pack_names, places_in
+from .readers import PACKS, UNFINISHED, Place, loose_files, pack_names, places_in
 from .rows import END_START, before_checksum, parsed_end, without_index
 
-DAMAGED = "damaged"
+DAMAGED, KNOWN_FILES = "damaged", ".files"
 
 
 class FolderCheck:
@@ -45,15 +49,24 @@ class FolderCheck:
         self._disk = disk
         self._group = group
         self._stamps: dict[Path, Stamp | None] = {}
+        self._known = _known_files(folder)
 
-    def add(self, path: Path, episode_ids: Iterable[str]) -> None:
+    def add(self, path: Path, episode_ids: Sequence[str]) -> None:
         """Notes a file that has got its name."""
         self.episodes.update(episode_ids)
         self._stamps[path] = stamp_of(path)
+        self._known[path] = episode_ids
+        with (self._folder / KNOWN_FILES).open("ab") as file:
+            file.write(self._line(path))
 
     def look(self) -> None:
         """Takes the files that are there as they are: small ones have been packed."""
         self._stamps = {path: stamp_of(path) for path in _files(self._folder)}
+        self._known = {path: list(places_in(path)) for path in self._stamps}
+        made = self._folder / UNFINISHED / KNOWN_FILES
+        made.parent.mkdir(exist_ok=True)
+        made.write_bytes(b"".join(map(self._line, self._known)))
+        made.replace(self._folder / KNOWN_FILES)
 
     def run(self, new_pack: Callable[[], tuple[Path, Path]]) -> None:
         """Sets aside what is damaged. `new_pack` names a pack while it is written, and at last."""
@@ -71,9 +84,10 @@ class FolderCheck:
                 found[path] = whole if path.parent.name == PACKS else {}
             else:
                 found[path] = whole
-        for path in sorted(self._stamps.keys() - found.keys()):
-            self.words.append(f"{path.relative_to(self._folder)} was removed")
         there = {name for places in found.values() for name in places}
+        for path in sorted(self._known.keys() - found.keys()):
+            if not there.issuperset(self._known[path]):
+                self.words.append(f"{path.relative_to(self._folder)} was removed")
         numbers = {name: int(name) // self._group for name in there if name.isdecimal()}
         sizes = Counter(numbers.values())
         partial = {name for name, number in numbers.items() if sizes[number] < self._group}
@@ -96,6 +110,9 @@ class FolderCheck:
         self.lost.update(episode_ids)
         for path in paths:
             self._set_aside(path, f"the file of {' and '.join(episode_ids)} was cut or changed")
+
+    def _line(self, path: Path) -> bytes:
+        return orjson.dumps([str(path.relative_to(self._folder)), self._known[path]]) + b"\n"
 
     def _set_aside(self, path: Path, why: str) -> Path:
         name = str(path.relative_to(self._folder)).replace("/", "-").lstrip(".")
@@ -145,6 +162,16 @@ def _content(path: Path, place: Place) -> bytes:
         content = file.read((place.end or 0) - place.offset)
     line_at = content.rfind(b"\n", 0, -1) + 1
     return content[:line_at] + without_index(content[line_at:])
+
+
+def _known_files(folder: Path) -> dict[Path, Sequence[str]]:
+    """The files of an earlier writer, each with the ids of its episodes."""
+    found: dict[Path, Sequence[str]] = {}
+    with suppress(OSError, msgspec.DecodeError):  # the last line may have been cut by a crash
+        for line in (folder / KNOWN_FILES).read_bytes().splitlines():
+            name, episode_ids = msgspec.json.decode(line, type=tuple[str, list[str]])
+            found[folder / name] = episode_ids
+    return found
 
 
 def _files(folder: Path) -> list[Path]:

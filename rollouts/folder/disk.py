@@ -33,6 +33,7 @@ class Disk:
 
         `write_back` asks the kernel to begin writing it to the medium, and to drop what is there.
         """
+        path.parent.mkdir(exist_ok=True)  # someone may have removed it
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self.write(descriptor, chunks)
@@ -58,6 +59,7 @@ class Disk:
 
     def rename(self, source: Path, target: Path) -> None:
         """In one moment."""
+        target.parent.mkdir(exist_ok=True)
         source.rename(target)
 
     def remove(self, path: Path) -> None:

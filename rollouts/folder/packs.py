@@ -158,6 +158,7 @@ def _add_file(made: Pack, path: Path) -> bool:
 
 
 def _put_in_place(folder: Path, packing: Path, packed: Sequence[Path], disk: Disk) -> None:
+    (folder / EPISODES).mkdir(exist_ok=True)  # someone may have removed it
     for path in packed:
         disk.remove(path)
     for name in names(folder / EPISODES):

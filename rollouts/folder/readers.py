@@ -64,6 +64,11 @@ def episodes_in(folder: Path) -> dict[str, Place]:
     raise OutputError(f"{folder} changes faster than it can be listed")
 
 
+def has_rollouts(folder: Path) -> bool:
+    """Return whether a rollout has written to the folder."""
+    return any((folder / name).is_dir() for name in (EPISODES, PACKS))
+
+
 def pack_names(folder: Path) -> list[str]:
     """The packs of a rollout by name; files of other names, such as NFS's `.nfs…`, are ignored."""
     return [name for name in names(folder / PACKS) if _PACK_NAME.fullmatch(name)]
@@ -289,6 +294,6 @@ def open_rollouts(folder: Path | str, *, keep_cached: bool = True) -> Rollouts:
     Raises `OutputDamaged`: the folder has no rollouts, or they cannot be understood.
     """
     folder = Path(folder).absolute()  # the working directory may change
-    if not (folder / EPISODES).is_dir():
+    if not has_rollouts(folder):
         raise OutputDamaged(f"{folder} has no rollouts", "name the folder that was given as --out")
     return Rollouts(folder, keep_cached=keep_cached)

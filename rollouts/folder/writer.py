@@ -87,7 +87,7 @@ class Output:
             members = {file.episode_id: file for files in small for file in files}
             contents = ((name, file.content()) for name, file in members.items())
             write_pack(contents, unfinished, final, self._disk)
-            self._found.add(final, members)
+            self._found.add(final, list(members))
             self._made += 1
         for files in large:
             self._rename(files)

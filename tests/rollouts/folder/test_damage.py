@@ -7,15 +7,17 @@ The product of what is done, when it is done, and to what.
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from openenvd.rollouts.folder.readers import UNFINISHED, open_rollouts
-from openenvd.rollouts.folder.rows import Verdict
-from openenvd.rollouts.folder.writer import CHUNK_BYTES, RolloutWriter
+from openenvd.rollouts.folder.damage import KNOWN_FILES
+from openenvd.rollouts.folder.readers import EPISODES, PACKS, UNFINISHED, open_rollouts
+from openenvd.rollouts.folder.rows import EpisodeFile, Verdict
+from openenvd.rollouts.folder.writer import CHUNK_BYTES, Output, RolloutWriter
 from openenvd.rollouts.run import RECORD, Report
 
 from ..conftest import Serve, address_of
@@ -112,8 +114,7 @@ async def test_a_damaged_file_is_named_set_aside_and_its_episodes_are_played_aga
         assert lost == expected
     is_there = (tmp_path / path).exists()
     if how == "removed" and what != "index":
-        told = [f"{path} was removed"] if when == "while it runs" else []
-        assert words == told
+        assert words == [f"{path} was removed"]
     else:
         [told_of_it] = words
         assert told_of_it.startswith(f"{path} was cut or changed; it is damaged/")
@@ -144,6 +145,42 @@ async def test_an_episode_whose_file_is_damaged_while_it_is_written_is_played_ag
         assert told.startswith("the file of 000003 was cut or changed; it is damaged/")
         await finish(writer, "000003")
     open_rollouts(tmp_path).verify()
+
+
+@pytest.mark.parametrize("name", [EPISODES, PACKS, UNFINISHED])
+async def test_a_folder_that_is_removed_while_it_is_written_is_made_again(
+    serve: Serve, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = order_of(address_of(serve()), tmp_path, episodes=100)
+    commit, removed = Output.commit, list[Path]()
+
+    def commit_and_remove(output: Output, ended: Sequence[Sequence[EpisodeFile]]) -> None:
+        commit(output, ended)
+        if not removed:
+            shutil.rmtree(path := config.folder / name)
+            (config.folder / RECORD).unlink()
+            removed.append(path)
+
+    monkeypatch.setattr(Output, "commit", commit_and_remove)
+    result = await run(config, tmp_path)
+    assert removed
+    assert f"{RECORD} was removed, and is there again" in result["damaged"]
+    assert (f"{PACK} was removed" in result["damaged"]) == (name == PACKS)
+    assert (result["there"], result["done"], result["mean_reward"]) == (100, 100, 15.0)
+    open_rollouts(config.folder).verify()
+
+
+async def test_files_that_went_into_a_pack_before_a_crash_are_not_called_removed(
+    tmp_path: Path,
+) -> None:
+    await (await filled(tmp_path)).close()
+    known = (tmp_path / KNOWN_FILES).read_bytes()
+    before = known.replace(PACK.encode(), b"packs/00009.jsonl")
+    (tmp_path / KNOWN_FILES).write_bytes(before + b'["cut')
+    writer = await RolloutWriter.open(tmp_path)
+    assert await writer.check() == (frozenset(), [])
+    await writer.close()
+    assert (tmp_path / KNOWN_FILES).read_bytes() == known
 
 
 async def test_a_file_that_is_touched_and_not_changed_is_kept(tmp_path: Path) -> None:
@@ -208,5 +245,6 @@ async def test_a_rollout_plays_again_what_is_damaged_while_it_runs(
     assert spoiled
     assert result["damaged"] == [f"{PACK} was removed"]
     assert (result["there"], result["wanted"]) == (200, 200)
+    assert (result["done"], result["mean_reward"]) == (200, 15.0)
     found = Counter(row["episode_id"] for row in rows(config.folder))
     assert found == Counter(f"{number:06d}" for number in range(200))

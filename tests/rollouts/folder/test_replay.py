@@ -147,6 +147,7 @@ async def test_the_summary_shows_rewards_of_complete_episodes_that_are_numbers(
     answer = asked(tmp_path, "summary")
     assert (answer["rewards_of"], answer["histogram"]["mean"]) == ("done", 1.0)
     assert sum(answer["histogram"]["counts"]) == 1
+    assert answer["episodes_with_odd_rewards"] == 1
 
 
 def test_every_value_is_in_one_span_of_the_histogram() -> None:
