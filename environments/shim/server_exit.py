@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import sys
 import time
 from signal import SIGKILL
@@ -182,4 +183,6 @@ def why_no_server(exc: OSError) -> str:
 
             return no_room_text()
     where = f": {exc.filename}" if exc.filename else ""
+    if exc.errno == errno.ENOENT and not os.path.exists(__file__):  # noqa: PTH110  light
+        where += ", since its openenvd was removed or moved; openenv restart runs it with this one"
     return f"{exc.strerror}{where}"

@@ -17,7 +17,7 @@ from ...schema.protocol import HostConfig, ServeOptions
 from ...schema.spec import EnvironmentSpec
 from ...system.text.json_lines import Json
 from .needs import read_toml, table_in
-from .resolve import Bundled, ClassSource, Image, Project, ResolvedSource
+from .resolve import BUNDLED_FOLDER, Bundled, ClassSource, Image, Project, ResolvedSource
 
 HOST_PROGRAM = Path(__file__).resolve().parents[2] / "env_host" / "__main__.py"
 # The same program for a fork without exec, with its modules imported: a host in our own Python.
@@ -51,9 +51,15 @@ class Program:
         return HOST_ENTRY if str(self.python) == sys.executable else None
 
     def to_json(self) -> Json:
-        """Return a JSON object that `prepared_from_json` can read."""
+        """Return a JSON object that `prepared_from_json` can read, also of a later installation.
+
+        Our own Python is an empty text, and a bundled environment's folder is relative to ours.
+        """
         links = {name: str(folder) for name, folder in self.links.items()}
-        own = {"python": str(self.python), "folder": str(self.folder), "links": links}
+        python = "" if str(self.python) == sys.executable else str(self.python)
+        is_bundled = self.folder.is_relative_to(BUNDLED_FOLDER)
+        folder = self.folder.relative_to(BUNDLED_FOLDER) if is_bundled else self.folder
+        own = {"python": python, "folder": str(folder), "links": links}
         return own | {"config": self.config.to_json()}
 
 
@@ -78,7 +84,8 @@ def prepared_from_json(data: Json) -> Prepared:
         return ContainerImage(**data)
     links = {name: Path(folder) for name, folder in data["links"].items()}
     config = HostConfig.from_json(data["config"])
-    return Program(Path(data["python"]), Path(data["folder"]), config, links)
+    python = Path(data["python"] or sys.executable)
+    return Program(python, BUNDLED_FOLDER / data["folder"], config, links)
 
 
 def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | None) -> Program:
