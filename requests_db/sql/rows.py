@@ -18,6 +18,7 @@ import orjson
 from sqlalchemy import Table
 
 from ...schema import states
+from ..errors import DatabaseCorrupt
 from ..records import (
     Environment,
     Event,
@@ -59,11 +60,19 @@ class RowFormat(Generic[R]):
         self.columns = tuple(table.c[name] for name in self._names)
 
     def read(self, row: Row) -> R:
-        """The record in a row of `columns`."""
+        """The record in a row of `columns`.
+
+        Raises `DatabaseCorrupt`: a value is not as it was written.
+        """
         values = list(row)
-        for index, decode in self._decoded:
-            if values[index] is not None:
-                values[index] = decode(values[index])
+        try:
+            for index, decode in self._decoded:
+                if values[index] is not None:
+                    values[index] = decode(values[index])
+        except (ValueError, KeyError, TypeError) as exc:
+            raise DatabaseCorrupt(
+                f"the requests database is damaged ({self.columns[index]})"
+            ) from exc
         record: R = self._record(*values)
         return record
 

@@ -223,6 +223,21 @@ def test_a_value_that_is_no_text_is_damage(queue: Queue, path: Path) -> None:
         queue.claim()
 
 
+@pytest.mark.parametrize(
+    ("column", "value"), [("payload", "{no JSON"), ("state", "GONE"), ("error", "[]")]
+)
+def test_a_value_that_cannot_be_read_is_damage(
+    queue: Queue, path: Path, column: str, value: str
+) -> None:
+    made = queue.make()
+    queue.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA ignore_check_constraints=ON")
+        connection.execute(f"UPDATE requests SET {column} = ?", [value])
+    with pytest.raises(DatabaseCorrupt, match=rf"is damaged \(requests.{column}\)"):
+        queue.get(made.id)
+
+
 def _overwrite(path: Path, text: bytes, offset: int) -> None:
     content = path.read_bytes()
     assert text in content
