@@ -6,8 +6,8 @@ its engine (`engines/`), which serves the same socket. A replica exists as long 
 stopping it removes the folder last, so that no crash in between can lose one. What an engine has is
 stopped by that engine: while it is gone, the folder stays.
 
-A run file that is damaged, or that another version wrote, is set aside (`SetAside`): its replica
-goes on and is neither watched nor restarted, which `status` says.
+A run file that is damaged or removed, or that another version wrote, is set aside (`SetAside`): its
+replica goes on and is neither watched nor restarted, which `status` says.
 
     its shim or agent answers at the socket that its id names    `down` stops it there
     it is damaged, and its shim does not answer                  ended by the shim's last status
@@ -183,8 +183,10 @@ class SetAside:
     @property
     def problem(self) -> str:
         """The path of the run file and why it cannot be used, as one clause."""
-        why = "is damaged" if self.is_damaged else "was written by another version of openenvd"
-        return f"its run file {self.run_dir / RUN_FILE_NAME} {why}"
+        path = self.run_dir / RUN_FILE_NAME
+        damage = "is damaged" if path.exists() else "was removed"
+        why = damage if self.is_damaged else "was written by another version of openenvd"
+        return f"its run file {path} {why}"
 
     @property
     def sentence(self) -> str:
@@ -221,7 +223,7 @@ def look_at(run_dir: Path, version: int | str = RUN_FILE_VERSION) -> RunFile | S
     """Read the run file of a folder, which can be used if it has this version; None: no file."""
     path = Path(run_dir) / RUN_FILE_NAME
     data = read_run_file(run_dir)
-    if data is None and path.exists():
+    if data is None and (path.exists() or is_locked(path.with_name(LOCK_FILE_NAME))):
         data = read_run_file(run_dir) or {}  # it may just have been written
     is_gateways = path.parent.name == GATEWAY  # whose file `gateway/process.py` reads
     if data is None or (is_gateways and version == RUN_FILE_VERSION):

@@ -442,11 +442,13 @@ UNUSABLE: dict[str, Callable[[dict[str, Any]], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("kind", UNUSABLE)
+@pytest.mark.parametrize("kind", [*UNUSABLE, "removed"])
 async def test_a_run_file_that_cannot_be_used_is_named_and_its_replica_kept_until_its_down(
     world: World, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    launch, server = await unwatched(world, kind)
+    launch, server = await unwatched(world, "empty" if kind == "removed" else kind)
+    if kind == "removed":
+        (server.run_dir / RUN_FILE_NAME).unlink()
     whole = await asyncio.to_thread(world.start, launch, 1)
     reconciler = await world.reconcile()
     path = server.run_dir / RUN_FILE_NAME
@@ -457,6 +459,7 @@ async def test_a_run_file_that_cannot_be_used_is_named_and_its_replica_kept_unti
     view = environment_view(environment, rows, reconciler.replicas.live)
     assert [each["state"] for each in view["replicas"]] == ["UNKNOWN", ReplicaState.READY]
     why = "is damaged" if kind in list(UNUSABLE)[:8] else "was written by another version"
+    why = "was removed" if kind == "removed" else why
     for text in (view["error"]["message"], view["replicas"][0]["message"], caplog.text):
         assert f"its run file {path} {why}" in text
         assert "openenv down trial ends it" in text
