@@ -38,6 +38,25 @@ _FOLDER = re.compile(r"(?m)^\s*(?:(?:-e|--editable)[\s=]+(?!\w+[+:])|\.{1,2}(?:/
 _DESCRIBED = re.compile(
     r"(?:(?:[\w-]+-)?[vV]?(\d+(?:\.\d+){0,2}[^+]*?)(?:\+.*)?-(\d+)-g)?(\w+)(-dirty)?"
 )
+# The module that setuptools-scm, hatch-vcs or PDM writes when it builds.
+_WRITTEN = re.compile(r"""(?:write_to|version[_-]file)["']?\s*[:=]\s*["']?([^"'\n]+\.py)""")
+_VERSION_TEXT = """\
+__version__ = version = {version!r}
+__version_tuple__ = version_tuple = {numbers!r}
+"""
+_FINDER = """\
+import os, sys
+from importlib.util import spec_from_file_location
+
+def find_spec(name, path=None, target=None):
+    for folder in path or sys.path:
+        file = os.path.realpath(os.path.join(folder, name.rpartition(".")[2] + ".py"))
+        tops = [file[: -len(each)] for each in {names} if file.endswith("/" + each)]
+        if any(os.path.isfile(top + each) for top in tops for each in {roots}):
+            return spec_from_file_location(name, __file__.replace("finder", "version"))
+
+sys.meta_path.append(sys.modules[__name__])
+"""
 _NAMED = re.compile(r"""(?m)^\s*(name|version)\s*=\s*["']?([\w.+!-]+)""")
 
 
@@ -245,15 +264,36 @@ def metadata_of(folder: Path) -> dict[str, str]:
         f"{info}/INSTALLER": "openenvd\n",
         f"{info}/RECORD": "",
         f"{info}/entry_points.txt": "\n".join([*points, ""]),
+        **_version_module(packaging, folder, version),
+    }
+
+
+def _version_module(packaging: dict[str, Any], folder: Path, version: str) -> dict[str, str]:
+    """Return the module that a build would write the version to, and what finds it when imported.
+
+    Nothing is written to the project's folder: a missing `my_env/_version.py` is loaded from here.
+    """
+    texts = (read_text(folder / name) for name in ("pyproject.toml", *_BUILDS))
+    named = [name for text in texts for name in _WRITTEN.findall(text)]
+    if not named:
+        return {}
+    names = [*named, *(f"src/{each}" for each in named)]
+    numbers = tuple(int(each) if each.isdecimal() else each for each in re.split(r"[.+]", version))
+    return {
+        "_openenvd_version.py": _VERSION_TEXT.format(version=version, numbers=numbers),
+        "_openenvd_finder.py": _FINDER.format(names=names, roots=("pyproject.toml", *_BUILDS)),
+        "_openenvd_finder.pth": "import _openenvd_finder\n",
     }
 
 
 def _version_in_git(packaging: dict[str, Any], folder: Path) -> str:
     """Return the version that setuptools-scm or hatch-vcs makes of git's tags by default, or ""."""
     build = table_in(packaging, "build-system").get("requires")
-    if {"setuptools-scm", "hatch-vcs"}.isdisjoint(map(normalized, build or ())):
+    pdm = table_in(packaging, "tool", "pdm", "version")
+    has_scm = not {"setuptools-scm", "hatch-vcs"}.isdisjoint(map(normalized, build or ()))
+    if not has_scm and pdm.get("source") != "scm":
         return ""
-    settings = table_in(packaging, "tool", "setuptools_scm")
+    settings = {**pdm, **table_in(packaging, "tool", "setuptools_scm")}
     settings = {**table_in(packaging, "tool", "hatch", "version", "raw-options"), **settings}
     words = ("--always", "--dirty", "--tags", "--long", "--abbrev=9", "--match=*[0-9]*")
     found = _DESCRIBED.fullmatch(_git(folder, "describe", *words))
@@ -280,10 +320,14 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def _version_in_a_file(packaging: dict[str, Any], folder: Path) -> str:
-    """Return the version that setuptools or hatch reads from a file of the project; else 0."""
+    """Return the version that the build reads from a file of the project; else 0."""
     dynamic = table_in(packaging, "tool", "setuptools", "dynamic", "version")
     module, _, name = str(dynamic.get("attr", "")).rpartition(".")
-    path = dynamic.get("file") or table_in(packaging, "tool", "hatch", "version").get("path")
+    if str(table_in(packaging, "build-system").get("build-backend")).startswith("flit"):
+        own = {**table_in(packaging, "project"), **table_in(packaging, "tool", "flit", "module")}
+        module = str(own.get("name", "")).replace("-", "_")
+    read = (table_in(packaging, "tool", tool, "version").get("path") for tool in ("hatch", "pdm"))
+    path = dynamic.get("file") or next(filter(None, read), None)
     if module:
         place = module.replace(".", "/")
         path = [f"{top}{place}{end}" for top in ("", "src/") for end in (".py", "/__init__.py")]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -203,3 +204,43 @@ def test_the_requirements_that_the_dockerfile_installs_come_first(tmp_path: Path
     first, *others = ways_of(tmp_path)
     assert (first.name, first.packages) == ("docker/needs.txt", ("c",))
     assert [way.name for way in others] == ["requirements.txt", "Dockerfile"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "written"),
+    [
+        ("setuptools_scm]\nwrite_to = 'src/my_env/_version.py'", "src/my_env/_version.py"),
+        ("setuptools_scm]\nversion_file = 'my_env/_version.py'", "my_env/_version.py"),
+        ("hatch.build.hooks.vcs]\nversion-file = 'my_env/_version.py'", "my_env/_version.py"),
+        ("pdm.version]\nwrite_to = 'my_env/_version.py'", "src/my_env/_version.py"),
+    ],
+)
+def test_a_module_that_the_build_writes_is_imported_and_not_written(
+    tmp_path: Path, tool: str, written: str
+) -> None:
+    project, site = tmp_path / "project", tmp_path / "site"
+    (project / written).parent.mkdir(parents=True)
+    (project / written).with_name("__init__.py").write_text("from ._version import version")
+    (project / "pyproject.toml").write_text(
+        f"[project]\nname = 'my-env'\nversion = '1.2.dev3'\n[tool.{tool}\n"
+    )
+    for name, text in metadata_of(project).items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    code = f"import site, sys; site.addsitedir({str(site)!r}); sys.path.insert(0, sys.argv[1])\n"
+    code += "import my_env, my_env._version as v; print(my_env.version, v.version_tuple)\n"
+    code += "import json._version"
+    command = [sys.executable, "-c", code, str((project / written).parents[1])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "1.2.dev3 (1, 2, 'dev3')\n"
+    assert "No module named 'json._version'" in done.stderr
+    assert not (project / written).exists()
+
+
+def test_flit_s_version_is_the_one_of_its_module(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        "[build-system]\nbuild-backend = 'flit_core.buildapi'\n"
+        "[project]\nname = 'my-env'\ndynamic = ['version']\n"
+    )
+    (tmp_path / "my_env.py").write_text("__version__ = '1.2'")
+    assert "my_env-1.2.dist-info/METADATA" in metadata_of(tmp_path)
