@@ -233,8 +233,8 @@ class Builder:
                     return
                 files = (way.file, *way.beside) if way.file is not None else ()
                 listed = [f"-r{self._copied(each, way, Path(scratch))}" for each in files]
-                options = (*listed, *way.options, *HOST_REQUIREMENTS)
-                self._uv.install(self._venv, *options, "--", *way.packages)
+                options = (*listed, *way.options)
+                self._install_with_ours(way.name, *options, "--", *way.packages)
         except UvFailed as exc:
             message = f"the dependencies of {self._name} cannot be installed"
             if way.lock is not None:
@@ -244,6 +244,22 @@ class Builder:
             if exc.is_of_the_way or way.has_more:
                 raise Unusable(exc.cause, failure) from exc
             raise failure from exc
+
+    def _install_with_ours(self, pinning: str, *arguments: str) -> None:
+        """Install packages; and what the env host needs, also where another version is pinned."""
+        try:
+            self._uv.install(self._venv, *HOST_REQUIREMENTS, *arguments)
+        except UvFailed as exc:
+            if not any(each in line for line in exc.lines for each in HOST_REQUIREMENTS):
+                raise
+            self._uv.install(self._venv, *arguments)
+            self._replace_pinned(pinning, "the env host", *HOST_REQUIREMENTS)
+
+    def _replace_pinned(self, pinning: str, other: str, *arguments: str) -> None:
+        for line in self._uv.install(self._venv, *arguments):
+            if line.startswith(_REMOVED):
+                pinned = line.removeprefix(_REMOVED)
+                self._say(f"{pinned} of {pinning} was replaced: {other} needs another version")
 
     def _find_python(self, way: Way) -> str:
         """Ours, when the project's `requires-python` allows it; otherwise another one that does."""
@@ -281,11 +297,8 @@ class Builder:
         wheels = [f"--only-binary={name}" for name in way.locked_wheels or ()]
         self._uv.install(self._venv, "--verify-hashes", "--no-deps", *wheels, "-r", str(exported))
         more = [f"-r{self._copied(each, way, exported.parent)}" for each in way.beside]
-        for line in self._uv.install(self._venv, *more, *HOST_REQUIREMENTS, "--", *way.packages):
-            if line.startswith(_REMOVED):
-                pinned = line.removeprefix(_REMOVED)
-                other = "the Dockerfile or the env host" if way.has_more else "the env host"
-                self._say(f"{pinned} of uv.lock was replaced: {other} needs another version")
+        other = "the Dockerfile or the env host" if way.has_more else "the env host"
+        self._replace_pinned("uv.lock", other, *more, *HOST_REQUIREMENTS, "--", *way.packages)
 
     def _copied(self, file: Path, way: Way, scratch: Path) -> Path:
         """A file that uv can install from without writing into the project's folder."""
@@ -295,6 +308,10 @@ class Builder:
         copy = scratch / self._project.folder.name
         if not copy.exists():
             shutil.copytree(self._project.folder, copy, ignore=COPY_IGNORED, symlinks=True)
+            tables = (("tool", "poetry"), ("project",))
+            readme = str([table_in(way.packaging, *each).get("readme") for each in tables])
+            for name in re.findall(r"[\w-]+\.(?:md|rst|txt)", readme):
+                (copy / name).touch()  # what is installed alone needs no README, and may lack it
         return copy / file.relative_to(way.folder)
 
 

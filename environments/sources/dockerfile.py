@@ -270,9 +270,9 @@ def _of_server(words: list[str]) -> Started | None:
     found = next((match for word in words if (match := _REFERENCE.fullmatch(word))), None)
     if found is None:
         return None
-    # `--app-dir x` or `--app-dir=x`
+    # `--app-dir x` or `--app-dir=x`; gunicorn's `--chdir`
     pairs = itertools.pairwise(part for word in words for part in word.split("=", 1))
-    folder = next((after for word, after in pairs if word == "--app-dir"), "")
+    option, folder = next((each for each in pairs if each[0] in ("--app-dir", "--chdir")), ("", ""))
     module = found[1].replace("/", ".").strip(".")
     is_factory = bool(found[3]) or "--factory" in words
-    return Started(module, found[2], is_factory, folder, is_app_dir=bool(folder))
+    return Started(module, found[2], is_factory, folder, is_app_dir=option == "--app-dir")

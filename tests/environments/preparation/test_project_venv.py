@@ -404,6 +404,39 @@ def test_what_the_host_needs_comes_beside_the_locked_versions(
     assert "thing==1.0 of uv.lock was replaced: the env host needs another version" in said
 
 
+@pytest.mark.usefixtures("index")
+def test_what_the_host_needs_takes_the_place_of_a_version_that_the_project_pins(
+    tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(project_venv, "HOST_REQUIREMENTS", ("thing>=2",))
+    said: list[str] = []
+    project = make_project(tmp_path / "p", 'dependencies = ["thing==1.0"]')
+    assert version_seen_by(project_python(project, layout, said.append)) == "2.0"
+    assert "thing==1.0 of pyproject.toml was replaced: the env host needs another version" in said
+
+
+BACKEND = """
+import os
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    open("README.md").close()
+    os.mkdir(f"{folder}/sample-1.dist-info")
+    with open(f"{folder}/sample-1.dist-info/METADATA", "w") as file:
+        file.write("Metadata-Version: 2.1\\nName: sample\\nVersion: 1\\nRequires-Dist: thing\\n")
+    return "sample-1.dist-info"
+"""
+
+
+@pytest.mark.usefixtures("wheels")
+def test_a_project_is_installed_without_the_readme_that_it_names(
+    tmp_path: Path, layout: Layout
+) -> None:
+    build = ("[build-system]", "requires = []", 'build-backend = "backend"', 'backend-path = ["."]')
+    lines = ('dynamic = ["dependencies"]', 'readme = "README.md"', *build)
+    project = make_project(tmp_path / "p", *lines, backend_py=BACKEND)
+    assert project_python(project, layout, lambda _: None) is not None
+    assert not (project.folder / "README.md").exists()
+
+
 def test_a_project_without_requirements_runs_in_our_own_python(
     tmp_path: Path, layout: Layout
 ) -> None:

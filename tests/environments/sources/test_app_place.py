@@ -134,6 +134,10 @@ def test_a_program_that_serves_another_module_names_its_app(tmp_path: Path, is_r
         ("CMD cd backend && uvicorn core:app", "backend"),
         ("WORKDIR /app/backend\nCMD uvicorn core:app", "backend"),
         ("CMD uvicorn --app-dir backend core:app", "backend"),
+        (
+            "CMD gunicorn -b :$PORT --chdir backend -k uvicorn.workers.UvicornWorker core:app",
+            "backend",
+        ),
         ("WORKDIR /app\nCMD uvicorn root:app", None),
         ("CMD cd app && uvicorn root:app", "app"),
     ],
