@@ -349,10 +349,10 @@ def play(name: str, as_json: bool) -> int:
     """
     output = Output(as_json=as_json)
     environment = Client().environment(name)
-    schema = action_schema(environment.base_url())
     source = str(environment.data["source"])
     is_terminal = sys.stdin.isatty()
     with environment.connect() as session:
+        schema = action_schema(environment.base_url())
         game = _Game(session, schema, output, name, source)
         if is_terminal:
             output.note(
