@@ -37,15 +37,6 @@ async def slowly(observation):
 async def variedly(observation, turn):
     await halfway()
     return {"message": "x" * (int(turn.episode_id) * 7 %% 11)}
-
-
-held = []
-async def leak_a_little(observation):
-    await asyncio.sleep(0.005)
-    if len(held) < 45:  # 360 MB
-        held.append(bytearray(os.urandom(1)) * 8_000_000)
-    return {"message": "hello"}
-
 """
 
 
@@ -153,15 +144,6 @@ def test_groups_are_whole_after_each_kill_and_have_the_advantages_of_their_membe
         expected = [reward - other for reward, other in zip(rewards, others, strict=True)]
         assert [row["advantage"] for row in members] == pytest.approx(expected)
         assert {row["seed"] for row in members} == {first // 4}
-
-
-def test_retry_oom_finishes_the_rest(machine: Machine) -> None:
-    request_id = begin(machine, "leak_a_little", "--memory", "300M", "--retry-oom")
-    machine.ok("wait", request_id)
-    request = machine.request(request_id)
-    assert (request["state"], request["attempts"]) == ("SUCCEEDED", 2)
-    assert "was killed by" in machine.ok("logs", request_id).out
-    every_episode_is_there_once(machine)
 
 
 LEAKING = """

@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
+import select
+import struct
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +26,8 @@ from openenvd.schema.settings import Paths
 
 from ..client.fake_daemon import Call, FakeDaemon, serving
 
+ROWS, COLUMNS = 20, 120
+SECONDS = 30.0  # in which a program on a terminal writes what is awaited
 PROGRAM = [sys.executable, "-P", "-c", "from openenvd.cli.entry import main; main()"]
 
 
@@ -105,6 +114,51 @@ def text(printed: str) -> Callable[[Call], None]:
 @pytest.fixture
 def cli(command: Command, fake: FakeDaemon) -> Cli:
     return Cli(command, fake)
+
+
+class Terminal:
+    """A program on a terminal of `ROWS` and `COLUMNS`."""
+
+    def __init__(self, command: list[str], **environ: str) -> None:
+        self.master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        given: dict[str, Any] = {"stdin": slave, "stdout": slave, "stderr": slave}
+        controlled = partial(fcntl.ioctl, 0, termios.TIOCSCTTY, 0)  # as an interactive shell needs
+        self.process = subprocess.Popen(
+            command, env=environ, start_new_session=True, preexec_fn=controlled, **given
+        )
+        os.close(slave)
+        self.text = ""
+
+    def shows(self, pattern: str) -> bool:
+        """Read until this was written since the last call; False: not in time."""
+        end = time.monotonic() + SECONDS
+        while not (found := re.search(pattern, self.text)):
+            if not select.select([self.master], [], [], max(0.0, end - time.monotonic()))[0]:
+                return False
+            self.text += os.read(self.master, 65536).decode(errors="replace")
+        self.text = self.text[found.end() :]
+        return True
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    """Starts a program on a terminal; none is left afterwards."""
+    made: list[Terminal] = []
+
+    def start(command: list[str], **environ: str) -> Terminal:
+        made.append(Terminal(command, **environ))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
 
 
 @pytest.fixture

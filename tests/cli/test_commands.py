@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from openenvd.cli import exit_codes, options
-from openenvd.cli.output.output import requests_table
 
 from ..client.fake_daemon import Call, new_environment, new_request
 from .conftest import PROGRAM, Cli, text
@@ -284,12 +283,6 @@ def test_a_wrong_command_line_is_2_and_reaches_no_daemon(
 )
 def test_a_duration_is_in_seconds_or_has_its_unit(text: str, seconds: float) -> None:
     assert options.seconds(text) == seconds
-
-
-def test_a_wrong_command_line_is_json_too(cli: Cli) -> None:
-    answer = cli("launch", "--json")
-    assert (answer.code, answer.json["error"]["kind"]) == (2, "usage")
-    assert "SOURCE" in answer.json["error"]["message"]
 
 
 def test_an_interrupt_during_imports_ends_without_a_traceback(
@@ -893,18 +886,6 @@ def test_nothing_heavy_is_imported_for_status() -> None:
     words = [*PROGRAM[:-1], program]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert done.stderr == "[]\n"
-
-
-def test_a_narrow_terminal_folds_no_id_and_no_state() -> None:
-    from rich.console import Console
-
-    error = {"kind": "invalid", "message": "a word " * 20}
-    cancelled = new_request(state="CANCELLED", error=error)
-    console = Console(width=50)
-    with console.capture() as drawn:
-        console.print(requests_table([cancelled], time.time()))
-    assert cancelled["id"][:8] in drawn.get()
-    assert "CANCELLED" in drawn.get()
 
 
 @pytest.mark.parametrize(

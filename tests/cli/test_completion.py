@@ -4,26 +4,24 @@
 from __future__ import annotations
 
 import os
-import pty
-import select
 import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ..client.fake_daemon import Call, FakeDaemon, new_environment, new_request
-from .conftest import PROGRAM
+from .conftest import PROGRAM, SECONDS, Terminal
 
 SHELLS = {
     "bash": ["bash", "--noprofile", "--norc", "-i"],
     "zsh": ["zsh", "-f", "-i"],
     "fish": ["fish", "--no-config", "-i"],
 }
-SECONDS = 30.0
 
 
 def offered(*words: str) -> list[str]:
@@ -108,7 +106,9 @@ def test_a_daemon_that_hangs_is_asked_once_and_not_for_long(known: FakeDaemon) -
 
 @pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_real_shell_completes_a_name(shell: str, tmp_path: Path) -> None:
+def test_a_real_shell_completes_a_name(
+    shell: str, tmp_path: Path, terminal: Callable[..., Terminal]
+) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell} here")
     command = tmp_path / "openenv"
@@ -122,32 +122,10 @@ def test_a_real_shell_completes_a_name(shell: str, tmp_path: Path) -> None:
         "zsh": 'autoload -Uz compinit; compinit -D -u; eval "$(openenv completion zsh)"',
         "fish": "openenv completion fish | source",
     }[shell]
-    seen = _typed(SHELLS[shell], [f"{load}; echo rea''dy\n", "openenv scale tri\t"], tmp_path)
-    assert "openenv scale trial" in seen
-
-
-def _typed(command: list[str], texts: list[str], folder: Path) -> str:
-    """What a shell on a terminal shows until it has completed; each text waits for its turn."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        kept = {k: v for k, v in os.environ.items() if k not in ("ENV", "BASH_ENV", "ZDOTDIR")}
-        environ = {**kept, "PATH": f"{folder}:{kept['PATH']}", "TERM": "dumb", "HOME": str(folder)}
-        os.execvpe(command[0], command, environ)
-    seen = ""
-    try:
-        for text, awaited in zip(texts, ("ready\r", "trial"), strict=True):
-            os.write(terminal, text.encode())
-            seen = _read_until(terminal, awaited)
-    finally:
-        os.close(terminal)
-        os.waitpid(pid, 0)
-    return seen
-
-
-def _read_until(terminal: int, awaited: str) -> str:
-    seen = ""
-    deadline = time.monotonic() + SECONDS
-    while awaited not in seen and time.monotonic() < deadline:
-        if select.select([terminal], [], [], 1.0)[0]:
-            seen += os.read(terminal, 4096).decode(errors="replace")
-    return seen
+    kept = {k: v for k, v in os.environ.items() if k not in ("ENV", "BASH_ENV", "ZDOTDIR")}
+    environ = {**kept, "PATH": f"{tmp_path}:{kept['PATH']}", "TERM": "dumb", "HOME": str(tmp_path)}
+    screen = terminal(SHELLS[shell], **environ)
+    os.write(screen.master, f"{load}; echo rea''dy\n".encode())
+    assert screen.shows("ready\r")
+    os.write(screen.master, b"openenv scale tri\t")
+    assert screen.shows("openenv scale trial")

@@ -3,16 +3,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import re
-import select
 import signal
-import struct
 import subprocess
-import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +16,10 @@ import pytest
 from openenvd.schema.settings import Paths
 
 from ..client.fake_daemon import Call, FakeDaemon, new_environment, new_request, serving
-from .conftest import PROGRAM
+from .conftest import PROGRAM, ROWS, Terminal
 
-ROWS, COLUMNS = 20, 120
+WATCH = [*PROGRAM, "status", "--watch"]
+Start = Callable[..., Terminal]
 DAEMON = {"version": "1", "address": "http://127.0.0.1:8585", "uptime_seconds": 5.0, "sessions": 0}
 
 
@@ -46,55 +42,18 @@ def scripted(fake: FakeDaemon, name: str = "trial", requests: int = 1) -> None:
     fake.get("/v1/status", status)
 
 
-class Terminal:
-    def __init__(self) -> None:
-        self.master, slave = os.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        environ = {**os.environ, "TERM": "xterm-256color"}
-        words = [*PROGRAM, "status", "--watch"]
-        self.process = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, env=environ)
-        os.close(slave)
-        self.text = ""
-
-    def shows(self, pattern: str) -> bool:
-        """Read until this was written since the last call; False: not within 20 seconds."""
-        end = time.monotonic() + 20
-        while not (found := re.search(pattern, self.text)):
-            if not select.select([self.master], [], [], max(0.0, end - time.monotonic()))[0]:
-                return False
-            self.text += os.read(self.master, 65536).decode(errors="replace")
-        self.text = self.text[found.end() :]
-        return True
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     monkeypatch.setenv("OPENENV_HOME", str(tmp_path))
     return Paths(tmp_path)
 
 
-@pytest.fixture
-def terminal() -> Iterator[Callable[[], Terminal]]:
-    made: list[Terminal] = []
-
-    def start() -> Terminal:
-        made.append(Terminal())
-        return made[-1]
-
-    yield start
-    for each in made:
-        if each.process.poll() is None:
-            each.process.kill()
-        each.process.wait()
-        os.close(each.master)
-
-
 def test_the_screen_waits_for_a_daemon_that_is_lost_until_it_is_back(
-    home: Paths, terminal: Callable[[], Terminal]
+    home: Paths, terminal: Start
 ) -> None:
     with serving(home) as first:
         scripted(first)
-        screen = terminal()
+        screen = terminal(WATCH, **{**os.environ, "TERM": "xterm-256color"})
         assert screen.shows("trial")
     assert screen.shows("the daemon has exited; waiting for it to come back")
     assert screen.shows("trial"), "what was known last is still shown"
@@ -106,11 +65,11 @@ def test_the_screen_waits_for_a_daemon_that_is_lost_until_it_is_back(
 
 
 def test_the_oldest_requests_are_left_out_where_the_terminal_is_low(
-    home: Paths, terminal: Callable[[], Terminal]
+    home: Paths, terminal: Start
 ) -> None:
     with serving(home) as fake:
         scripted(fake, requests=2 * ROWS)
-        screen = terminal()
+        screen = terminal(WATCH, **{**os.environ, "TERM": "xterm-256color"})
         assert screen.shows(r"launch env-0\b")
         assert screen.shows(r"launch env-9\b")
         assert screen.shows("\x1b\\[H")  # the next picture
@@ -122,8 +81,7 @@ def test_the_oldest_requests_are_left_out_where_the_terminal_is_low(
 def test_off_a_terminal_it_ends_with_the_daemon(home: Paths) -> None:
     with serving(home) as fake:
         scripted(fake)
-        words = [*PROGRAM, "status", "--watch"]
-        watch = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        watch = subprocess.Popen(WATCH, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert watch.stdout is not None
         while "trial" not in watch.stdout.readline():
             assert watch.poll() is None

@@ -30,7 +30,7 @@ from openenvd.rollouts.session_pool import EpisodeSession
 from openenvd.schema.protocol import HostConfig
 from openenvd.server.operations.testing.subject import SessionFailed, TrialSession
 
-from ..env_host.hosts import Host
+from ..env_host.hosts import Host, serving
 
 SLOW = "openenvd.env_host.bundled.benchmark.environment:SyncBenchmarkEnvironment"
 ODD = 1  # the number of a call that takes a while
@@ -53,10 +53,8 @@ def number_of(observation: Any) -> int:
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     config = HostConfig("slow", env_class=SLOW, shards=1, reset_first=False)
-    found = Host(config, tmp_path_factory.mktemp("slow"))
-    found.ready()
-    yield found
-    found.close()
+    with serving(config, tmp_path_factory.mktemp("slow")) as found:
+        yield found
 
 
 @pytest.fixture

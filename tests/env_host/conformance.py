@@ -27,7 +27,7 @@ from websockets.exceptions import ConnectionClosed
 from openenvd.schema.protocol import HostConfig
 
 from .conformance_project import APPS, write_project
-from .hosts import Client, Host, uvicorn_serving
+from .hosts import Client, Host, serving, uvicorn_serving
 
 CLASSES = {**{app: f"environment:{name}" for app, name in APPS.items()}, "tools_app": "tools:Tools"}
 OWN_WORDS = ("CAPACITY_REACHED", "FACTORY_ERROR", -32000)  # codes whose sentence is ours
@@ -318,13 +318,8 @@ def _short(value: Any) -> str:
 
 @contextmanager
 def _ours(python: str, folder: Path, config: HostConfig) -> Iterator[Server]:
-    host = Host(config, folder, python=python)
-    try:
-        host.ready()
+    with serving(config, folder, python=python) as host:
         yield Server(host.port, host.http, host.open)
-        assert host.stop() == 0, host.log.read_text()
-    finally:
-        host.close()
 
 
 @contextmanager

@@ -263,6 +263,18 @@ def until(is_so: Callable[[], Any]) -> Any:
 
 
 @contextmanager
+def serving(config: HostConfig, folder: Path, **where: Any) -> Iterator[Host]:
+    """A host that is ready; it must end as it is asked to."""
+    host = Host(config, folder, **where)
+    try:
+        host.ready()
+        yield host
+        assert host.stop() == 0, host.log.read_text()
+    finally:
+        host.close()
+
+
+@contextmanager
 def uvicorn_serving(app: str, folder: Path, python: str = sys.executable) -> Iterator[int]:
     """The port at which uvicorn serves `app:app` of a folder, as upstream does it.
 

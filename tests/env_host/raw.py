@@ -8,6 +8,7 @@ import json
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from websockets.frames import Opcode
@@ -26,7 +27,7 @@ UPGRADE = {
     "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
 }
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-KEY = b"\x12\x34\x56\x78"
+KEY = b"\x01\xa2\x3c\xff"
 
 
 class Raw:
@@ -78,22 +79,50 @@ class Raw:
         return data
 
 
-def frame(
-    opcode: int,
-    payload: bytes,
-    *,
-    fin: bool = True,
-    reserved: int = 0,
-    length_bytes: int = 0,
-    mask: bool = True,
-) -> bytes:
-    """A frame that may be wrong; `length_bytes`: at least so many for its length."""
-    size = len(payload)
-    count = max(length_bytes, 0 if size < 126 else 2 if size < 1 << 16 else 8)
-    second = {0: size, 2: 126, 8: 127}[count]
-    head = bytes((fin << 7 | reserved << 4 | opcode, mask << 7 | second))
-    head += size.to_bytes(count, "big") if count else b""
-    return head + (KEY + apply_mask(payload, KEY) if mask else payload)
+@dataclass(frozen=True)
+class FrameSpec:
+    """One frame as a client may send it."""
+
+    opcode: int
+    payload: bytes
+    fin: bool = True
+    reserved: int = 0
+    masked: bool = True
+    length_bytes: int = 0  # 0: as short as it can be
+    announced: int | None = None  # another length than that of its payload
+
+    @property
+    def size(self) -> int:
+        return len(self.payload) if self.announced is None else self.announced
+
+    def encode(self) -> bytes:
+        first = self.fin << 7 | self.reserved << 4 | self.opcode
+        return bytes((first,)) + self._length() + self._masked_payload()
+
+    @property
+    def is_minimal(self) -> bool:
+        return self._length_bytes() == _least_length_bytes(self.size) and self.size < 1 << 63
+
+    def _length_bytes(self) -> int:
+        return max(self.length_bytes, _least_length_bytes(self.size))
+
+    def _length(self) -> bytes:
+        bit, count = self.masked << 7, self._length_bytes()
+        if not count:
+            return bytes((bit | self.size,))
+        return bytes((bit | (126 if count == 2 else 127),)) + self.size.to_bytes(count, "big")
+
+    def _masked_payload(self) -> bytes:
+        return KEY + apply_mask(self.payload, KEY) if self.masked else self.payload
+
+
+def _least_length_bytes(size: int) -> int:
+    return 0 if size < 126 else 2 if size < 1 << 16 else 8
+
+
+def frame(opcode: int, payload: bytes, **spec: Any) -> bytes:
+    """A frame that may be wrong; `spec`: see `FrameSpec`."""
+    return FrameSpec(opcode, payload, **spec).encode()
 
 
 @contextmanager

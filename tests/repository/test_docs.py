@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -108,9 +107,7 @@ def test_every_room_is_on_the_map() -> None:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    # Behind everything else: the root has a folder `server`, as upstream's projects have.
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
+def run() -> ModuleType:
     from smoke_tests import pages
 
     return pages

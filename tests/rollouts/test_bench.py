@@ -84,18 +84,7 @@ def test_the_table_fits_eighty_columns() -> None:
     assert lines[5].endswith(" 4")
 
 
-def test_values_that_differ_between_batches_have_a_column() -> None:
-    lines = lines_of(Report(PLAN, [summary(server="other"), summary(wait_seconds=0.5)]))
-    assert lines[2].split()[:3] == ["server", "wait", "sessions"]
-    assert [line.split()[0] for line in lines[4:6]] == ["benchmark", "other"]
-
-
-def test_the_most_that_the_kernel_dropped_in_a_repetition_is_shown_and_explained() -> None:
-    none, some = summary(kernel_listen_drops=0), summary(repetition=2, kernel_listen_drops=77)
-    lines = lines_of(Report(PLAN, [none, some]))
-    assert "77" in lines[5].split()
-    assert "of the whole system" in lines[-2]
-    assert not any("of the whole system" in line for line in lines_of(Report(PLAN, [none])))
+NONE, SOME = summary(kernel_listen_drops=0), summary(repetition=2, kernel_listen_drops=77)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +97,14 @@ def test_the_most_that_the_kernel_dropped_in_a_repetition_is_shown_and_explained
         ),
         (Report(PLAN), 2, "sessions"),
         (Report(PLAN, [summary(kernel_listen_drops=None)]), 5, "?"),
+        (Report(PLAN, [NONE, SOME]), 5, " 77 "),
+        (Report(PLAN, [NONE, SOME]), -2, "of the whole system"),
+        (Report(PLAN, [summary(server="other"), summary(wait_seconds=0.5)]), 4, "benchmark  wait"),
     ],
-    ids=["a window", "nothing was measured", "the system tells no drops"],
+    ids=[
+        *("a window", "nothing was measured", "the system tells no drops"),
+        *("the most drops of a repetition", "which are explained", "columns for what differs"),
+    ],
 )
 def test_a_report_is_told_in_words(report: Report, line: int, told: str) -> None:
     assert told in lines_of(report)[line]

@@ -205,13 +205,6 @@ async def test_an_episode_is_tried_again_as_a_whole_and_counted(serve: Serve) ->
     assert collector.stats.to_json()["retried"] == {"environment_error": 1}
 
 
-async def test_retries_are_limited(serve: Serve) -> None:
-    collector = RolloutCollector(address_of(serve()), lambda _: {"what": "raise"}, retries=2)
-    (episode,) = await collect(collector, 1)
-    assert (episode.attempts, episode.status) == (3, EpisodeStatus.FAILED)
-    assert collector.stats.to_json()["failures"] == {"environment_error": 1}
-
-
 async def test_a_server_that_restarts_is_waited_for(serve: Serve) -> None:
     """Without a pause, the episodes would use up their attempts before the server is back."""
     async with Relay(serve().port) as relay:

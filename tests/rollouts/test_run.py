@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 import pytest
 
 from openenvd.rollouts.errors import AllFailed, LoopLagged, OtherRollout, OutputUnwritable
-from openenvd.rollouts.run import RECORD, Report, RunConfig, claim_folder, missing, roll_out
+from openenvd.rollouts.run import RECORD, Report, RunConfig, claim_folder, roll_out
 from openenvd.rollouts.stages.named_parts import importable
 
-from .conftest import Serve, address_of, lines_of
+from .conftest import Serve, address_of
 from .made import rows
 
 POLICIES = """
@@ -63,15 +62,6 @@ async def test_a_rollout_is_written_and_summarised(serve: Serve, tmp_path: Path)
     assert sorted(found) == [f"{n:06d}" for n in range(20)]
     assert {row["seed"] for row in found.values()} == set(range(5, 25))
     assert len(rows(tmp_path / "out", "step")) == 100
-
-
-async def test_episodes_of_the_folder_are_not_played_again(serve: Serve, tmp_path: Path) -> None:
-    host = serve()
-    await run(order_of(address_of(host), tmp_path, episodes=8), tmp_path)
-    result = await run(order_of(address_of(host), tmp_path, episodes=20), tmp_path)
-    assert (result["earlier"], result["done"]) == (8, 12)
-    assert Counter(lines_of(host, "resets.log")) == Counter(f"{n:06d}" for n in range(20))
-    assert len({row["episode_id"] for row in rows(tmp_path / "out")}) == 20
 
 
 async def test_rewards_of_complete_and_truncated_episodes_are_apart(
@@ -212,7 +202,3 @@ async def test_progress_is_reported_while_episodes_run(serve: Serve, tmp_path: P
     await run(order_of(address_of(serve()), tmp_path, episodes=200), tmp_path, tell=tell)
     assert all("/200 episodes, " in text and "lag p99" in text for text in reports)
     assert reports
-
-
-def test_missing_is_every_number_that_the_folder_lacks() -> None:
-    assert missing(5, frozenset({"000000", "000003", "000099"})) == [1, 2, 4]

@@ -25,10 +25,6 @@ class Habits:
         """5 MB of text."""
         return "0123456789" * 500000
 
-    def many_numbers(self, how):
-        """200,000 numbers."""
-        return [number / 7 for number in range(200000)]
-
     @habit(steps=("200", "5000"))
     def deep_nesting(self, how):
         """Lists in lists, 200 and 5,000 deep."""

@@ -45,10 +45,6 @@ class Habits:
 
         raise BadError
 
-    def group(self, how):
-        """A step that raises a group of exceptions."""
-        raise ExceptionGroup("several", [ValueError("one"), KeyError("two")])
-
     @habit(steps=("deep", "deep"))
     def recursion(self, how):
         """A step that recurses without an end."""
@@ -154,12 +150,6 @@ class Habits:
         """A constructor that raises."""
         if how == "begin":
             raise RuntimeError("no licence")
-
-    @habit(alone=True, also="begin", ours=BETTER + "the launch fails, with the error")
-    def exits_in_the_constructor(self, how):
-        """A constructor that calls `sys.exit`."""
-        if how == "begin":
-            sys.exit(4)
 
     @habit(alone=True, also="begin")
     def slow_constructor(self, how):

@@ -91,13 +91,6 @@ class Habits:
         with FORK.Pool(1) as pool:
             return [child(FORK, square, 2), pool.map(square, [3])]
 
-    def bare_fork_exits(self, how):
-        """A child by `os.fork` that ends by `os._exit`."""
-        pid = os.fork()
-        if pid == 0:
-            os._exit(5)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
     @habit(steps=("go", "go"), ours=ENDS_AS_ASKED)
     def bare_fork_sys_exits(self, how):
         """A child by `os.fork` that ends by `sys.exit`, in the step."""
@@ -261,16 +254,6 @@ class Habits:
         ready = FORK.Event()
         FORK.Process(target=wait_for, args=(600, ready), daemon=True).start()
         return ready.wait(10)
-
-    @habit(ours=ENDS_AS_ASKED, unsteady=True)
-    def forks_beside_threads(self, how):
-        """A fork while another thread holds a lock of its own."""
-        timer = threading.Timer(60, print)
-        timer.start()
-        try:
-            return child(FORK, square, 4)
-        finally:
-            timer.cancel()
 
     @habit(alone=True, at_import="import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)")
     def ignores_its_children(self, how):

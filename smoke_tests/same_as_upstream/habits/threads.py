@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any
 
-from .coroutines import echoed, soon
+from .coroutines import soon
 from .habit import BETTER, habit
 from .processes import FORK
 
@@ -130,10 +130,6 @@ class Habits:
             self.thread.join()
             return self.loop.close()
         return asyncio.run_coroutine_threadsafe(soon(how), self.loop).result(10)
-
-    def loop_with_program(self, how):
-        """A program by `asyncio.create_subprocess_exec` in `asyncio.run`."""
-        return asyncio.run(echoed(how))
 
     def thread_pool(self, how):
         """A pool of threads, with a call that is never waited for."""

@@ -27,7 +27,7 @@ from openenvd.schema.protocol import (
     HostConfig,
 )
 
-from ..hosts import WAIT_SECONDS, Client, Host
+from ..hosts import WAIT_SECONDS, Client, Host, serving
 from ..raw import UPGRADE
 from ..samples import PLAIN
 
@@ -145,7 +145,7 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, *, as_is: bool = False, **config: Any) -> Iterator[Served]:
+def serving_witness(folder: Path, *, as_is: bool = False, **config: Any) -> Iterator[Served]:
     """A host of `Witness`, or of a project's app."""
     (folder / "witness.py").write_text(WITNESS)
     (folder / "plain.py").write_text(PLAIN)
@@ -153,15 +153,9 @@ def serving(folder: Path, *, as_is: bool = False, **config: Any) -> Iterator[Ser
     what = {"env_class": None if as_is else "witness:Witness", "serve_as_is": as_is}
     config = {"shards": 1, "admission_timeout_seconds": 0.0, "headers": WHOSE, **what, **config}
     apps = ("app:app",) if as_is else ()
-    host = Host(
-        HostConfig(name="w", app_candidates=apps, import_paths=(str(folder),), **config), folder
-    )
-    try:
-        host.ready()
+    told = HostConfig(name="w", app_candidates=apps, import_paths=(str(folder),), **config)
+    with serving(told, folder) as host:
         yield Served(host, folder)
-        host.stop()
-    finally:
-        host.close()
 
 
 KINDS: dict[str, Any] = {"class": {}, "isolate": {"isolate": True}, "as-is": {"as_is": True}}
@@ -174,7 +168,9 @@ def hosts_of(*kinds: str, **config: Any) -> Any:
     def found(
         request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[Served]:
-        with serving(tmp_path_factory.mktemp("w"), **KINDS[request.param], **config) as made:
+        with serving_witness(
+            tmp_path_factory.mktemp("w"), **KINDS[request.param], **config
+        ) as made:
             yield made
 
     return found
@@ -264,7 +260,7 @@ def test_what_is_pipelined_behind_a_refused_handshake_is_not_run(served: Served)
 
 
 def test_refused_handshakes_take_no_slot(tmp_path: Path) -> None:
-    with serving(tmp_path, max_sessions=1) as served:
+    with serving_witness(tmp_path, max_sessions=1) as served:
         for _ in range(64):
             headers = [("Host", "localhost"), ("Origin", "http://evil.example"), *UPGRADE.items()]
             assert served.ask("GET", "/ws", headers).status == 403
@@ -316,7 +312,7 @@ def test_what_else_is_allowed(
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "https://lab.example"])
 def test_an_allowed_page_may_ask_and_read(tmp_path: Path, origin: str) -> None:
-    with serving(tmp_path, allow_origin=["https://lab.example"]) as served:
+    with serving_witness(tmp_path, allow_origin=["https://lab.example"]) as served:
         use_as_page(served, origin)
 
 
@@ -349,7 +345,7 @@ def test_a_project_that_says_who_may_read_is_not_contradicted(project: Served) -
 def test_an_environment_of_all_addresses_is_called_by_any_address_but_by_no_name(
     tmp_path: Path,
 ) -> None:
-    with serving(tmp_path, host="0.0.0.0", allow_origin=["https://lab.example"]) as served:
+    with serving_witness(tmp_path, host="0.0.0.0", allow_origin=["https://lab.example"]) as served:
         for host, status in (("192.168.1.5", 200), ("lab.example", 200), ("evil.example", 403)):
             assert served.ask("GET", "/health", [("Host", host)]).status == status
         page = ("Origin", "http://192.168.1.5:21000")

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+from uvicorn.config import Config
+
+from openenvd.env_host.serving.event_driven import EventDrivenServer
 
 from ..conftest import ECHO, StartHost
 from ..hosts import Json
@@ -172,3 +176,14 @@ def test_mcp_over_a_websocket_has_a_session_of_its_own(serve: StartHost) -> None
         assert (refusal["code"], refusal["data"]["max_sessions"]) == (-32000, 1)
         assert client.say(b"binary")["error"]["code"] == -32000
     host.note_that(sessions=0)
+
+
+async def never_called(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError(scope)
+
+
+async def test_it_ends_at_once_when_it_was_asked_to_before_it_began() -> None:
+    server = EventDrivenServer(Config(never_called, lifespan="off", ws="none", log_config=None))
+    server.request_exit()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        await server.serve(sockets=[listener])

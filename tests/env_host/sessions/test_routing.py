@@ -10,11 +10,9 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from openenvd.env_host.errors import SessionError
@@ -126,25 +124,6 @@ def test_a_response_that_was_cut_off_is_refused() -> None:
     for cut in (b"", b"HTTP/1.1 200 OK\r\n", b'HTTP/1.1 200 OK\r\n\r\n{"id', b"x\r\n\r\n[]"):
         with pytest.raises(ValueError, match=r"JSON|column"):
             body_of(cut)
-
-
-def test_with_isolation_each_session_has_a_process_of_its_own(host: Callable[..., Host]) -> None:
-    served = host(isolate=True, max_sessions=6)
-    with ThreadPoolExecutor(6) as pool:
-        ids = list(pool.map(lambda _: served.create_session(), range(6)))
-        for expected in (1, 2):
-            answers = list(pool.map(lambda i: call(served, i, "count")["result"], ids))
-            assert [answer["count"] for answer in answers] == [expected] * 6
-    front = served.http("GET", "/capacity")[1]["shards"][0]["pid"]
-    pids = {answer["pid"] for answer in answers}
-    assert len(pids) == 6
-    assert front not in pids
-    assert "6 sessions" in served.rpc("openenv/session/create")["error"]["message"]
-    for session_id in ids:
-        assert served.rpc("openenv/session/close", session_id=session_id)["result"]["closed"]
-    served.emptied()
-    psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], WAIT_SECONDS)
-    assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
 def test_a_killed_isolated_session_ends_no_other(host: Callable[..., Host]) -> None:

@@ -29,8 +29,6 @@ class Board:
         self.readers.add(session)
         self.lines.append(line)
         return {"lines": self.lines, "pid": os.getpid(), "readers": len(self.readers)}
-    def fail(self):
-        raise LookupError("no chalk")
     async def wait(self):
         import asyncio
         await asyncio.sleep(3600)
@@ -62,10 +60,6 @@ class Writer(SyncWriter):
     async def reset_async(self, **kwargs):
         return await self.step_async(Say(line="came"))
     async def step_async(self, action, **kwargs):
-        if action.line == "fail":
-            await self.world.fail()
-        if action.line == "late":
-            await self.world.within(0.01).wait()
         if action.line == "wait":
             await self.world.within(3600).wait()
         return seen(await self.world.write(line=action.line))
@@ -151,21 +145,6 @@ def test_a_host_that_cannot_fork_starts_its_state_process_as_a_program(
     assert clients[0][0].receive()["data"]["code"] == "SESSION_ERROR"
     again = seen_of(stack.enter_context(host.open()).ask("reset", {}))
     assert again["lines"] == ["came"]
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [("fail", "world.fail: LookupError: no chalk"), ("late", "in time")],
-)
-def test_a_failed_call_fails_its_step_and_the_session_continues(
-    worlds: StartHost, stack: ExitStack, line: str, text: str
-) -> None:
-    host = worlds("Writer", shards=1, max_sessions=8, reset_first=False)
-    client = stack.enter_context(host.open())
-    frame = client.ask("step", {"line": line})
-    assert frame["data"]["code"] == "EXECUTION_ERROR"
-    assert text in frame["data"]["message"]
-    assert seen_of(client.ask("step", {"line": "x"}))["lines"] == ["x"]
 
 
 def test_when_the_state_process_is_killed_every_session_gets_the_reason_and_the_next_epoch_serves(

@@ -19,7 +19,7 @@ from openenvd.rollouts.session.session import Session, SessionFailed
 from openenvd.schema.protocol import DEFAULT_SESSIONS, EXIT_FAILED_TO_START, NO_SESSIONS, HostConfig
 
 from ..conftest import ECHO, StartHost
-from ..hosts import PROGRAM, WAIT_SECONDS, Host
+from ..hosts import PROGRAM, WAIT_SECONDS, Host, serving
 from ..samples import SAMPLES
 from ..upstream import SERVER, write_upstream
 
@@ -525,11 +525,8 @@ def test_our_own_byte_code_is_written_for_the_pythons_of_projects(
         import_paths=(str(upstream),),
         venv=str(tmp_path / "venvs" / "one"),
     )
-    host = Host(config, tmp_path, python=str(python), env={"PYTHONDONTWRITEBYTECODE": "1"})
-    try:
-        host.ready()
-    finally:
-        host.close()
+    with serving(config, tmp_path, python=str(python), env={"PYTHONDONTWRITEBYTECODE": "1"}):
+        pass
     written = {path.name.partition(".")[0] for path in package.rglob("*.pyc")}
     assert {"main", "protocol", "supervisor", "shard", "forking"} <= written
     assert not (upstream / "__pycache__").exists()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds of any bytes sent to an environment; `test_fuzz.py` tries it.
+"""What holds of any bytes sent to an environment; `test_ws_frames.py` tries it.
 
     frames    the messages and the close code are those of `websockets`' sans-I/O `ServerProtocol`,
               however the bytes are cut, unmasked by its C extension or by our own code
@@ -30,7 +30,6 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
-from websockets.utils import apply_mask
 
 from openenvd.env_host.shard.connections import owner_of, read_head
 from openenvd.env_host.websocket.frames import FrameError, FrameParser, code_of_close, whole_text
@@ -46,12 +45,11 @@ from openenvd.system.net.websocket import (
 )
 
 from ..hosts import Host
-from ..raw import Raw, opened, raw
+from ..raw import FrameSpec, Raw, opened, raw
 
 MAX_BYTES = 1 << 16  # of a message, where frames are compared
 CLOSE_CODES = frozenset({1000, 1001, 1002, 1005, 1007, 1009})  # 1011 would be a surprise
 MAX_NESTED = 150
-KEY = b"\x01\xa2\x3c\xff"
 
 DIFFERENCES = """
   - A length that is not minimal, or has its top bit set, is refused with 1002.
@@ -69,47 +67,6 @@ DIFFERENCES = """
 
 
 # Frames
-
-
-@dataclass(frozen=True)
-class FrameSpec:
-    """One frame as a client may send it."""
-
-    opcode: int
-    payload: bytes
-    fin: bool = True
-    reserved: int = 0
-    masked: bool = True
-    length_bytes: int = 0  # 0: as short as it can be
-    announced: int | None = None  # another length than that of its payload
-
-    @property
-    def size(self) -> int:
-        return len(self.payload) if self.announced is None else self.announced
-
-    def encode(self) -> bytes:
-        first = self.fin << 7 | self.reserved << 4 | self.opcode
-        return bytes((first,)) + self._length() + self._masked_payload()
-
-    @property
-    def is_minimal(self) -> bool:
-        return self._length_bytes() == _least_length_bytes(self.size) and self.size < 1 << 63
-
-    def _length_bytes(self) -> int:
-        return max(self.length_bytes, _least_length_bytes(self.size))
-
-    def _length(self) -> bytes:
-        bit, count = self.masked << 7, self._length_bytes()
-        if not count:
-            return bytes((bit | self.size,))
-        return bytes((bit | (126 if count == 2 else 127),)) + self.size.to_bytes(count, "big")
-
-    def _masked_payload(self) -> bytes:
-        return KEY + apply_mask(self.payload, KEY) if self.masked else self.payload
-
-
-def _least_length_bytes(size: int) -> int:
-    return 0 if size < 126 else 2 if size < 1 << 16 else 8
 
 
 sizes = st.one_of(

@@ -105,17 +105,6 @@ async def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
         await writer.put(episode("a"))
 
 
-async def test_what_has_finished_is_kept_when_collecting_ends_with_an_error(tmp_path: Path) -> None:
-    async def collect() -> None:
-        async with await RolloutWriter.open(tmp_path) as writer:
-            await finish(writer, "a")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await collect()
-    assert open_rollouts(tmp_path).episode_ids() == ["a"]
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "disk"

@@ -12,12 +12,14 @@ import pytest
 
 from openenvd.rollouts.errors import AllFailed, OtherRollout, StageNotFound
 from openenvd.rollouts.folder.writer import RolloutWriter
-from openenvd.rollouts.run import RunConfig, roll_out
-from openenvd.rollouts.stages.named_parts import Stages, importable
+from openenvd.rollouts.run import RunConfig
+from openenvd.rollouts.stages.named_parts import Stages
 from openenvd.rollouts.stages.sinks import group_normalised, leave_one_out
 
 from ..conftest import Serve, address_of
 from ..made import episode, rows
+from ..test_run import order_of as order_of_plain_rollout
+from ..test_run import run as run_plainly
 
 STAGES = """
 calls = 0
@@ -36,17 +38,13 @@ def odd(group): return [int(one.episode.id) % 2 == 1 for one in group]
 
 async def run(config: RunConfig, tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "stages_here.py").write_text(STAGES)
-    with importable(tmp_path):
-        return await roll_out(config, lambda _: None, print)
+    return await run_plainly(config, tmp_path)
 
 
 def order_of(address: str, tmp_path: Path, policy: str = "go", **more: Any) -> RunConfig:
-    return RunConfig(
-        environments={"walk": address},
-        policy=f"stages_here:{policy}",
-        folder=tmp_path / "out",
-        **{"episodes": 12, "concurrency": 3, "retries": 0, "stages": Stages(4), **more},
-    )
+    grouped = {"episodes": 12, "concurrency": 3, "stages": Stages(4), **more}
+    plain = order_of_plain_rollout(address, tmp_path, **grouped)
+    return replace(plain, policy=f"stages_here:{policy}")
 
 
 def by_id(folder: Path) -> dict[str, dict[str, Any]]:

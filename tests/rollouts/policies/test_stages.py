@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from openenvd.rollouts.episodes import Array, Step
+from openenvd.rollouts.episodes import Array, Episode, Step
 from openenvd.rollouts.errors import StageError
-from openenvd.rollouts.folder.writer import RolloutWriter
+from openenvd.rollouts.folder.readers import UNFINISHED, open_rollouts
+from openenvd.rollouts.folder.rows import Verdict
+from openenvd.rollouts.folder.writer import CHUNK_BYTES, RolloutWriter
 from openenvd.rollouts.stages import sinks
 from openenvd.rollouts.stages.interleave import TokenStep, interleave, tokens_of
 from openenvd.rollouts.stages.sinks import (
@@ -242,3 +247,89 @@ def test_tokens_are_found_in_the_info() -> None:
 def test_a_step_without_usable_tokens_is_an_error(bad: Step) -> None:
     with pytest.raises(StageError):
         tokens_of(bad)
+
+
+# Groups wait for their members and leave as a whole
+
+
+SIZES = [10, 5000, CHUNK_BYTES]  # of a last observation: in the summary, in memory, on disk
+
+
+async def play(sink: GroupSink, number: int, **fields: Any) -> Episode:
+    one = episode(f"{number:06}", reward=float(number), **fields)
+    await sink.put_step(one.id, 0, step())
+    return one
+
+
+def last(number: int, size: int) -> bytes:
+    return b'"' + str(number).encode() * size + b'"'
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_last_observations_wait_for_their_group_and_are_written_unchanged(
+    tmp_path: Path, size: int
+) -> None:
+    sink = GroupSink(await RolloutWriter.open(tmp_path), 3, advantages=centred)
+    for number in range(3):
+        await sink.finish(await play(sink, number, final_observation_json=last(number, size)))
+        if size > SIZES[0] and number < 2:
+            kept = [one.episode.final_observation_json for one in sink._waiting[0]]
+            assert kept == [b"null"] * (number + 1)
+        on_disk = number + 1 if size == CHUNK_BYTES and number < 2 else 0
+        if number < 2:
+            assert len(list((tmp_path / UNFINISHED).iterdir())) == on_disk
+    await sink.close()
+    found = list(open_rollouts(tmp_path))
+    assert [e.final_observation for e in found] == [str(n) * size for n in range(3)]
+    assert [e.row["advantage"] for e in found] == [-1.0, 0.0, 1.0]
+    open_rollouts(tmp_path).verify()
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_filter_sees_the_last_observation_of_an_episode(tmp_path: Path, size: int) -> None:
+    def second(group: Sequence[Any]) -> list[bool]:
+        return [one.episode.final_observation == "1" * size for one in group]
+
+    writer = await RolloutWriter.open(tmp_path)
+    sink = GroupSink(writer, 2, filters={"second": second}, advantages=None)
+    for number in range(2):
+        await sink.finish(await play(sink, number, final_observation_json=last(number, size)))
+    await sink.close()
+    rows = [e.row for e in open_rollouts(tmp_path)]
+    assert [(row["filtered"], row["advantage"]) for row in rows] == [(None, None), ("second", None)]
+    assert (sink.counts.written, sink.counts.filtered) == (2, {"second": 1})
+
+
+async def test_groups_that_end_at_once_are_each_whole(tmp_path: Path) -> None:
+    sink = GroupSink(await RolloutWriter.open(tmp_path), 4, advantages=centred)
+    order = [number * 7 % 64 for number in range(64)]  # as they may finish
+    ended = [await play(sink, n, final_observation_json=last(n, 5000)) for n in order]
+    await asyncio.gather(*(sink.finish(one) for one in ended))
+    await sink.close()
+    found = {e.id: e.row for e in open_rollouts(tmp_path)}
+    assert [found[f"{n:06}"]["advantage"] for n in range(64)] == [-1.5, -0.5, 0.5, 1.5] * 16
+
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "rollouts.md"
+
+
+def example(words: str) -> dict[str, Any]:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    [block] = [block for block in blocks if words in block]
+    names: dict[str, Any] = {}
+    exec(compile(block, str(PAGE), "exec"), names)
+    return names
+
+
+async def test_the_example_of_training_samples_joins_a_conversation(
+    tmp_path: Path,
+) -> None:
+    first: dict[str, Any] = {"prompt_ids": [1, 2], "completion_ids": [3]}
+    second: dict[str, Any] = {"prompt_ids": [1, 2, 3, 4], "completion_ids": [5]}
+    async with await RolloutWriter.open(tmp_path) as writer:
+        for number, info in enumerate((first, second)):
+            await writer.put_step("a", number, step(**info))
+        await writer.finish_together([(episode("a"), Verdict(advantage=0.5))])
+    [sample] = example("interleave")["training_samples"](tmp_path)
+    assert sample.token_ids.tolist() == [1, 2, 3, 4, 5]
+    assert (sample.mask, sample.advantage) == (b"\0\0\1\0\1", 0.5)

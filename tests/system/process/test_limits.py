@@ -1,12 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`read_limits` on trees of files: v1, v2, hybrid, containers, and nothing at all."""
+"""Limits on trees of files: v1, v2, hybrid, containers, and nothing at all; and what is said of it.
+
+SkyPilot #10559: 40 launches hit the limit of processes, and no message said which.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from openenvd.environments.shim.server_exit import why_no_server
 from openenvd.system.memory.cgroup_tree import free_memory_bytes
-from openenvd.system.memory.limits import available_memory_bytes, read_limits
+from openenvd.system.memory.limits import (
+    NO_ROOM,
+    ProcessRoom,
+    available_memory_bytes,
+    is_no_room,
+    process_room,
+    read_limits,
+    tells_no_room,
+    why_not_started,
+)
 
 MB = 1 << 20
 GB = 1 << 30
@@ -17,133 +38,144 @@ V1_MOUNTS = """\
 39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
 """
 V2_MOUNTS = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+UNIFIED = "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+IN_CONTAINER = "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
+Files = dict[str, str]
+REFUSED = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+FORK_IN_VAIN = """
+import os, sys
+from pathlib import Path
+from openenvd.system.memory.limits import is_no_room, why_not_started
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+Path(sys.argv[1], "pids.max").write_text("1")
+try:
+    os.fork()
+except OSError as exc:
+    print(is_no_room(exc), why_not_started(exc))
+"""
 
 
-def _tree(root: Path, files: dict[str, str]) -> Path:
-    files = {
-        "proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n",
-        "proc/cpuinfo": "".join(f"processor\t: {n}\n\n" for n in range(8)),
-    } | files
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
+@pytest.fixture
+def tree(tmp_path: Path) -> Callable[[Files], str]:
+    """Writes a tree of files of a machine with 8 CPUs and 16 GB; files of groups by their path."""
+
+    def write(files: Files) -> str:
+        machine = {
+            "proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n",
+            "proc/cpuinfo": "".join(f"processor\t: {n}\n\n" for n in range(8)),
+        }
+        for name, text in {**machine, **files}.items():
+            path = tmp_path / (name if name.startswith("proc") else f"sys/fs/cgroup/{name}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return str(tmp_path)
+
+    return write
 
 
-def _v1(path: str, mounts: str = V1_MOUNTS) -> dict[str, str]:
-    return {
-        "proc/self/cgroup": f"4:memory:{path}\n3:cpu,cpuacct:{path}\n2:pids:{path}\n",
-        "proc/self/mountinfo": mounts,
-    }
+def _v1(path: str, mounts: str = V1_MOUNTS) -> Files:
+    groups = "".join(f"{n}:{name}:{path}\n" for n, name in enumerate(("memory", "cpu", "pids"), 2))
+    groups = groups.replace(":cpu:", ":cpu,cpuacct:")
+    return {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts}
 
 
-def _v2(path: str, mounts: str = V2_MOUNTS) -> dict[str, str]:
-    return {"proc/self/cgroup": f"0::{path}\n", "proc/self/mountinfo": mounts}
+def _v2(path: str) -> Files:
+    return {"proc/self/cgroup": f"0::{path}\n", "proc/self/mountinfo": V2_MOUNTS}
 
 
-def test_without_cgroups_the_machine_is_the_limit(tmp_path: Path) -> None:
-    limits = read_limits(str(_tree(tmp_path, {})))
-    assert (limits.cpus, limits.memory_bytes, limits.pids) == (8, 16 * GB, None)
-    assert limits.sources == {"cpus": "machine", "memory_bytes": "machine"}
+# Files; CPUs, bytes and processes; where the latter two were found.
+TREES: dict[str, tuple[Files, tuple[float, int, int | None], dict[str, str]]] = {
+    "no groups": ({}, (8, 16 * GB, None), {"cpus": "machine", "memory_bytes": "machine"}),
+    "every level of v1": (
+        _v1("/a/b")
+        | {
+            "memory/memory.limit_in_bytes": UNLIMITED_V1,
+            "memory/a/memory.limit_in_bytes": str(512 * MB),
+            "memory/a/b/memory.limit_in_bytes": str(750 * MB),
+            "cpu,cpuacct/a/cpu.cfs_quota_us": "-1\n",
+            "cpu,cpuacct/a/b/cpu.cfs_quota_us": "50000\n",
+            "cpu,cpuacct/a/b/cpu.cfs_period_us": "100000\n",
+            "pids/a/b/pids.max": "max\n",
+            "pids/a/pids.max": "300\n",
+        },
+        (0.5, 512 * MB, 300),
+        {
+            "cpus": "cgroup v1 cpu.cfs_quota_us at /a/b",
+            "memory_bytes": "cgroup v1 memory.limit_in_bytes at /a",
+            "pids": "cgroup v1 pids.max at /a",
+        },
+    ),
+    "every level of v2, and the throttle": (
+        _v2("/user.slice/app.scope")
+        | {
+            "user.slice/memory.max": str(2 * GB),
+            "user.slice/cpu.max": "max 100000\n",
+            "user.slice/app.scope/memory.max": "max\n",
+            "user.slice/app.scope/memory.high": str(GB),
+            "user.slice/app.scope/cpu.max": "150000 100000\n",
+            "user.slice/app.scope/pids.max": "100\n",
+        },
+        (1.5, GB, 100),
+        {"memory_bytes": "cgroup v2 memory.high at /user.slice/app.scope"},
+    ),
+    "memory in v1, the v2 tree beside it": (
+        {
+            "proc/self/cgroup": "4:memory:/a\n0::/u\n",
+            "proc/self/mountinfo": V1_MOUNTS + UNIFIED,
+            "memory/a/memory.limit_in_bytes": str(300 * MB),
+            "unified/u/cpu.max": "200000 100000",
+        },
+        (2.0, 300 * MB, None),
+        {},
+    ),
+    "a container on v1, whose group is at the top of the mount": (
+        _v1("/docker/abc/inner", IN_CONTAINER)
+        | {
+            "memory/memory.limit_in_bytes": str(750 * MB),
+            "memory/inner/memory.limit_in_bytes": UNLIMITED_V1,
+        },
+        (8, 750 * MB, None),
+        {"memory_bytes": "cgroup v1 memory.limit_in_bytes at /"},
+    ),
+    # Nested containers: the path is from another name space's point of view.
+    **{
+        f"{path}, outside of what is mounted": (
+            _v2(path) | {"memory.max": str(GB)},
+            (8, GB, None),
+            {"memory_bytes": "cgroup v2 memory.max at /"},
+        )
+        for path in ("/../../outer", "/not/mounted/here")
+    },
+    "above the machine": (
+        _v2("/") | {"memory.max": str(64 * GB)},
+        (8, 16 * GB, None),
+        {"memory_bytes": "machine"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "found", "sources"), TREES.values(), ids=TREES)
+def test_the_smallest_limit_of_all_levels_is_read(
+    tree: Callable[[Files], str],
+    files: Files,
+    found: tuple[float, int, int | None],
+    sources: dict[str, str],
+) -> None:
+    limits = read_limits(tree(files))
+    assert (limits.cpus, limits.memory_bytes, limits.pids) == found
+    assert limits.sources.items() >= sources.items()
 
 
 def test_without_proc_the_machine_is_asked(tmp_path: Path) -> None:
     limits = read_limits(str(tmp_path))
     assert limits.memory_bytes == limits.machine_memory_bytes > 0
+    assert free_memory_bytes(str(tmp_path)) is None
 
 
-def test_affinity_below_the_machine_counts(tmp_path: Path) -> None:
-    limits = read_limits(str(_tree(tmp_path, {})), affinity=2)
+def test_affinity_below_the_machine_counts(tree: Callable[[Files], str]) -> None:
+    limits = read_limits(tree({}), affinity=2)
     assert (limits.cpus, limits.sources["cpus"]) == (2, "sched_getaffinity")
-
-
-def test_v1_reads_every_level_of_the_path(tmp_path: Path) -> None:
-    at = "sys/fs/cgroup"
-    root = _tree(
-        tmp_path,
-        _v1("/a/b")
-        | {
-            f"{at}/memory/memory.limit_in_bytes": UNLIMITED_V1,
-            f"{at}/memory/a/memory.limit_in_bytes": str(512 * MB),
-            f"{at}/memory/a/b/memory.limit_in_bytes": str(750 * MB),
-            f"{at}/cpu,cpuacct/a/cpu.cfs_quota_us": "-1\n",
-            f"{at}/cpu,cpuacct/a/b/cpu.cfs_quota_us": "50000\n",
-            f"{at}/cpu,cpuacct/a/b/cpu.cfs_period_us": "100000\n",
-            f"{at}/pids/a/b/pids.max": "max\n",
-            f"{at}/pids/a/pids.max": "300\n",
-        },
-    )
-    limits = read_limits(str(root))
-    assert (limits.cpus, limits.memory_bytes, limits.pids) == (0.5, 512 * MB, 300)
-    assert limits.sources == {
-        "cpus": "cgroup v1 cpu.cfs_quota_us at /a/b",
-        "memory_bytes": "cgroup v1 memory.limit_in_bytes at /a",
-        "pids": "cgroup v1 pids.max at /a",
-    }
-
-
-def test_v2_reads_every_level_and_the_throttle(tmp_path: Path) -> None:
-    at = "sys/fs/cgroup/user.slice"
-    root = _tree(
-        tmp_path,
-        _v2("/user.slice/app.scope")
-        | {
-            f"{at}/memory.max": str(2 * GB),
-            f"{at}/cpu.max": "max 100000\n",
-            f"{at}/app.scope/memory.max": "max\n",
-            f"{at}/app.scope/memory.high": str(GB),
-            f"{at}/app.scope/cpu.max": "150000 100000\n",
-            f"{at}/app.scope/pids.max": "100\n",
-        },
-    )
-    limits = read_limits(str(root))
-    assert (limits.cpus, limits.memory_bytes, limits.pids) == (1.5, GB, 100)
-    assert limits.sources["memory_bytes"] == "cgroup v2 memory.high at /user.slice/app.scope"
-
-
-def test_hybrid_takes_each_controller_where_it_is(tmp_path: Path) -> None:
-    """Memory in v1, the v2 tree mounted beside it without controllers."""
-    v2 = "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
-    root = _tree(
-        tmp_path,
-        {
-            "proc/self/cgroup": "4:memory:/a\n0::/u\n",
-            "proc/self/mountinfo": V1_MOUNTS + v2,
-            "sys/fs/cgroup/memory/a/memory.limit_in_bytes": str(300 * MB),
-            "sys/fs/cgroup/unified/u/cpu.max": "200000 100000",
-        },
-    )
-    limits = read_limits(str(root))
-    assert (limits.cpus, limits.memory_bytes) == (2.0, 300 * MB)
-
-
-def test_container_on_v1_sees_its_group_at_the_top_of_the_mount(tmp_path: Path) -> None:
-    mounts = "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
-    root = _tree(
-        tmp_path,
-        _v1("/docker/abc/inner", mounts)
-        | {
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": str(750 * MB),
-            "sys/fs/cgroup/memory/inner/memory.limit_in_bytes": UNLIMITED_V1,
-        },
-    )
-    assert read_limits(str(root)).sources["memory_bytes"] == "cgroup v1 memory.limit_in_bytes at /"
-
-
-def test_group_outside_of_what_is_mounted_is_read_at_the_top(tmp_path: Path) -> None:
-    """Nested containers: the path is from another name space's point of view."""
-    for number, path in enumerate(("/../../outer", "/not/mounted/here")):
-        root = _tree(
-            tmp_path / str(number),
-            _v2(path) | {"sys/fs/cgroup/memory.max": str(GB)},
-        )
-        assert read_limits(str(root)).memory_bytes == GB
-
-
-def test_a_limit_above_the_machine_is_the_machine(tmp_path: Path) -> None:
-    root = _tree(tmp_path, _v2("/") | {"sys/fs/cgroup/memory.max": str(64 * GB)})
-    assert read_limits(str(root)).sources["memory_bytes"] == "machine"
 
 
 def test_this_machine_has_limits_within_the_machine() -> None:
@@ -152,40 +184,113 @@ def test_this_machine_has_limits_within_the_machine() -> None:
     assert 0 < limits.memory_bytes <= limits.machine_memory_bytes
 
 
-def test_what_is_available_is_the_machine_s_where_no_group_has_a_limit(tmp_path: Path) -> None:
-    assert available_memory_bytes(str(_tree(tmp_path, {}))) == 8 * GB
+@pytest.mark.parametrize(
+    ("files", "available"),
+    [
+        ({}, 8 * GB),
+        (
+            _v1("/job")
+            | {
+                "memory/job/memory.limit_in_bytes": str(750 * MB),
+                "memory/job/memory.usage_in_bytes": str(700 * MB),
+                "memory/job/memory.stat": f"total_inactive_file {150 * MB}\n"
+                f"total_active_file {50 * MB}\n",
+            },
+            250 * MB,
+        ),
+        (
+            _v2("/outer/inner")
+            | {
+                "outer/memory.max": str(500 * MB),
+                "outer/memory.current": str(600 * MB),  # the kernel is about to act
+                "outer/inner/memory.max": str(400 * MB),
+                "outer/inner/memory.current": str(100 * MB),
+            },
+            0,
+        ),
+    ],
+    ids=["the machine's", "with the page cache of a v1 group", "the least of all levels of v2"],
+)
+def test_what_is_available(tree: Callable[[Files], str], files: Files, available: int) -> None:
+    assert available_memory_bytes(tree(files)) == available
 
 
-def test_what_is_available_in_a_v1_group_counts_its_page_cache(tmp_path: Path) -> None:
-    group = "sys/fs/cgroup/memory/job"
-    files = {
-        **_v1("/job"),
-        f"{group}/memory.limit_in_bytes": str(750 * MB),
-        f"{group}/memory.usage_in_bytes": str(700 * MB),
-        f"{group}/memory.stat": f"total_inactive_file {150 * MB}\ntotal_active_file {50 * MB}\n",
-    }
-    assert available_memory_bytes(str(_tree(tmp_path, files))) == 250 * MB
+def test_what_a_server_may_use_is_bounded_by_its_own_group_too(
+    tree: Callable[[Files], str],
+) -> None:
+    held = {"memory.max": str(400 * MB), "memory.current": str(100 * MB)}
+    files = {f"openenvd/echo/{name}": text for name, text in held.items()}
+    root = tree(_v2("/openenvd/echo") | files)
+    assert free_memory_bytes(root) == 300 * MB
+    assert available_memory_bytes(root) == 8 * GB  # to others: that limit is our own doing
 
 
-def test_what_is_available_is_the_least_of_all_levels_of_a_v2_path(tmp_path: Path) -> None:
-    outer, inner = "sys/fs/cgroup/outer", "sys/fs/cgroup/outer/inner"
-    files = {
-        **_v2("/outer/inner"),
-        f"{outer}/memory.max": str(500 * MB),
-        f"{outer}/memory.current": str(600 * MB),  # the kernel is about to act
-        f"{inner}/memory.max": str(400 * MB),
-        f"{inner}/memory.current": str(100 * MB),
-    }
-    assert available_memory_bytes(str(_tree(tmp_path, files))) == 0
+# What is said when the system refuses one more process: which limit, and how much of it is used.
 
 
-def test_what_a_server_may_use_is_bounded_by_its_own_group_too(tmp_path: Path) -> None:
-    group = "sys/fs/cgroup/openenvd/echo"
-    files = {f"{group}/memory.max": str(400 * MB), f"{group}/memory.current": str(100 * MB)}
-    root = _tree(tmp_path, _v2("/openenvd/echo") | files)
-    assert free_memory_bytes(str(root)) == 300 * MB
-    assert available_memory_bytes(str(root)) == 8 * GB  # to others: that limit is our own doing
+def test_the_limit_with_least_room_is_reported(tree: Callable[[Files], str]) -> None:
+    counts = {"pids/a/pids.max": "300", "pids/a/pids.current": "298"}
+    below = {"pids/a/b/pids.max": "64", "pids/a/b/pids.current": "10"}
+    room = process_room(tree(_v1("/a/b") | counts | below))
+    assert room == ProcessRoom(300, 298, "cgroup v1 pids.max at /a")
+    assert room.left == 2
+    assert room.sentence() == (
+        "298 of 300 processes and threads are in use (cgroup v1 pids.max at /a)"
+    )
 
 
-def test_where_nobody_says_it_is_not_known_what_a_server_may_use(tmp_path: Path) -> None:
-    assert free_memory_bytes(str(tmp_path)) is None
+def test_without_a_limit_there_is_no_end_of_room(tree: Callable[[Files], str]) -> None:
+    files = {"pids/a/pids.max": "max", "pids/a/pids.current": "298"}
+    assert process_room(tree(_v1("/a/b") | files)) is None
+
+
+def test_a_fork_that_a_control_group_refuses_names_the_group(pids_group: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", FORK_IN_VAIN, str(pids_group)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    where = f"1 of 1 processes and threads are in use (cgroup v{{}} pids.max at /{pids_group.name})"
+    assert found.strip() in [f"True {NO_ROOM}: {where.format(version)}" for version in (1, 2)]
+
+
+def read_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        ours.recv(1)
+
+
+def fork_in_vain() -> None:
+    """As a function that calls `os.fork`, which raises within it."""
+    if os.getpid():
+        raise REFUSED
+    os.fork()
+
+
+def start_a_thread() -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize(
+    ("call", "is_refused"),
+    [(read_nothing, False), (fork_in_vain, True), (start_a_thread, True)],
+)
+def test_a_refused_fork_is_distinguished_from_an_empty_pipe(
+    call: Callable[[], None], is_refused: bool
+) -> None:
+    with pytest.raises((BlockingIOError, RuntimeError)) as raised:
+        call()
+    assert is_no_room(raised.value) is is_refused
+
+
+def test_other_reasons_are_reported_unchanged() -> None:
+    missing = FileNotFoundError(errno.ENOENT, "No such file or directory")
+    assert why_not_started(missing) == "No such file or directory (FileNotFoundError)"
+    assert not tells_no_room(why_not_started(missing))
+
+
+def test_a_shim_names_the_limit_too() -> None:
+    assert why_no_server(REFUSED).startswith(NO_ROOM)
+    assert why_no_server(OSError(errno.EACCES, "denied", "/x")) == "denied: /x"

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process is its pid and its start; nothing else is ever signalled."""
+"""A process is its pid and its start; nothing else is ever signalled. Locks and niceness."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from openenvd.system.process.proc import parse_stat, read_stat
-from openenvd.system.process.process_identity import ProcessIdentity
+from openenvd.system.process.proc import OWN_SESSION, parse_stat, prefer_own_session, read_stat
+from openenvd.system.process.process_identity import ProcessIdentity, is_locked
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
 
@@ -73,3 +75,43 @@ def test_own_stat_is_read() -> None:
     stat = read_stat(os.getpid())
     assert stat is not None
     assert (stat.parent, stat.session) == (os.getppid(), os.getsid(0))
+
+
+# Whether a file is locked is told without getting into the way of others that ask.
+
+
+def test_a_lock_that_is_held_is_seen_and_one_that_asks_is_no_holder(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not is_locked(path)
+    with path.open("w") as held:
+        assert not is_locked(path)
+        fcntl.flock(held, fcntl.LOCK_SH)  # as `is_locked` does for a moment
+        assert not is_locked(path)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert is_locked(path)
+    assert not is_locked(path)
+
+
+# The niceness of a session
+
+SET_AND_SHOW = """
+from openenvd.system.process.proc import OWN_SESSION, prefer_own_session
+print(prefer_own_session(7), open(OWN_SESSION).read())
+"""
+
+
+@pytest.mark.skipif(not Path(OWN_SESSION).exists(), reason="this kernel has no autogroups")
+def test_a_session_gets_the_niceness_asked_for() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", SET_AND_SHOW],
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert (found[0], found[-2:]) == ("True", ["nice", "7"])
+
+
+def test_without_autogroups_nothing_happens(tmp_path: Path) -> None:
+    assert prefer_own_session(-5, str(tmp_path / "none")) is False
+    assert not (tmp_path / "none").exists()

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -13,14 +15,16 @@ from click.shell_completion import ShellComplete
 from openenvd.cli import exit_codes, help_pages, main
 from openenvd.cli.commands import launch, rollout
 from openenvd.cli.help_pages import SCREEN_LINES, GroupedCommand, SetOption
+from openenvd.cli.main import COMMANDS, OTHER_WORDS, cli, example_lines
+from openenvd.cli.passthrough import COMMANDS as UPSTREAMS
 from openenvd.schema.operation_options import DrainOptions, RequestOptions, RolloutOptions
 from openenvd.schema.spec import LaunchOptions
 from openenvd.system.text.options import options_of
 
 from ..client.fake_daemon import new_request
-from .conftest import PROGRAM, Cli
+from .conftest import PROGRAM, Cli, Command
 
-COMMANDS = (
+PAGES = (
     (launch.launch, (LaunchOptions, DrainOptions, RequestOptions)),
     (rollout.rollout, (RolloutOptions, RequestOptions)),
 )
@@ -52,7 +56,7 @@ def test_the_help_page_fits_one_screen(name: str) -> None:
     assert [line for line in lines if len(line) > 80 and not line.startswith("Example")] == []
 
 
-@pytest.mark.parametrize(("found", "declarations"), COMMANDS)
+@pytest.mark.parametrize(("found", "declarations"), PAGES)
 def test_every_option_is_a_flag_in_a_group_or_is_set(
     found: GroupedCommand, declarations: tuple[type, ...]
 ) -> None:
@@ -154,3 +158,71 @@ def test_shells_complete_the_names() -> None:
     made = ShellComplete(main.cli, {}, "openenv", "_OPENENV_COMPLETE")
     found = made.get_completions(["launch", "echo", "--set"], "re")
     assert [each.value for each in found] == ["reset-first=", "ready-timeout="]
+
+
+# Examples: every command has some, and each of them is a command line
+
+
+Found = tuple[str, click.Command]
+TOP = click.Context(cli, info_name="openenv", help_option_names=["-h", "--help"])
+
+
+def commands(command: click.Command | None = cli, path: str = "openenv") -> Iterator[Found]:
+    assert command is not None
+    yield path, command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(TOP):
+            yield from commands(command.get_command(TOP, name), f"{path} {name}")
+
+
+@pytest.mark.parametrize(("path", "command"), list(commands()), ids=lambda each: str(each)[:40])
+def test_every_help_page_has_examples(path: str, command: click.Command) -> None:
+    context = click.Context(command, info_name=path, help_option_names=["-h", "--help"])
+    text = command.get_help(context)
+    assert "--json" in text or isinstance(command, click.Group) or path == "openenv completion"
+    fits = 1 if isinstance(command, GroupedCommand) else None  # its page keeps to one screen
+    assert example_lines(command)
+    for line in example_lines(command)[:fits]:
+        assert line in text
+
+
+@pytest.mark.parametrize("line", [line for _, each in commands() for line in example_lines(each)])
+def test_every_example_is_a_command_line(line: str) -> None:
+    _, *words = shlex.split(line)
+    command: click.Command = cli
+    while isinstance(command, click.Group):
+        found = command.get_command(TOP, words.pop(0))
+        assert found is not None, line
+        command = found
+    command.make_context("it", words, parent=TOP)  # raises where it is none
+
+
+LACKING = [each for each in commands() if any(given.required for given in each[1].params)]
+
+
+@pytest.mark.parametrize(("path", "lacking"), LACKING)
+def test_a_command_without_its_argument_shows_an_example(
+    path: str, lacking: click.Command, command: Command
+) -> None:
+    answer = command(*path.split()[1:])
+    assert answer.code == exit_codes.USAGE
+    line, *_ = example_lines(lacking)
+    assert answer.err.endswith(f"For example: {line}\n")
+
+
+def test_the_example_is_the_hint_in_json(command: Command) -> None:
+    answer = command("launch", "--json")
+    assert (answer.code, answer.json["error"]["kind"]) == (exit_codes.USAGE, "usage")
+    assert answer.json["error"]["hint"] == "for example: openenv launch echo"
+
+
+def test_what_is_wrong_otherwise_has_no_example(command: Command) -> None:
+    answer = command("launch", "echo", "--nothing", "--json")
+    assert "For example" not in answer.err
+    assert answer.json["error"]["hint"] == "see --help"
+
+
+def test_words_of_other_tools_are_none_of_ours() -> None:
+    assert not OTHER_WORDS.keys() & {*COMMANDS, *UPSTREAMS}
+    meant = {words.split()[0] for words in OTHER_WORDS.values()}
+    assert meant - {"--help", "--version"} <= set(COMMANDS)
