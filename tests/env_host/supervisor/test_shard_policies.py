@@ -18,9 +18,7 @@ from openenvd.env_host.supervisor.shard_policies import LINGER_SECONDS, ShardDem
 from openenvd.schema.protocol import DEFAULT_SESSIONS, HostConfig
 from openenvd.system.process.backoff import (
     EARLY_SECONDS,
-    MAX_BACKOFF_SECONDS,
     RestartSchedule,
-    restart_delay_seconds,
 )
 
 NOW = 1_000 * MICROSECONDS
@@ -169,11 +167,6 @@ def test_several_sessions_in_a_process_of_a_class_for_one_are_refused() -> None:
 def test_the_sessions_are_shared_evenly() -> None:
     shared = plan(max_sessions=402)
     assert [shared.share(index) for index in range(4)] == [101, 101, 100, 100]
-
-
-def test_the_backoff_doubles_from_the_second_early_exit_on() -> None:
-    assert [restart_delay_seconds(exits) for exits in (0, 1, 2, 3)] == [0.0, 0.0, 0.1, 0.2]
-    assert restart_delay_seconds(100) == MAX_BACKOFF_SECONDS
 
 
 def test_early_exits_delay_restarts_until_a_shard_runs_long_enough() -> None:
