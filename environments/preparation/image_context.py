@@ -303,7 +303,9 @@ def _installation(recipe: Recipe) -> Iterable[str]:
     ours = shlex.join(HOST_REQUIREMENTS)
     beside = " ".join(f"-r {shlex.quote(str(p.relative_to(way.folder)))}" for p in way.beside)
     packages = shlex.join(["--", *way.packages]) if way.packages else ""
+    theirs = " ".join(filter(None, [beside, packages]))
     more = " ".join(filter(None, [beside, ours, packages]))
+    pinned = ""  # what also installs where the project pins another version of ours
     options = "".join(f"{shlex.quote(each)} " for each in way.options)
     if way.locked_wheels is not None:
         locked = "/tmp/locked.txt"  # noqa: S108  in the image's build stage
@@ -316,7 +318,9 @@ def _installation(recipe: Recipe) -> Iterable[str]:
     else:
         file = way.file and f" -r {shlex.quote(str(way.file.relative_to(way.folder)))}"
         install = f"uv pip install --no-cache{file or ''} {options}".rstrip()
-    yield f"{install} {more}" + (f" || {install} {ours}" if way.has_more else "")
+        if file or theirs:
+            pinned = f" || {install} {theirs}".rstrip() + f" && uv pip install --no-cache {ours}"
+    yield f"{install} {more}{pinned}" + (f" || {install} {ours}" if way.has_more else "")
     if recipe.more:
         yield f"uv pip install --no-cache -- {shlex.join(recipe.more)}"
     extras = shlex.join(HOST_EXTRAS)

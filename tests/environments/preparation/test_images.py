@@ -215,6 +215,13 @@ def test_the_metadata_of_the_project_are_written_where_packages_are(
     assert "Name: openenv-my_env\nVersion: 0\n" in path.read_text()
 
 
+def test_a_pinned_version_of_what_the_host_needs_is_replaced_in_the_image(project: Path) -> None:
+    (project / "pyproject.toml").unlink()
+    (project / "requirements.txt").write_text("uvicorn==0.30.1\n")
+    ours = "uv pip install --no-cache 'uvicorn>=0.35' "
+    assert f" || uv pip install --no-cache -r requirements.txt && {ours}" in text_of(project)
+
+
 def test_what_the_dockerfile_alone_names_is_installed_in_the_image(project: Path) -> None:
     (project / "pyproject.toml").unlink()
     (project / "Dockerfile").write_text("FROM x\nRUN pip install 'thing>=1'\n")
