@@ -180,7 +180,7 @@ def event_view(event: Event) -> Json:
 
 
 def serving_view(lives: Iterable[StatusLine | None]) -> Json | None:
-    """`{"shards", "isolated", "sentence", "held"}` of all replicas; None until one is ready."""
+    """`{"shards", "isolated", "has_sessions", "sentence", "held"}`; None until one is ready."""
     known = [live for live in lives if live]
     infos = [info for live in known if (info := live.get("info"))]
     if not infos:
@@ -197,6 +197,7 @@ def serving_view(lives: Iterable[StatusLine | None]) -> Json | None:
     return {
         "shards": shards,
         "isolated": is_isolated,
+        "has_sessions": infos[0].get("serving") != "http",
         "sentence": how,
         "held": _held_view(capacities),
     }

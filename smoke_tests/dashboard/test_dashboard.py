@@ -139,6 +139,21 @@ def test_the_lines_to_connect_run_where_openenvd_is_installed(
     assert "StepResult(" in ran.stdout, ran.stderr
 
 
+def test_an_app_without_sessions_has_no_lines_to_connect(
+    dashboard: Dashboard, tmp_path: Path
+) -> None:
+    (tmp_path / "openenv.yaml").write_text("name: own\napp: app:app\n")
+    (tmp_path / "app.py").write_text(
+        "from fastapi import FastAPI\napp = FastAPI()\n"
+        "@app.post('/reset')\ndef reset(): return {}\n"
+    )
+    dashboard.machine.ok("launch", str(tmp_path), "--name", "own")
+    shown = dashboard.show("/environment/own").get_by_label("Address")
+    shown.get_by_text("This app has no sessions").wait_for()
+    assert not shown.locator("pre").first.is_visible()
+    dashboard.machine.ok("down", "own")
+
+
 def test_an_environment_is_scaled(dashboard: Dashboard, launched: str) -> None:
     page = dashboard.show("/")
     row = row_of(page, "environments", launched)

@@ -57,12 +57,14 @@ def measured(session_bytes: int | None) -> dict[str, Any]:
             "isolated: a process per session, 14 MB each",
         ),
         ([live(serving="as_is")], "as it is: the project's own server"),
+        ([live(serving="http")], "as it is: the project's own server, which has no sessions"),
     ],
 )
 def test_the_sentence_counts_the_shards_of_all_replicas(lives: list[Any], sentence: str) -> None:
     view = serving_view(lives)
     assert view is not None
     assert view["sentence"] == sentence
+    assert view["has_sessions"] == ("no sessions" not in sentence)
 
 
 def capacity(*states: str, since: float | None = None) -> StatusLine:

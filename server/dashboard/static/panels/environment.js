@@ -58,11 +58,13 @@ export default {
     const buttons = Object.entries({ Scale: environmentActions.scale, Restart: environmentActions.restart, "Take down": environmentActions.down })
       .map(([title, act]) => h("button", { type: "button", class: title === "Take down" ? "danger" : null, onclick: () => now && act(app, now) }, title));
     const upstreamCode = h("pre", {}, "");
-    const address = h("section", { "aria-label": "Address" }, h("h3", {}, "Connect"),
-      h("p", {}, h("code", { class: "address" }), " ", copyButton(app, "address", () => addressOf(app, name))),
+    const ownRoutes = h("p", {}, "This app has no sessions: call its own routes, such as ", h("code", {}, "POST /reset"), ".");
+    const snippets = h("div", {},
       h("pre", {}, snippet(name)), copyButton(app, "snippet", () => snippet(name)),
       h("p", {}, "Or with OpenEnv's own client, of the package ", h("code", {}, "openenv"), ":"),
       upstreamCode, copyButton(app, "snippet of OpenEnv's client", async () => upstreamSnippet(await addressOf(app, name))));
+    const address = h("section", { "aria-label": "Address" }, h("h3", {}, "Connect"),
+      h("p", {}, h("code", { class: "address" }), " ", copyButton(app, "address", () => addressOf(app, name))), ownRoutes, snippets);
     const replicas = table(`Replicas of ${name}`, REPLICA);
     Object.assign(replicas.element, { tabIndex: 0, role: "region", ariaLabel: "Replicas" }); // it has no link: else no key scrolls it
     const generations = table(`Generations of ${name}`, [["Generation"], ["State"], ["Age", "number p2"], ["Launch"], ["Why", "p2"]]);
@@ -103,6 +105,8 @@ export default {
         problem.hidden = !why || isToldAbove;
         for (const each of buttons) each.disabled = isOver;
         address.hidden = !environment.address || isOver;
+        ownRoutes.hidden = environment.serving?.has_sessions !== false;
+        snippets.hidden = !ownRoutes.hidden;
         text(address.querySelector(".address"), environment.address);
         text(upstreamCode, upstreamSnippet(environment.address + (environment.has_token ? "?token=…" : ""))); // a copy has it
         const own = [...app.store.all("replicas").values()].filter((each) => each.environment === name).sort((a, b) => a.ordinal - b.ordinal || a.id.localeCompare(b.id));
