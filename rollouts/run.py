@@ -152,13 +152,7 @@ async def roll_out(
     )
     stats = collector.stats
     grouped = await asyncio.to_thread(config.stages.sink)
-
-    async def claimed() -> list[str]:
-        is_removed = has_rollouts(config.folder) and not (config.folder / RECORD).exists()
-        words = await asyncio.to_thread(claim_folder, config)
-        return [f"{RECORD} was removed, and is there again"] if is_removed else words
-
-    damaged = await claimed()
+    damaged = await asyncio.to_thread(claim_folder, config)
     for line in damaged:
         say(line)
 
@@ -174,7 +168,7 @@ async def roll_out(
     async with writing as writer:
 
         async def lost_numbers() -> list[int]:
-            words = await claimed()
+            words = await asyncio.to_thread(claim_folder, config)
             lost, found = await writer.check()
             words += found
             damaged.extend(words)
@@ -237,7 +231,8 @@ def claim_folder(config: RunConfig) -> list[str]:
     """Records the rollout's settings in the folder, or compares them with the recorded ones.
 
     Returns:
-        Messages about a damaged record. The folder is then taken for one of the same rollout.
+        Messages about a record that is damaged, or was removed. The folder is then taken for one
+        of the same rollout.
 
     Raises:
         OtherRollout: The folder holds a different rollout.
@@ -255,7 +250,8 @@ def claim_folder(config: RunConfig) -> list[str]:
                     raise ValueError
             except (ValueError, TypeError, IsADirectoryError):
                 path.replace(aside := path.with_suffix(".damaged"))
-                return [f"{path} was cut or changed; it is {aside.name} now", *claim_folder(config)]
+                claim_folder(config)
+                return [f"{path} was cut or changed; it is {aside.name} now"]
             for key, value in now.items():
                 if (found := hide_credentials(before.get(key))) != value:
                     raise OtherRollout(
@@ -267,7 +263,8 @@ def claim_folder(config: RunConfig) -> list[str]:
         partial = path.with_suffix(".partial")
         partial.write_bytes(orjson.dumps(now, option=orjson.OPT_INDENT_2))
         partial.replace(path)
-        return []
+        is_new = not has_rollouts(config.folder)
+        return [] if is_new else [f"{RECORD} was removed, and is there again"]
     except OSError as exc:
         raise of_os_error(exc, path) from exc
 

@@ -65,6 +65,7 @@ HOST_REQUIREMENTS = ("uvicorn>=0.35", "websockets>=13", "pydantic>=2")
 HOST_EXTRAS = ("uvloop", "httptools", "orjson")
 
 _NO_PYTHON = "No interpreter found"  # begins what uv says then
+_README = re.compile(r"""(?m)^readme\s*=\s*["']([\w.-]+)["']""")
 _REMOVED = " - "  # begins uv's line about a package that it has taken away
 
 
@@ -308,10 +309,8 @@ class Builder:
         copy = scratch / self._project.folder.name
         if not copy.exists():
             shutil.copytree(self._project.folder, copy, ignore=COPY_IGNORED, symlinks=True)
-            tables = (("tool", "poetry"), ("project",))
-            readme = str([table_in(way.packaging, *each).get("readme") for each in tables])
-            for name in re.findall(r"[\w-]+\.(?:md|rst|txt)", readme):
-                (copy / name).touch()  # what is installed alone needs no README, and may lack it
+            for name in _README.findall(read_text(copy / "pyproject.toml")):
+                (copy / name).touch()  # its build reads the README, which may not be published
         return copy / file.relative_to(way.folder)
 
 

@@ -57,9 +57,8 @@ class Program:
         """
         links = {name: str(folder) for name, folder in self.links.items()}
         python = "" if str(self.python) == sys.executable else str(self.python)
-        is_bundled = self.folder.is_relative_to(BUNDLED_FOLDER)
-        folder = self.folder.relative_to(BUNDLED_FOLDER) if is_bundled else self.folder
-        own = {"python": python, "folder": str(folder), "links": links}
+        folder = str(self.folder).removeprefix(f"{BUNDLED_FOLDER}/")
+        own = {"python": python, "folder": folder, "links": links}
         return own | {"config": self.config.to_json()}
 
 
