@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 72_394,
     "code lines": 46_669,
     "modules": 383,
-    "test lines": 68_200,
+    "test lines": 68_210,
     "words of pages": 24_994,
     "words of decisions": 7_216,
     "folders at the root": 15,

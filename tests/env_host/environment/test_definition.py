@@ -30,6 +30,7 @@ from openenvd.env_host.environment.instances import (
     STALL_SECONDS,
     Calls,
     Factory,
+    keep_accepted,
 )
 from openenvd.env_host.environment.interfaces import Action, Observation, State
 from openenvd.env_host.environment.plan import supports_concurrency, try_factory
@@ -179,6 +180,14 @@ def test_async_methods_count_only_where_a_subclass_defines_them(
 ) -> None:
     calls = Calls(env)
     assert (calls.signature.reset_is_async, calls.signature.step_is_async) == is_async
+
+
+def test_keyword_arguments_are_filtered_by_signature() -> None:
+    def some(seed: int, *, level: str) -> None:
+        """Takes two."""
+
+    assert keep_accepted(some, {"seed": 1, "level": "x", "mood": 2}) == {"seed": 1, "level": "x"}
+    assert keep_accepted(EchoEnvironment().reset, {"mood": 2}) == {"mood": 2}
 
 
 # Where environments are created: threads, or the loop for what has been seen to be quick

@@ -58,6 +58,7 @@ FIRST, LAST = FrameSpec(TEXT, b"{", fin=False), FrameSpec(CONTINUATION, b"}")
 @pytest.mark.parametrize(
     "specs",
     [
+        *([FrameSpec(TEXT, bytes(size))] for size in (1, 125, 126, 65535)),
         [FrameSpec(TEXT, bytes(125), length_bytes=2)],
         [FrameSpec(TEXT, bytes(65535), length_bytes=8)],
         [FrameSpec(TEXT, b"", announced=1 << 63)],
