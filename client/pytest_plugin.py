@@ -14,6 +14,7 @@ A failed test that used them shows the end of the environment's log.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import secrets
 from collections.abc import Generator, Iterator
@@ -60,19 +61,23 @@ def openenv_env(pytestconfig: pytest.Config) -> Iterator[Environment]:
     from .handles import Environment
     from .synchronous import Client
 
-    client, name = Client(), f"pytest-{secrets.token_hex(4)}"
+    source, client, name = _source(pytestconfig), Client(), f"pytest-{secrets.token_hex(4)}"
+
+    def take_down() -> None:
+        with contextlib.suppress(ApiRefused):  # nothing was launched, or it has stopped by itself
+            Environment(client, {"name": name}).down().wait()
+
+    atexit.register(take_down)  # where a second Ctrl-C ends what the first one began
     try:
-        launch = client.launch(_source(pytestconfig), name=name, update=False)
-    except ApiRefused as exc:
-        pytest.fail(f"openenv_env: {exc}", pytrace=False)
-    try:  # from here on there is something to take down
-        environment = launch.wait()
+        environment = client.launch(source, name=name, update=False).wait()
         pytestconfig.stash[_NAME] = name
         yield environment
+    except ApiRefused as exc:
+        pytest.fail(f"openenv_env: {exc}", pytrace=False)
     finally:
         pytestconfig.stash[_NAME] = None
-        with contextlib.suppress(ApiRefused):  # a failed launch has stopped what it started
-            Environment(client, {"name": name}).down().wait()
+        take_down()
+        atexit.unregister(take_down)
 
 
 @pytest.fixture

@@ -31,6 +31,20 @@ def test_fails(openenv_session, openenv_env):
 def test_without_it():
     assert False
 """
+TWO_INTERRUPTS = """\
+import os, signal
+from openenvd.client import Environment
+
+down = Environment.down
+
+def interrupted(self):
+    Environment.down = down
+    os.kill(os.getpid(), signal.SIGINT)
+
+def test_it(openenv_session):
+    Environment.down = interrupted
+    os.kill(os.getpid(), signal.SIGINT)
+"""
 
 
 def run_pytest(machine: Machine, folder: Path, *arguments: str) -> tuple[int, str]:
@@ -77,3 +91,11 @@ def test_a_source_in_an_argument_of_its_own_is_refused(machine: Machine, tmp_pat
     code, text = run_pytest(machine, tmp_path / "project", "--openenv-source", "../env")
     assert (code, "write --openenv-source=../env" in text) == (4, True), text
     assert not machine.home.exists()
+
+
+def test_a_second_interrupt_leaves_no_environment(machine: Machine, tmp_path: Path) -> None:
+    """It comes while the fixture asks for the end of its environment."""
+    (tmp_path / "test_it.py").write_text(TWO_INTERRUPTS)
+    _, text = run_pytest(machine, tmp_path, "--openenv-source=echo")
+    assert "KeyboardInterrupt" in text
+    assert machine.status()["environments"] == []
