@@ -227,7 +227,7 @@ def _import_class(reference: str, folders: Sequence[str]) -> type:
     return found
 
 
-def is_absent(exc: Exception, modules: Iterable[str]) -> bool:
+def is_absent(exc: BaseException, modules: Iterable[str]) -> bool:
     """Return whether one of these modules is missing, and not a module that it imports."""
     missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
     return missing is not None and any(f"{each}.".startswith(f"{missing}.") for each in modules)

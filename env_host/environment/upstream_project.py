@@ -49,11 +49,11 @@ def import_app(config: HostConfig, note: Callable[[str], None]) -> Any:
     imports. Its cause is the most telling failure: that of a candidate which exists and failed by
     itself, rather than of one that is missing.
     """
-    failures: dict[str, Exception] = {}
+    failures: dict[str, BaseException] = {}
     for candidate in _candidates(config, failures):
         try:
             app = _import_attribute(candidate)
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:  # of a package that ends programs without a GPU
             failures[candidate] = exc
             continue
         if not _is_asgi(app):
@@ -130,7 +130,7 @@ def example_route(app: Any) -> str | None:
     )
 
 
-def _candidates(config: HostConfig, failures: Mapping[str, Exception]) -> Iterator[str]:
+def _candidates(config: HostConfig, failures: Mapping[str, BaseException]) -> Iterator[str]:
     yield from config.app_candidates
     # An app that is there and fails must not be replaced by another.
     modules = _modules(config.app_candidates)
@@ -142,7 +142,7 @@ def _modules(candidates: Iterable[str]) -> list[str]:
     return [candidate.partition(":")[0] for candidate in candidates]
 
 
-def _misnamed(config: HostConfig, failures: Mapping[str, Exception]) -> str:
+def _misnamed(config: HostConfig, failures: Mapping[str, BaseException]) -> str:
     place = "no app was found, and none is named"
     place = f"{config.app_place}: app" if config.app_place else place
     return f"{place}: {failures[config.app_candidates[-1]]}"
@@ -286,7 +286,7 @@ def _import_attribute(candidate: str) -> Any:
             module = importlib.import_module(module_name)
         app = operator.attrgetter(attribute.removesuffix("()") or "app")(module)
         return app() if attribute.endswith("()") else app
-    except Exception:
+    except (Exception, SystemExit):
         for name in set(sys.modules) - before:  # the next candidate imports them afresh
             if name.partition(".")[0] == module_name.partition(".")[0]:
                 del sys.modules[name]

@@ -144,14 +144,15 @@ def test_a_projects_class_is_served_and_its_other_routes_kept(
 
 
 @pytest.mark.parametrize("where", ["__init__.py", "client.py"])
+@pytest.mark.parametrize("text", ["import a_library_of_trainers", "raise SystemExit('no GPU')"])
 def test_a_package_that_only_trainers_can_import_is_served_without_it(
-    serve: StartHost, tmp_path: Path, upstream: Path, where: str
+    serve: StartHost, upstream: Path, where: str, text: str
 ) -> None:
     package = upstream / "package"
     (package / "server").mkdir(parents=True)
     (package / "__init__.py").write_text("from .client import Client\n")
     (package / "client.py").write_text("Client = object\n")
-    (package / where).write_text("import a_library_of_trainers\n")
+    (package / where).write_text(text)
     (package / "server" / "__init__.py").write_text("")
     (package / "models.py").write_text("size = 1\n")
     guarded = "try:\n  from ..models import size\nexcept ImportError:\n  from models import size\n"
