@@ -126,7 +126,9 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
         definition, app = _load(config, notifier.note)
     if definition is None:
         _serve_as_it_is(inputs, notifier, app)
-    elif inputs.child is not None:
+        return
+    preload.unpatch_children()
+    if inputs.child is not None:
         _serve_as_program(config, definition, inputs.child)
     else:
         from .environment.source_analysis import differences_in

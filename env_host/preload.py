@@ -81,6 +81,16 @@ def take_own_view() -> None:
                     setattr(module, attribute, own)
 
 
+def unpatch_children() -> None:
+    """Put back what starts children and waits for them, where gevent has patched it.
+
+    Its child watchers work on the loop of the main thread alone, and steps run on other threads.
+    """
+    saved = getattr(sys.modules.get("gevent.monkey"), "saved", {})
+    for name in ("os", "subprocess"):
+        vars(sys.modules[name]).update(saved.get(name, {}))
+
+
 def yield_names(folders: Iterable[str]) -> None:
     """Yield the names of our modules to the project's files that are called the same."""
     for folder in folders:

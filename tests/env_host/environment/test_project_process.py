@@ -331,3 +331,42 @@ def ours_alone() -> set[str]:
 def words_of(code: str) -> set[str]:
     command = [sys.executable, "-P", "-c", code]
     return set(subprocess.check_output(command, text=True).split())
+
+
+GEVENT = """
+import os, subprocess
+
+saved = {
+    "os": {"fork": os.fork, "waitpid": os.waitpid},
+    "subprocess": {"Popen": subprocess.Popen, "run": subprocess.run},
+}
+
+def watched(*args, **kwargs):
+    raise TypeError("child watchers are only available on the default loop")
+
+os.fork = os.waitpid = subprocess.Popen = subprocess.run = watched
+"""
+STARTS = """
+import gevent.monkey, os, subprocess
+from plain import Plain
+
+class Starts(Plain):
+    def step(self, action, **kwargs):
+        subprocess.run(["true"], check=True)
+        if not (pid := os.fork()):
+            os._exit(0)
+        os.waitpid(pid, 0)
+        return super().step(action, **kwargs)
+"""
+
+
+@pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
+def test_a_step_starts_children_although_gevent_watches_them_on_the_main_thread_alone(
+    serve: StartHost, tmp_path: Path, isolate: bool
+) -> None:
+    (tmp_path / "gevent").mkdir()
+    (tmp_path / "gevent" / "monkey.py").write_text(GEVENT)
+    (tmp_path / "starts.py").write_text(STARTS)
+    with serve("starts:Starts", isolate=isolate).open() as client:
+        client.ask("reset")
+        assert client.ask("step", {})["data"]["observation"]["steps"] == 1
