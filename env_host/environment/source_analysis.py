@@ -10,7 +10,7 @@ whatever this cannot read: it only makes sessions faster, and may stop none.
 
 What a project's code does otherwise when several processes serve its sessions:
 
-    module state     a function changes a list, a counter, … of its module or class
+    module state     a function changes a list, a counter, an object, … of its module or class
     random numbers   the import seeds a generator, which each process seeds again
     pids             the import asks for its pid, which serving processes do not have
 
@@ -147,11 +147,16 @@ def _named_by(node: Any, package: str) -> Iterator[str]:
 
 
 _MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
-_MAKERS = frozenset({"list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict"})
+_MAKERS = frozenset({"list", "dict", "set", "deque", "defaultdict", "count", "default_rng"})
 _CHANGES = frozenset(
     {"append", "appendleft", "add", "extend", "insert", "update", "setdefault", "remove"}
-    | {"discard", "pop", "popleft", "popitem", "clear"}
+    | {"discard", "pop", "popleft", "popitem", "clear", "put", "put_nowait"}
+    # Of a generator of random numbers, of which each process draws the same ones.
+    | {"random", "randint", "randrange", "uniform", "gauss", "normal", "integers", "choice"}
+    | {"choices", "sample", "shuffle", "permutation"}
 )
+_FIELDS = ("Field", "PrivateAttr")  # pydantic's: each instance has its own
+_CLASSES = ("cls", "type(self)", "self.__class__")
 _SEEDS = ("random.seed", "torch.manual_seed")
 
 
@@ -198,7 +203,7 @@ def differences_of(module: ast.Module, file: str) -> Iterator[str]:
     own = {each.attr for each in stored if _is_stored(each) and ast.unparse(each.value) == "self"}
     for owner in (node for node in module.body if isinstance(node, ast.ClassDef)):
         shared |= {f"self.{name}" for name in _bound(owner) if name not in own}
-        shared |= {f"{who}.{name}" for name in _bound(owner) for who in ("cls", owner.name)}
+        shared |= {f"{who}.{name}" for name in _bound(owner) for who in (*_CLASSES, owner.name)}
     found = set()
     for node, is_late in sorted(nodes_of(module), key=lambda one: getattr(one[0], "lineno", 0)):
         name = _changed(node, shared) if is_late else None
@@ -230,8 +235,10 @@ def _changed(node: ast.AST, shared: set[str]) -> str | None:
         target = node
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         target = node.func.value if node.func.attr in _CHANGES else None
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) == "next" and node.args:
+        target = node.args[0]
     name = "" if target is None else ast.unparse(target)
-    return name if name in shared else None
+    return name if not shared.isdisjoint((name, name.partition(".")[0])) else None
 
 
 def _is_stored(node: ast.Name | ast.Attribute) -> bool:
@@ -244,5 +251,6 @@ def _bound(scope: ast.Module | ast.ClassDef) -> Iterator[str]:
         targets = getattr(node, "targets", [getattr(node, "target", None)])
         value = getattr(node, "value", None)
         called = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
-        if isinstance(value, (*_MUTABLE, ast.Constant)) or called in _MAKERS:
+        is_object = called in _MAKERS or (called[:1].isupper() and called not in _FIELDS)
+        if is_object or isinstance(value, (*_MUTABLE, ast.Constant)):
             yield from (target.id for target in targets if isinstance(target, ast.Name))

@@ -214,6 +214,12 @@ def told(source: str) -> list[str]:
         ("class E:\n    n = 0\n    def f(self):\n        E.n += 1", "E.n"),
         ("class E:\n    n = []\n    def f(self):\n        self.n.append(1)", "n"),
         ("class E:\n    n = 0\n    @classmethod\n    def f(cls):\n        cls.n = 2", "cls.n"),
+        ("class E:\n    n = 0\n    def f(self):\n        type(self).n += 1", "type(self).n"),
+        ("X = Players()\ndef f():\n    X.names.append(1)", "X.names"),
+        ("X = Players()\ndef f():\n    X.turn = 1", "X.turn"),
+        ("X = itertools.count()\ndef f():\n    return next(X)", "X"),
+        ("X = random.Random(3)\ndef f():\n    return X.random()", "X"),
+        ("X = numpy.random.default_rng(3)\ndef f():\n    return X.integers(3)", "X"),
     ],
 )
 def test_a_function_that_changes_its_modules_or_classes_state_is_found(
@@ -235,6 +241,10 @@ def test_a_function_that_changes_its_modules_or_classes_state_is_found(
         "class E:\n    n = 0\n    def f(self):\n        self.n += 1",
         "class O:\n    n = 0\nclass E:\n    def f(self):\n        self.n = 0",
         "def f():\n    random.seed(1)\n    os.getpid()",
+        "X = random.Random(3)\nY = [X.random()]\ndef f():\n    return Y[0]",
+        "class O:\n    n: list = Field([])\n    def f(self):\n        self.n.append(1)",
+        "X = threading.local()\ndef f():\n    X.turn = 1",
+        "class E:\n    def f(self):\n        self.x = Random(3)\n        self.x.random()",
     ],
 )
 def test_what_each_session_has_for_itself_is_not_taken_for_shared(source: str) -> None:
