@@ -401,7 +401,8 @@ class SessionSocket(WebSocketProtocol):
         return messages.error_frame(messages.text_of(exc), WSErrorCode.SESSION_ERROR)
 
     def _log_fields(self) -> dict[str, str]:
-        return {} if self._session is None else {"session": self._session.id}
+        session = {} if self._session is None else {"session": self._session.id}
+        return {**session, **super()._log_fields()}
 
     def _finish(self, last_frame: bytes | None, code: int) -> None:
         if self._is_over:

@@ -212,12 +212,15 @@ class WebSocketProtocol(asyncio.Protocol):
             why = (
                 f"it does not read: {unread} bytes wait for it" if unread else "no answer to a ping"
             )
-            log.warning("a client's connection is closed: %s", why, extra=self._log_fields())
+            fields = self._log_fields()
+            whose = ", ".join(f"{name} {value}" for name, value in fields.items())
+            log.warning("a client's connection is closed: %s (%s)", why, whose, extra=fields)
             self.fail(ws.INTERNAL_ERROR_CLOSE, "keepalive ping timeout")
 
     def _log_fields(self) -> dict[str, str]:
         """Return whose connection it is, for the log."""
-        return {}
+        peer = self.transport.get_extra_info("peername")
+        return {"client": f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "local"}
 
     def _write(self, kind: int, payload: bytes) -> None:
         size = len(payload)

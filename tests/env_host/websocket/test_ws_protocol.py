@@ -170,7 +170,9 @@ async def test_a_connection_ends_although_its_peer_does_not_read(goodbye: bytes)
     peer.close()
 
 
-async def test_a_silent_client_is_pinged_and_then_disconnected() -> None:
+async def test_a_silent_client_is_pinged_and_then_disconnected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     protocol = Listening()
     ours, peer = await connected(protocol)
     protocol.check_liveness()  # the connection is news enough
@@ -185,6 +187,7 @@ async def test_a_silent_client_is_pinged_and_then_disconnected() -> None:
     protocol.check_liveness()
     await protocol.left
     assert b"keepalive" in peer.recv(100)
+    assert "is closed: no answer to a ping (client local)" in caplog.text
     peer.close()
     ours.close()
 
