@@ -53,6 +53,7 @@ class Definition:
     reset_observation_cls: type[BaseModel]
     session_timeout_seconds: float | None = None  # the project's own idle time-out
     app: Any = None  # the project's ASGI app, for every route that is not ours
+    upstreams_server: Any = None  # which answers requests without a session
     own_paths: frozenset[str] = frozenset()  # of ours, those that the project serves differently
     shared_paths: frozenset[str] = frozenset()  # of the app, those that any process can answer
     middleware: OwnMiddleware | None = None  # of the project

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
 import time
 import traceback
@@ -138,7 +139,8 @@ def failure_of(exc: BaseException) -> str:
     except Exception:  # it cannot describe itself
         lines = [""]
     path, line = _place(exc)
-    where = f" ({path}, line {line})" if line else ""
+    # A project may be imported through a link in the folder of its run, which goes with the run.
+    where = f" ({os.path.realpath(path)}, line {line})" if line else ""
     return f"{type(exc).__name__}: {lines[0]}"[: MAX_FAILURE_CHARACTERS - len(where)] + where
 
 

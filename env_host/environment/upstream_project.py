@@ -193,6 +193,7 @@ def _definition(server: Any, registered: Any, app: Any, name: str) -> Definition
         state_cls=getattr(server, "state_cls", State),
         session_timeout_seconds=getattr(concurrency, "session_timeout", None),
         app=app,
+        upstreams_server=server,
         own_paths=own_paths,
         shared_paths=shared_paths,
         has_own_hooks=_has_own_hooks(app) or _has_own_hooks(registered),

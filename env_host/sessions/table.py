@@ -122,6 +122,9 @@ class SessionTable:
         self._one_shot = asyncio.Semaphore(MAX_ONE_SHOT)
         self._threads = Threads(self.definition)
         self._factory = Factory(self.definition.factory, may_use_loop=self._threads.shared is None)
+        server = self.definition.upstreams_server
+        if server is not None and server._env_factory is self.definition.factory:  # noqa: SLF001
+            server._env_factory = self._factory.create  # noqa: SLF001  so that failures are reported
 
     @property
     def failure(self) -> str | None:

@@ -37,6 +37,20 @@ class create(Counter):
 
 app = create_app(create, Do, Seen)
 """
+HTTP = """
+from fastapi import FastAPI
+from openenv.core.env_server.http_server import HTTPEnvServer
+
+app = FastAPI()
+server = HTTPEnvServer(create, Do, Seen)
+
+@app.post("/reset")  # as upstream's
+async def reset():
+    server._env_factory().close()
+    return {}
+
+server.register_routes(app)
+"""
 SHARED = """
 from samples import Broken
 
@@ -108,3 +122,30 @@ def test_a_class_whose_sessions_share_a_state_is_not_tried(
 ) -> None:
     (tmp_path / "shared.py").write_text(SHARED)
     assert "ready" in (start("shared:World", env={TRIAL_VARIABLE: "1"}).note() or {})
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_request_without_a_session_reports_whether_an_environment_was_created(
+    start: StartHost, tmp_path: Path, isolate: bool
+) -> None:
+    write_upstream(tmp_path)
+    project, _, _ = PROJECT.partition("app =")
+    folder, link = tmp_path / "project", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    (folder / "app.py").write_text(project + HTTP)
+    (licence := tmp_path / "licence").touch()
+    host = start(
+        None,
+        app_candidates=("app:app",),
+        import_paths=(str(link), str(tmp_path)),
+        isolate=isolate,
+        max_sessions=None,
+    )
+    host.ready()
+    licence.unlink()
+    assert host.http("POST", "/reset", {})[0] == 500
+    assert cause(host) == f"{CAUSE} ({folder / 'app.py'}, line 8)"
+    licence.touch()
+    assert host.http("POST", "/reset", {})[0] == 200
+    assert cause(host) is None
