@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_394,
-    "code lines": 46_669,
+    "shipped lines": 72_434,
+    "code lines": 46_696,
     "modules": 383,
-    "test lines": 68_210,
+    "test lines": 68_444,
     "words of pages": 24_994,
     "words of decisions": 7_216,
     "folders at the root": 15,
