@@ -51,8 +51,6 @@ START_LOCK_SECONDS = 90.0  # while another process starts it
 _POLL_INTERVAL_SECONDS = 0.02
 _LOG_TAIL_LINES = 10
 _LOG_TAIL_BYTES = 16 * 1024
-# glibc gives every thread an arena of its own and keeps what is freed: 9 MB of an idle daemon.
-_MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
 _SHELL = "/bin/sh"
 _READY_FD = 3
 MIN_FILES = 64  # a daemon fails below 40, with an environment or two
@@ -294,7 +292,7 @@ def _spawn(paths: Paths, settings: Mapping[str, Any], ready: int) -> int:
     try:
         log_end = os.fstat(log).st_size
         command = server_command(settings, "--ready-fd", str(_READY_FD))
-        environ = {**_MALLOC, **os.environ, "OPENENV_HOME": str(paths.home)}
+        environ = {**os.environ, "OPENENV_HOME": str(paths.home)}
         # The shell leaves the daemon to the system and exits: a starting process that lives long
         # (training code) would otherwise have to reap the daemon.
         shell = os.posix_spawn(

@@ -13,7 +13,7 @@
     websocket/            handshake, frames and protocol of a WebSocket
     ipc/                  between processes: scoreboard, descriptors, child configuration, notify
     startup.py            what a process does first: limits, GPUs, byte code, event loop
-    preload.py            what the fork server imports
+    preload.py            what the zygote imports
     bundled/              the environments echo, benchmark and brigade
 
 The interface to the shim (variables, configuration, notify pipe) is `schema/protocol.py`. This file

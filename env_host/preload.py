@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports the modules that serve sessions: for the fork server, and before the environment.
+"""Imports the modules that serve sessions: for a zygote, and before the environment.
 
 Importing them starts no thread and makes no loop. A module that is missing here costs each host a
 copy of its own, and may be taken from the project's folder, which comes first on the path later: it
@@ -100,4 +100,4 @@ def yield_names(folders: Iterable[str]) -> None:
 
 
 preload()
-take_own_view()  # on import: a fork server does it once for all hosts, as it touches many pages
+take_own_view()  # on import: a zygote does it once for all hosts, as it touches many pages

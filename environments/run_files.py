@@ -45,6 +45,7 @@ from ..system.process.process_identity import is_locked
 from .agent_client import EngineAddress, ask_agent
 from .replica_state import State
 from .shim.client import (
+    Fork,
     ShimClient,
     ShimGone,
     clean_up_after_shim,
@@ -389,8 +390,10 @@ def stop_set_aside(aside: SetAside, grace_seconds: float = GRACE_SECONDS) -> Non
     _remove(run_dir)
 
 
-def revive(run_file: RunFile) -> None:
+def revive(run_file: RunFile, fork: Fork | None = None) -> None:
     """A new shim in place of one that was killed, on the environment's own sockets. Blocks.
+
+    It is forked by `fork`, if it can be.
 
     It serves at once: one whose launch is not through yet is not started again. Without a sibling
     to get the sockets from, the address is bound again. For a replica of an engine: an agent that
@@ -412,7 +415,8 @@ def revive(run_file: RunFile) -> None:
         opened = open_listening_sockets(run_file.host, run_file.port)
         listen_fds = [listener.detach() for listener in opened]
     try:
-        start_shim(run_file.run_dir, run_file.data | {"held": False}, listen_fds=listen_fds)
+        data: RunFileData = run_file.data | {"held": False}
+        start_shim(run_file.run_dir, data, listen_fds=listen_fds, fork=fork)
     finally:
         close_all(listen_fds)
 

@@ -25,8 +25,9 @@ The data flow, and who owns what:
   an idle worker's pipe, the other signals; neither waits for the supervisor.
 * **A pipe** (a Unix socket pair) belongs to one worker and the daemon. Nothing is shared between
   workers: when one is killed, no lock and no queue of another is left held.
-* **The zygote** is single-threaded and only forks. It reaps its children and reports their exit
-  status. The daemon never forks: it has threads.
+* **The zygote** is single-threaded and only forks. It reaps its children and reports the exit
+  status of workers. The daemon never forks: it has threads. `fork` has the zygote fork a process
+  that is no worker, for a part of the daemon that needs one for good.
 
 Failure cases, and what the executor makes of them:
 
@@ -51,6 +52,8 @@ Failure cases, and what the executor makes of them:
 |                                            | meanwhile, its exit status is not known: `LOST`     |
 | zygote does not answer for long            | killed, and as above                                |
 | zygote finds threads in itself             | ended; workers are spawned from then on             |
+| zygote is lost, hangs or refuses in `fork` | `fork` returns False, after the time of silence at  |
+|                                            | most; a hanging zygote is killed, and as above      |
 | zygote or workers cannot be started        | retried with back-off; after some attempts the      |
 |                                            | waiting tasks are `Died`, rather than hang          |
 | daemon is killed                           | the death pipe closes: the kernel kills every       |
@@ -70,6 +73,7 @@ from typing import TYPE_CHECKING
 
 from ..system.memory.usage import anonymous_bytes
 from ..system.process.proc import resident_bytes
+from ..system.text.json_lines import Json
 from .errors import NoRoom, NotRunning
 from .messages import LONG, EventSink, ExecutorStatus, Started, Task
 from .policy.memory import FreeMemory, Timing
@@ -210,6 +214,15 @@ class BurstableExecutor:
                 lifecycle = self._supervisor.lifecycle
                 lifecycle.stop_run(run, StopReason.CANCELLED, self._grace_seconds)
         return True
+
+    def fork(self, entry: str, payload: Json, fds: Sequence[int]) -> bool:
+        """Fork a process that is no worker, and that outlives the daemon; any thread, and blocks.
+
+        It calls `entry` (`module:function`) with the payload and the descriptors, of which it has
+        copies. False when none was forked; the caller then starts a program.
+        """
+        supervisor = self._supervisor
+        return supervisor is not None and supervisor.lifecycle.starter.fork(entry, payload, fds)
 
     def status(self) -> ExecutorStatus:
         """Describe every worker with its memory, and the plan."""

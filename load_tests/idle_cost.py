@@ -11,9 +11,9 @@ Of idle environments, and of the daemon alone:
     wake-ups  voluntary context switches of all threads, a second
     PSS       memory, shared pages shared out: forked workers share theirs with the zygote
 
-of the daemon, its workers and zygote, the fork server, and of each environment's shim, supervisor
-and shards. Then the seconds of `openenv status`, and of `openenv down --all`; with each the
-processor time of the command itself. A burst is `launch` of `echo` and `check`, half of each; its
+of the daemon, its workers and zygote, and of each environment's shim, supervisor and shards. Then
+the seconds of `openenv status`, and of `openenv down --all`; with each the processor time of the
+command itself. A burst is `launch` of `echo` and `check`, half of each; its
 environments are taken down again. With `--peer skypilot` that gets as many requests, but from 50
 clients: it starts a process for each that waits.
 
@@ -59,6 +59,7 @@ from load_tests.shared.report import (
     measure_family,
     measure_pss,
     parse_arguments,
+    role_of,
     run,
 )
 from openenvd.environments.agent_client import ask_agent
@@ -196,7 +197,8 @@ def _daemon_roles(environ: Mapping[str, str]) -> dict[str, list[int]]:
     """The pids of the daemon and of what is below it, by role."""
     root = daemon_pid(environ)
     roles = {"daemon": [root], "zygote": children_of(root)}
-    roles["workers"] = [pid for zygote in roles["zygote"] for pid in children_of(zygote)]
+    below = [psutil.Process(pid) for zygote in roles["zygote"] for pid in children_of(zygote)]
+    roles["workers"] = [each.pid for each in below if role_of(each) == "worker"]
     return roles
 
 
@@ -207,9 +209,7 @@ def _environment_roles(home: Path) -> dict[str, list[int]]:
     ]
     supervisors = [pid for shim in shims for pid in children_of(shim)]
     shards = [pid for supervisor in supervisors for pid in children_of(supervisor)]
-    fork_servers = {psutil.Process(shim).ppid() for shim in shims} - {1}
     return {
-        "fork server": sorted(fork_servers),
         "shim": shims,
         "supervisor": supervisors,
         "shard": shards,

@@ -51,7 +51,7 @@ from openenvd.rollouts.folder.readers import open_rollouts
 from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.system.text.units import MB
 
-WORKER_HEAP = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}  # client/daemon.py
+WORKER_HEAP = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}  # prctl.py
 PARTS = ("sizes", "slow", "folder")
 SIZES = (1_000, 100_000, 1_000_000)
 NAIVE_COPIES = 3.0  # of the payloads: parsed, joined, and on the way to the file

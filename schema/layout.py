@@ -8,7 +8,6 @@
                                            the home's path is long (`Layout.sockets`)
     home/sockets/<digest>-<number>.door    where a replica is passed connections by the others
     home/sockets/fork-<digest>.sock     what forks shims (the folder is its starter's lock)
-    home/logs/fork-server.log                  what could not be imported there
     home/sockets/agent-<key>.sock          the agent of an engine; its key: agent_client.py
     home/engines/<key>/                    its address, its locks, and what it has seen last
     home/home-id                           what this home is called on engines

@@ -54,7 +54,6 @@ class RunFileData(TypedDict, total=False):
     argv: list[str]
     cwd: str
     entry: str | None  # what a forked server runs instead of `argv`
-    fork_server: Json | None
     door_path: str
     cgroups: str
     oom_score_adj: int

@@ -96,6 +96,7 @@ async def running_parts(
         paths,
         scale=lambda *asked: submitter.scale(*asked),
         restart=lambda *asked: submitter.replace(*asked),
+        fork=executor.fork,
     )
     tasks = DaemonTasks(
         loop, paths, lambda event: dispatcher.report(event), reconciler.changes.carry_out
@@ -117,9 +118,9 @@ async def running_parts(
     submitter = Submitter(store, dispatcher, bus, settings, clock, traces)
     lag = EventLoopLagMonitor("the daemon's loop")
     try:
+        executor.start()  # first: it forks the shims of environments that it adopts
         with _database_failure_as_reason():
             await reconciler.start()
-        executor.start()
         dispatcher.start()
         lag.start(paused=True)
         yield Dependencies(

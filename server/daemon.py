@@ -36,7 +36,6 @@ import uvloop
 from setproctitle import setproctitle
 
 from .. import __version__
-from ..environments.shim.client import stop_fork_servers
 from ..executor.spawning.zygote import PreforkedZygote
 from ..executor.supervisor.memory import sweep_cgroups
 from ..schema.settings import Given, Paths, Settings
@@ -66,8 +65,8 @@ def run(
 ) -> int:
     """Run the daemon until it is stopped; returns the process's exit code.
 
-    One line to `ready_fd` says that it answers, or why it does not. The zygote is the workers' fork
-    server, when it was forked already; `given` are the settings that are not their defaults.
+    One line to `ready_fd` says that it answers, or why it does not. The zygote is that of the
+    executor, when it was forked already; `given` are the settings that are not their defaults.
     """
     try:
         with (
@@ -114,7 +113,6 @@ class Daemon:
                     await self._serve(deps, [tcp, unix])
         finally:
             if not self.lock.is_anothers():
-                stop_fork_servers()
                 for path in (self.paths.daemon_file, self.paths.socket):  # clients find us by these
                     with contextlib.suppress(OSError):  # the home may be unwritable by now
                         path.unlink()

@@ -266,7 +266,7 @@ def _end(made: Machine) -> None:
     left = made.processes()
     for each in left:  # an engine's agent would end by itself, a minute later
         with contextlib.suppress(psutil.Error):
-            if each.cmdline()[0].startswith("openenvd: agent"):
+            if " ".join(each.cmdline()).startswith("openenvd: agent"):
                 each.terminate()
     _, alive = psutil.wait_procs(left, timeout=GRACE_SECONDS)
     told = [f"{p.pid} {p.cmdline()}" for p in alive if p.is_running()]

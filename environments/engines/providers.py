@@ -36,6 +36,7 @@ from ...system.text.units import MB
 from .. import run_files
 from ..replica_policy import share_sessions
 from ..run_files import LOCAL, RunFile
+from ..shim.client import Fork
 from ..shim.files import RUN_FILE_NAME, write_json
 from ..sources.program import Prepared
 from .local.ports import PortOwner, open_listeners
@@ -85,15 +86,15 @@ class Place(NamedTuple):
     port: int
 
 
-def provider_named(name: str, home: Path) -> Provider:
-    """The provider of that name; raises `UnknownProvider`."""
+def provider_named(name: str, home: Path, fork: Fork | None = None) -> Provider:
+    """The provider of that name, which forks local shims by `fork`; raises `UnknownProvider`."""
     if check_provider(name) != LOCAL:
         from .engine_provider import EngineProvider
 
         return EngineProvider(name, home)
     from .local.provider import LocalProvider
 
-    return LocalProvider(name, home)
+    return LocalProvider(name, home, fork)
 
 
 class Provider:

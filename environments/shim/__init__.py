@@ -10,5 +10,5 @@ files.py            sockets, lock and files
 __main__.py         the lightweight entry point
 
 client.py           what the daemon and its workers call: start a shim, talk to it
-fork_server.py      imports shim and server once, and forks shims (Linux)
+forked.py           a shim that the daemon's zygote forks (Linux)
 """

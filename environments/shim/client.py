@@ -6,25 +6,33 @@
     read_run_file, read_status_file      what is on disk, when no shim answers
     clean_up_after_shim(run_dir)         end what a killed shim left running
 
-    stop_fork_servers()                  at the daemon's end
-
 The wire is one JSON object a line (`connections.py`), which the daemon's asyncio streams use too.
 
-The daemon alone forks shims. It has one fork server (`fork_server.py`) for each list of modules and
-each set of the variables that only a program's start reads; they end with it.
+A shim and its server are two programs of 33 MB, or forks of one process that has imported what both
+need (`forked.py`): then they take 8 MB, the pages that they write, and are ready in tens of
+milliseconds. The daemon passes the function that forks, which is its executor's.
+
+A shim is started as a program, whatever the reason:
+
+    there is no such function  outside of the daemon (an agent, a test), and where forking is not
+                               safe (macOS)
+    the server cannot be       it is another Python, or another program than ours; or it has other
+    forked (`may_fork`)        values of the variables that only a program's start reads than the
+                               daemon: `--env PYTHONHASHSEED=7`, `PYTHONPATH` in the daemon's
+    the function returns       the process that forks was killed or replaced, hangs, cannot import
+    False                      what it needs, has found threads in itself, or no process is left.
+                               If it hangs and forks late, that shim finds the run directory taken
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,14 +41,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ...system.memory.cgroups import Cgroup
 from ...system.net.listening_sockets import descriptors_text
-from ...system.process.descriptors import (
-    MAX_FDS,
-    Message,
-    descriptors_of,
-    receive_message,
-    send_message,
-    space_for,
-)
+from ...system.process.descriptors import MAX_FDS, descriptors_of, space_for
 from ...system.process.process_identity import ProcessIdentity
 from ...system.process.tree import stop_tree, wait_until_dead
 from ...system.text.json_lines import Json, LineBuffer, decode_line, encode_line
@@ -55,20 +56,17 @@ _REPLY_TIMEOUT_SECONDS = 10.0
 MAX_STATUS_BYTES = 16 * MB
 _LINGER_SECONDS = 2.0  # of a shim that has said that it stopped, to exit
 _POLL_SECONDS = 0.01  # of a cgroup whose processes are exiting
-IDLE_SECONDS = 15.0  # of a fork server
-# For it to import everything with half a CPU, thirty launches waiting. Then a shim is started as
-# a program; were the fork server's still to come, it would find the run directory taken.
-FORK_SECONDS = 60.0
-_ATTEMPTS = 2  # one may be exiting while it is asked
 _READ_AT_START = ("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
+# `forking.set_environment` applies the first two. An env host flushes each line anyway.
+_READ_LATER = ("PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED")
+_FORKED_SHIM = f"{__package__}.forked:become_shim"
 # The shell starts the program in the background and is gone: the starter may be a short-lived
 # worker, or have threads.
 _DETACH = '"$@" &'
-_PASSED_ON = ("PATH", "OPENENV_HOME")  # the latter tells whose process it is
 
-
-_servers: dict[str, socket.socket] = {}  # fork servers, by what they were started with
-_asking = threading.Lock()  # they answer one request after another
+# Forks a process that calls an entry (`module:function`) with a payload and descriptors; returns
+# False when it cannot.
+Fork = Callable[[str, Json, Sequence[int]], bool]
 
 
 class ShimGone(ConnectionError):
@@ -81,14 +79,15 @@ def start_shim(
     *,
     listen_fds: Sequence[int] = (),
     python: str = sys.executable,
+    fork: Fork | None = None,
 ) -> None:
     """Write the run file, and start a shim that outlives this process.
 
     On return its control socket accepts connections, although the shim itself may still be
     starting: the socket is made here and passed on, so no caller waits for a file to appear.
-    `listen_fds` (the listening sockets, shared with siblings) stay the caller's to close. With a
-    `fork_server` in the run file it is forked there; where that fails, it is a program. Raises
-    `OSError` when a file or the socket cannot be made; then nothing has been started.
+    `listen_fds` (the listening sockets, shared with siblings) stay the caller's to close. With
+    `fork` it is forked, if it can be; otherwise it is a program. Raises `OSError` when a file or
+    the socket cannot be made; then nothing has been started.
     """
     folder = Path(run_dir)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,18 +98,17 @@ def start_shim(
         except BaseException:
             Path(run_file["socket_path"]).unlink(missing_ok=True)
             raise
-        fork_server = run_file.get("fork_server")
-        if fork_server and fork_shim(
-            fork_server,
-            run_file,
-            run_dir=str(folder),
-            control_fd=control.fileno(),
-            listen_fds=listen_fds,
-        ):
-            return
+        fds = [control.fileno(), *listen_fds]
+        if fork is not None and may_fork(run_file):
+            title = f"openenvd: shim {run_file['replica_id']}"
+            log_fd = _open_log(run_file["log_path"])
+            try:
+                if fork(_FORKED_SHIM, {"run_dir": str(folder), "title": title}, [log_fd, *fds]):
+                    return
+            finally:
+                os.close(log_fd)
         environ = dict(os.environ) | {files.CONTROL_FD_VARIABLE: str(control.fileno())}
         environ[files.LISTEN_FD_VARIABLE] = descriptors_text(listen_fds)  # empty: none
-        fds = [control.fileno(), *listen_fds]
         # Without site-packages it is lighter; elsewhere than on Linux it needs psutil.
         flags = ["-I", "-S"] if sys.platform == "linux" else ["-I"]
         argv = [python, *flags, str(_RUN_SHIM), str(folder)]
@@ -291,38 +289,6 @@ def end_group(cgroup: Cgroup) -> None:
         cgroup.kill()
 
 
-def fork_shim(
-    fork_server: Json, run: RunFileData, *, run_dir: str, control_fd: int, listen_fds: Sequence[int]
-) -> bool:
-    """Ask for a shim from the fork server of `fork_server`: `{"preload", "log_path"}`.
-
-    False: none can be forked here, or it was refused; then start the shim as a program.
-    """
-    if not may_fork(run):
-        return False
-    environ = start_environment(run["env"])
-    kind = json.dumps([fork_server, sorted(environ.items())])
-    log_fd = _open_log(run["log_path"])
-    head = {"run_dir": run_dir, "title": f"openenvd: shim {run['replica_id']}"}
-    message = Message(head, fds=(control_fd, log_fd, *listen_fds))
-    try:
-        with _asking:
-            for _ in range(_ATTEMPTS):
-                if kind not in _servers:
-                    _servers[kind] = _start(fork_server, environ)
-                answer = _ask(_servers[kind], message)
-                if answer is not None:
-                    return "pid" in answer
-                _servers.pop(kind).close()
-    except TimeoutError:  # it hangs: the next request starts another
-        _servers.pop(kind).close()
-    except OSError:  # no socket, no program: another way remains
-        pass
-    finally:
-        os.close(log_fd)
-    return False
-
-
 def spawn_detached(
     argv: Sequence[str], environ: Mapping[str, str], *, pass_fds: Iterable[int], log_path: str
 ) -> None:
@@ -357,54 +323,18 @@ def _open_log(path: str) -> int:
 
 
 def may_fork(run: RunFileData) -> bool:
-    """Whether this server can be forked: it names its entry, and runs in our own Python."""
-    return sys.platform == "linux" and bool(run.get("entry")) and run["argv"][0] == sys.executable
+    """Whether this server can be forked: a function in our own Python, started as we were."""
+    return (
+        bool(run.get("entry"))
+        and run["argv"][0] == sys.executable
+        and read_at_start(run["env"]) == read_at_start(os.environ)
+    )
 
 
-def start_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what of a server's environment its fork server must have been started with."""
+def read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that only a program's start reads, which a fork cannot change."""
     return {
         name: value
         for name, value in environ.items()
-        if name.startswith(_READ_AT_START) or name in _PASSED_ON
+        if name.startswith(_READ_AT_START) and name not in _READ_LATER
     }
-
-
-def stop_fork_servers() -> None:
-    """Stop all fork servers; their shims continue."""
-    with _asking:
-        while _servers:
-            with _servers.popitem()[1] as server, contextlib.suppress(OSError):
-                server.shutdown(socket.SHUT_WR)
-                server.recv(1)  # the end, when it has exited
-
-
-def _start(fork_server: Json, environ: Mapping[str, str]) -> socket.socket:
-    """Start a fork server; it may still be importing on return."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        config = {"requests": theirs.fileno(), "preload": fork_server["preload"]}
-        config["idle_seconds"] = IDLE_SECONDS
-        module = "openenvd.environments.shim.fork_server"
-        argv = [sys.executable, "-P", "-m", module, json.dumps(config)]
-        # Otherwise a new title is written over the environment that `ps e` shows.
-        environ = {**environ, "SPT_NOENV": "1"}
-        try:
-            log_path = fork_server["log_path"]
-            spawn_detached(argv, environ, pass_fds=[theirs.fileno()], log_path=log_path)
-        except OSError:
-            ours.close()
-            raise
-    return ours
-
-
-def _ask(server: socket.socket, message: Message) -> Json | None:
-    """Return its answer, or None when it has exited; raises `TimeoutError` when it is silent."""
-    server.settimeout(FORK_SECONDS)
-    try:
-        answer = receive_message(server) if send_message(server, message) else None
-    except (EOFError, ConnectionError):
-        return None
-    if answer is None:
-        raise TimeoutError
-    return answer.head

@@ -5,8 +5,8 @@
                                      ▲  │                    │ notify pipe
     daemon, workers ◀──JSON lines──▶─┘  └── status.json      └── log file (by descriptor)
 
-Started as a program of its own, or forked by the fork server (`fork_server.py`); then its server
-is forked too, without exec, when the run file names its `entry`.
+Started as a program of its own, or forked by the daemon's zygote (`forked.py`); then its server is
+forked too, without exec, when the run file names its `entry`.
 
 One thread, one `select`. It starts the server once; whether a server that exited is started again
 is the daemon's decision (`{"op": "start"}`). It holds the listening socket open across restarts,
@@ -103,7 +103,7 @@ class Shim:
     def __init__(self, run_dir: str, *, is_forked: bool = False) -> None:
         """Open what belongs to `run_dir`, whose lock this process holds.
 
-        `is_forked`: by the fork server, with the modules that a server needs imported.
+        `is_forked`: by the zygote, with the modules that a server needs imported.
         """
         self._run_dir = run_dir
         self._run = files.read_run_file(run_dir)

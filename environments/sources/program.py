@@ -22,11 +22,6 @@ from .resolve import BUNDLED_FOLDER, Bundled, ClassSource, Image, Project, Resol
 HOST_PROGRAM = Path(__file__).resolve().parents[2] / "env_host" / "__main__.py"
 # The same program for a fork without exec, with its modules imported: a host in our own Python.
 HOST_ENTRY = "openenvd.env_host.main:main"
-HOST_PRELOAD = (
-    "openenvd.env_host.preload",
-    "openenvd.env_host.bundled.echo.environment",
-    "openenvd.env_host.bundled.benchmark.environment",
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ from ...system.text.json_lines import Json
 
 if TYPE_CHECKING:
     from .zygote import PreforkedZygote
+
+log = logging.getLogger(__name__)
 
 FORK_IS_SAFE = sys.platform == "linux"
 
@@ -151,6 +155,7 @@ class ZygoteClient:
         control.setblocking(False)
         self._process = process
         self._socket = control
+        self._lock = threading.Lock()  # over sending and closing, which other threads do too
 
     @classmethod
     def start(cls, *, death_pipe: int, home: str, preload: Sequence[str]) -> ZygoteClient:
@@ -195,6 +200,29 @@ class ZygoteClient:
         with contextlib.suppress(OSError):
             send_message(self._socket, Message({"fork": name}))
 
+    def fork(self, entry: str, payload: Json, fds: Sequence[int], timeout: float) -> bool:
+        """Fork a process that calls `entry`; False when that was not possible. Any thread.
+
+        A zygote that is silent for `timeout` seconds is killed, which the supervisor notices.
+        """
+        ours, zygotes = socket.socketpair()
+        with ours:
+            try:
+                with zygotes, self._lock:
+                    request = Message({"call": entry, "payload": payload})
+                    send_message(self._socket, request._replace(fds=(zygotes.fileno(), *fds)))
+                ours.settimeout(timeout)
+                answer = ours.recv(4096).decode() or "the zygote has ended"
+            except TimeoutError:
+                answer = f"the zygote has not answered for {timeout:.0f} s"
+                with contextlib.suppress(psutil.Error):  # it has ended
+                    self._process.kill()
+            except OSError as exc:  # it has ended
+                answer = str(exc)
+        if answer != "forked":
+            log.warning("no process was forked for %s: %s", entry, answer)
+        return answer == "forked"
+
     def read(self) -> list[SourceEvent] | None:
         """Return what the zygote reported; None when it is gone."""
         events: list[SourceEvent] = []
@@ -212,7 +240,8 @@ class ZygoteClient:
 
     def close(self, grace_seconds: float) -> None:
         """End the zygote; its workers continue."""
-        self._socket.close()
+        with self._lock:
+            self._socket.close()
         try:
             self._process.wait(grace_seconds)
         except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
@@ -265,6 +294,10 @@ class SubprocessSource:
             self._report(self._start(name))
         except OSError as exc:
             self._report(Refused(name, why_not_started(exc)))
+
+    def fork(self, entry: str, payload: Json, fds: Sequence[int], timeout: float) -> bool:
+        """Return False: there is no process that may fork."""
+        return False
 
     def read(self) -> list[SourceEvent] | None:
         """Return what has happened since."""

@@ -7,13 +7,19 @@ lock, and a worker outlives it. What it does:
     on its control socket (one message each, SOCK_SEQPACKET, JSON):
         ◀ {"fork": name}            ▶ {"forked": name, "pid"} + the pipe and a pidfd
                                     ▶ {"refused": name, "error"}      the system will not fork
+        ◀ {"call": "module:function", "payload"} + a socket, descriptors
+                                    ▶ on that socket: "forked", or why not
         ◀ its end                   exits; the daemon is gone or has replaced it
-    when a child ended:             ▶ {"exited": pid, "status", "peak_bytes", "was_alone"}
+    when a worker ended:            ▶ {"exited": pid, "status", "peak_bytes", "was_alone"}
     once, after preloading:         ▶ {"ready": seconds it took}
                                     ▶ {"unsafe": threads}   or it ends: something that was imported,
                                                             or starts with every Python, has left
                                                             threads, and what they lock stays locked
                                                             in a fork
+
+A process that is forked for a call is no worker. It has a session of its own, holds none of the
+zygote's descriptors, and outlives zygote and daemon. The module of the call is imported here at its
+first call, so an idle daemon does not pay for it, and the pages of what it imports are shared.
 
 Its memory is frozen (`gc.freeze`) before the first fork, so that workers share its pages for as
 long as they do not write them. It is a subreaper: what an operation left behind is reaped here when
@@ -33,6 +39,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import importlib
 import json
 import os
 import select
@@ -48,12 +55,23 @@ import setproctitle
 
 from ...system.memory.cgroup_tree import read_text
 from ...system.process.descriptors import Message, close_all, receive_message, send_message
-from ...system.process.forking import close_all_but, preload, reset_handlers, thread_count
+from ...system.process.forking import (
+    close_all_but,
+    preload,
+    reset_handlers,
+    reset_signals,
+    run_and_exit,
+    thread_count,
+)
 from ...system.process.prctl import adopt_orphans
-from ...system.process.proc import children_of
+from ...system.process.proc import children_of, prefer_own_session
 from ...system.process.signal_pipe import SignalPipe
+from ...system.text.json_lines import Json
 from ..worker import run_worker
 from .source import worker_environment
+
+# Of its session, as of the daemon's: on a busy machine all that starts waits for it.
+ZYGOTE_NICE = -10
 
 
 class Zygote:
@@ -64,6 +82,7 @@ class Zygote:
         self._death_pipe = death_pipe
         self._home = home
         self._workers: set[int] = set()  # those that were not reaped yet
+        self._called: set[int] = set()  # those that were forked for a call, likewise
         self._signals = SignalPipe((signal.SIGCHLD,))
 
     def serve(self) -> None:
@@ -91,6 +110,9 @@ class Zygote:
             return False
         if request is None:
             return True
+        if "call" in request.head:
+            self._handle_call(request)
+            return True
         name = request.head["fork"]
         try:
             self._fork(name)
@@ -114,6 +136,35 @@ class Zygote:
             finally:
                 os.close(pidfd)
 
+    def _handle_call(self, request: Message) -> None:
+        """Fork a process that is no worker, and answer on the socket that came along."""
+        answer_fd, *fds = request.fds
+        answer = "forked"
+        try:
+            self._fork_for_call(request.head["call"], request.head["payload"], fds)
+        except (OSError, ImportError) as exc:
+            answer = str(exc)
+        with contextlib.suppress(OSError):  # the asker waits no longer
+            os.write(answer_fd, answer.encode())
+        close_all(request.fds)
+
+    def _fork_for_call(self, entry: str, payload: Json, fds: Sequence[int]) -> None:
+        module = entry.partition(":")[0]
+        if module not in sys.modules:
+            preload([module])
+            self.end_if_unsafe()
+            importlib.import_module(module)  # raises what `preload` has printed
+        pid = os.fork()
+        if pid == 0:
+            _become_called(entry, payload, fds)
+        self._called.add(pid)
+
+    def end_if_unsafe(self) -> None:
+        """End this process if it has threads, with which it must not fork."""
+        if (threads := thread_count()) > 1:
+            self.send({"unsafe": threads})
+            os._exit(0)
+
     def _become_worker(
         self, name: str, daemons_end: socket.socket, pipe: socket.socket
     ) -> NoReturn:
@@ -135,9 +186,11 @@ class Zygote:
             while exited := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 was_alone = exited.si_status == signal.SIGKILL and self._was_alone(exited.si_pid)
                 pid, status, usage = os.wait4(exited.si_pid, 0)
-                self._workers.discard(pid)
-                report = {"exited": pid, "status": status, "peak_bytes": usage.ru_maxrss * 1024}
-                self.send({**report, "was_alone": was_alone})
+                self._called.discard(pid)
+                if pid in self._workers:
+                    self._workers.remove(pid)
+                    report = {"exited": pid, "status": status, "peak_bytes": usage.ru_maxrss * 1024}
+                    self.send({**report, "was_alone": was_alone})
 
     def _was_alone(self, pid: int) -> bool:
         """Say whether a worker that waits to be reaped never had a child.
@@ -145,25 +198,37 @@ class Zygote:
         Then a kill for memory in its cgroup was its own. Children that it had not reaped are
         children of the zygote by now.
         """
-        orphans = set(children_of(os.getpid())) - self._workers
+        orphans = set(children_of(os.getpid())) - self._workers - self._called
         fields = (read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
         # No process runs without a page fault, and those of its children would be added to its own:
         # cminflt and cmajflt of proc_pid_stat(5).
         return not orphans and len(fields) > 10 and int(fields[8]) + int(fields[10]) == 0
 
 
+def _become_called(entry: str, payload: Json, fds: Sequence[int]) -> NoReturn:
+    """Call `entry` in the forked child, as a program of its own would be started."""
+    try:
+        os.setsid()
+        reset_signals()
+        close_all_but(fds)
+        os.chdir("/")
+        run_and_exit(entry, payload, fds)
+    finally:
+        # Never return into the zygote's loop, whatever happened.
+        os._exit(70)
+
+
 def become_zygote(control: socket.socket, *, death_pipe: int, home: str, began: float) -> NoReturn:
     """Fork workers from what has been imported so far, until the control socket ends."""
     setproctitle.setproctitle("openenvd: zygote")
+    prefer_own_session(ZYGOTE_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A worker starts with SIGTERM blocked and unblocks it when it can handle it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     adopt_orphans()  # what an exited worker leaves behind is reaped here
     zygote = Zygote(control, death_pipe=death_pipe, home=home)
     with contextlib.suppress(OSError):  # the daemon may be gone at any moment
-        if (threads := thread_count()) > 1:
-            zygote.send({"unsafe": threads})
-            os._exit(0)
+        zygote.end_if_unsafe()
         zygote.send({"ready": time.monotonic() - began})
         zygote.serve()
     os._exit(0)

@@ -36,11 +36,13 @@ import selectors
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ...system.memory.usage import anonymous_bytes
 from ...system.process.process_identity import ProcessIdentity
+from ...system.text.json_lines import Json
 from ..errors import FrameError
 from ..policy.memory import Timing
 from ..policy.plan import FAILED_STARTS_BEFORE_BARE, MAX_FAILED_STARTS, back_off_seconds
@@ -113,6 +115,12 @@ class WorkerStarter:
             for ordinal in ordinals:
                 self._source.request(f"{pool.schedule.lower()}-{ordinal}")
         self._expect_answer()
+
+    def fork(self, entry: str, payload: Json, fds: Sequence[int]) -> bool:
+        """Fork a process that is no worker; False when that is not possible now. Any thread."""
+        source = self._source
+        silence = self._timing.source_silence
+        return source is not None and source.fork(entry, payload, fds, silence)
 
     def request_status(self, pid: int) -> None:
         """Have the source reap a worker that has exited; a zygote does so by itself."""

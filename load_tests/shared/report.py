@@ -178,9 +178,14 @@ def daemon_pid(environ: Mapping[str, str]) -> int:
 
 
 def measure_pss(pid: int) -> list[tuple[str, int]]:
-    """(role, bytes) of a process and of all below it; PSS, as forked workers share pages."""
+    """(role, bytes) of a process and of all below it; PSS, as forked workers share pages.
+
+    Environments, which the zygote forks, are not the daemon's.
+    """
     root = psutil.Process(pid)
-    return [(_role(p), p.memory_full_info().pss) for p in [root, *root.children(recursive=True)]]
+    left_out = {"shim", "host"} if role_of(root) == "daemon" else set()
+    family = [(role_of(each), each) for each in (root, *root.children(recursive=True))]
+    return [(role, each.memory_full_info().pss) for role, each in family if role not in left_out]
 
 
 def pss_bytes(pids: Iterable[int]) -> list[int]:
@@ -196,7 +201,7 @@ def measure_family(pid: int) -> tuple[float, int]:
     return 0.0, 0
 
 
-def _role(process: psutil.Process) -> str:
+def role_of(process: psutil.Process) -> str:
     title = " ".join(process.cmdline()) or process.name()
     words = title.removeprefix("openenvd: ").split()
     return words[0] if title.startswith("openenvd: ") else title

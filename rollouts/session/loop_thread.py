@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import sys
 import threading
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from ...system.process.prctl import set_heap
 from ...system.process.standard_streams import open_closed_streams
 
 _T = TypeVar("_T")
@@ -71,9 +71,7 @@ def loop_thread() -> LoopThread:
         return _threads[-1]
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of `mallopt(3)`
 _KEPT_BYTES, _MAPPED_BYTES = 64 << 20, 32 << 20
-_USUAL_BYTES = 64 << 10, 128 << 10  # of a worker: `client/daemon.py`, and the library's default
 
 
 def run_on_thread(main: Coroutine[Any, Any, _T]) -> _T:
@@ -106,17 +104,8 @@ def reusing_freed_memory() -> Iterator[None]:
     A worker gives freed memory back at once. Then each page of an observation of a megabyte, and of
     each copy, costs a fault: 1,500 a step, a third of the CPU of a rollout.
     """
-    _set_heap(_KEPT_BYTES, _MAPPED_BYTES)
+    set_heap(_KEPT_BYTES, _MAPPED_BYTES)
     try:
         yield
     finally:
-        _set_heap(*_USUAL_BYTES)
-
-
-def _set_heap(kept_bytes: int, mapped_bytes: int) -> None:
-    if sys.platform != "linux":
-        return
-    with contextlib.suppress(AttributeError):  # a C library that is not GNU's
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_TRIM_THRESHOLD, kept_bytes)
-        mallopt(_MMAP_THRESHOLD, mapped_bytes)
+        set_heap()

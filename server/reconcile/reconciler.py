@@ -57,6 +57,7 @@ import asyncio
 import logging
 
 from ...environments.engines.local.ports import renew_reservations
+from ...environments.shim.client import Fork
 from ...environments.strays import look_again
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Request
@@ -92,15 +93,19 @@ class Reconciler:
         *,
         scale: SubmitScale | None = None,
         restart: SubmitRestart | None = None,
+        fork: Fork | None = None,
     ) -> None:
-        """`scale` and `restart` submit such requests; without them nothing is submitted."""
+        """`scale` and `restart` submit such requests; without them nothing is submitted.
+
+        `fork` forks shims; without it they are programs.
+        """
         timing = timing or Timing()
         self._store = store
         self._layout = paths
         self._tasks = BackgroundTasks()
         self._status = StatusWriter(store, bus, timing)
         self.replicas = ReplicaManager(
-            store, self._status, self._tasks, paths.runs, timing, self._note_status
+            store, self._status, self._tasks, paths.runs, timing, self._note_status, fork
         )
         self.leftovers = Leftovers(store, self._status, self.replicas)
         self.autoscaler = Autoscaler(self._tasks, self.replicas.watches.occupancy, scale)

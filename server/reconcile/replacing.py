@@ -172,9 +172,9 @@ class Change:
         self, provider: str, work: Callable[[Provider], list[RunFile]]
     ) -> list[RunFile]:
         """Start replicas by a provider; returns, even if cancelled, once the provider is done."""
-        home = self._context.home
+        home, fork = self._context.home, self._replicas.fork
         loop = asyncio.get_running_loop()
-        thread = loop.run_in_executor(_THREADS, lambda: work(provider_named(provider, home)))
+        thread = loop.run_in_executor(_THREADS, lambda: work(provider_named(provider, home, fork)))
         try:
             started = await until_done(thread)
         except asyncio.CancelledError:

@@ -26,6 +26,7 @@ from pathlib import Path
 from ...environments import run_files
 from ...environments.gateway.process import AFTER_SET_ASIDE
 from ...environments.run_files import RunFile, SetAside
+from ...environments.shim.client import Fork
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Generation, Replica, RequestError
 from ...requests_db.sql import queries
@@ -129,6 +130,7 @@ class ReplicaManager:
     runs: Path  # the folder of run files
     timing: Timing
     on_status: Callable[[ReplicaWatch], None]  # called after each status
+    fork: Fork | None = None  # forks shims
     _adopting: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     _moves: dict[str, Moves] = field(init=False, default_factory=dict)  # by environment
     watches: Watches = field(init=False, default_factory=Watches)
@@ -180,7 +182,10 @@ class ReplicaManager:
                 replica = None
             if replica is None or is_over(replica.state):  # or the row of an earlier attempt
                 replica = new_replica(run_file)
-            watch = ReplicaWatch(replica, run_file, self.timing, self._record, self._give_up)
+            revive = partial(run_files.revive, fork=self.fork)
+            watch = ReplicaWatch(
+                replica, run_file, self.timing, self._record, self._give_up, revive
+            )
             watch.is_kept.clear()
             watch.on_status = partial(self._note_status, watch)
             self.watches.add(watch)

@@ -30,7 +30,7 @@ def tree_bytes(pid: int, shared_bytes: int = 0) -> int:
 def replica_bytes(status: Mapping[str, Any]) -> int | None:
     """Return what a replica holds, by its shim's status: shim, server and all below it.
 
-    Pages that it shares with other replicas of the same fork server are not its own: another
+    Pages that it shares with other replicas of the same zygote are not its own: another
     replica would not need them again. None when it has no server, or is an engine's.
     """
     if status.get("pid") is None or "shim" not in status:

@@ -64,15 +64,12 @@ def receive_message(end: socket.socket, *, most_fds: int = MAX_FDS) -> Message |
     """Receive the next message; None when there is none now.
 
     Its descriptors, which no program started later inherits, are the caller's to close. Raises
-    `EOFError`: the other side has ended; `TimeoutError`: nothing has arrived within the socket's
-    timeout; `ValueError`: what has arrived is no message.
+    `EOFError`: the other side has ended; `ValueError`: what has arrived is no message.
     """
     try:
         data, ancillary, _, _ = end.recvmsg(MAX_PACKET_BYTES, space_for(most_fds), _CLOEXEC)
     except (BlockingIOError, InterruptedError):
         return None
-    except TimeoutError:
-        raise
     except OSError as exc:
         raise EOFError from exc
     fds = tuple(descriptors_of(ancillary))

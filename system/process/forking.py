@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -37,7 +38,7 @@ EXIT_UNCAUGHT = 1  # the code with which Python itself exits
 
 _FIRST_FREE_FD = 3
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
-# By fork server, shim, zygote, host. Not all there are: to look at each costs every process 300 kB.
+# By shim, zygote, host. Not all there are: to look at each costs every process 300 kB.
 TAKEN_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT)
 
 forks = 0  # the number of forks between the first process and this one
@@ -140,7 +141,10 @@ def reset_handlers() -> None:
 
 
 def set_environment(environ: Mapping[str, str], argv: Sequence[str]) -> None:
-    """Replace all environment variables, and apply what Python would have read from them."""
+    """Replace all environment variables, and apply what Python would have read from them.
+
+    `__main__` is a module of the new program, whose file is the last word of `argv`.
+    """
     os.environ.clear()
     os.environ.update(environ)
     time.tzset()
@@ -149,15 +153,17 @@ def set_environment(environ: Mapping[str, str], argv: Sequence[str]) -> None:
         faulthandler.enable()
     sys.argv = list(argv[-1:])  # the program, without arguments
     sys.orig_argv = list(argv)
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    main.__file__ = argv[-1]
 
 
-def run_and_exit(entry: str) -> NoReturn:
+def run_and_exit(entry: str, *arguments: Any) -> NoReturn:
     """Call `module:function`, and exit as a program would with what it returned."""
     code = EXIT_UNCAUGHT
     gc.enable()
     try:
         module, _, name = entry.partition(":")
-        code = _exit_code(getattr(importlib.import_module(module), name)())
+        code = _exit_code(getattr(importlib.import_module(module), name)(*arguments))
     except BaseException as exc:
         code = _code_of(exc)
     finally:

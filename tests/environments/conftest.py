@@ -22,7 +22,7 @@ from openenvd.environments.engines.started_replicas import (
     started_replica,
 )
 from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
-from openenvd.environments.shim.client import ShimClient, ShimGone, stop_fork_servers
+from openenvd.environments.shim.client import ShimClient, ShimGone
 from openenvd.schema.layout import Layout
 
 GRACE_SECONDS = 10.0
@@ -34,7 +34,6 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="oe-"))
     monkeypatch.setenv("OPENENV_HOME", str(folder))
     yield folder
-    stop_fork_servers()
     left = [process for process in psutil.process_iter() if _belongs_to(process, folder)]
     _, alive = psutil.wait_procs(left, timeout=GRACE_SECONDS)
     told = [f"{process.pid} {process.cmdline()}" for process in alive]

@@ -14,12 +14,12 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_434,
-    "code lines": 46_696,
+    "shipped lines": 72_398,
+    "code lines": 46_646,
     "modules": 383,
-    "test lines": 68_444,
+    "test lines": 68_344,
     "words of pages": 24_994,
-    "words of decisions": 7_216,
+    "words of decisions": 7_204,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,

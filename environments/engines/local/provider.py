@@ -37,19 +37,24 @@ from ....system.memory.limits import (
 )
 from ... import run_files
 from ...run_files import RunFile, by_service
-from ...shim.client import start_shim
-from ...sources.program import HOST_PRELOAD, Prepared, Program
+from ...shim.client import Fork, start_shim
+from ...sources.program import Prepared, Program
 from .. import host_options, providers
 
 # Workers carry more and the daemon less: the kernel takes a worker before a replica.
 REPLICA_OOM_SCORE_ADJ = 300
 PROCESSES_OF_REPLICA = 2  # the shim and the host
-PROCESSES_TO_START = 1  # the fork server, or a shell
+PROCESSES_TO_START = 1  # the shell of a shim that is a program
 THREADS_OF_SHARD = 2  # its own, and the one that watches its loop
 
 
 class LocalProvider(providers.Provider):
     """Starts replicas on this machine."""
+
+    def __init__(self, name: str, home: Path, fork: Fork | None = None) -> None:
+        """`fork` forks shims; without it, and where it cannot, they are programs."""
+        super().__init__(name, home)
+        self._fork = fork
 
     def _begin_launch(self, batch: providers.Batch, prepared: Prepared) -> providers.Beginning:
         """Take over the sockets of what is replaced, if they are where the spec wants them.
@@ -102,7 +107,7 @@ class LocalProvider(providers.Provider):
         """Start its shim, which writes the run file first and keeps the sockets."""
         fds = [one.fileno() for one in listeners]
         try:
-            start_shim(run_file.run_dir, run_file.data, listen_fds=fds)
+            start_shim(run_file.run_dir, run_file.data, listen_fds=fds, fork=self._fork)
         except BlockingIOError as exc:
             text = f"a replica's shim cannot be started: {no_room_text()}"
             raise NoProcesses(text, ROOM_HINT) from exc
@@ -117,7 +122,6 @@ class LocalProvider(providers.Provider):
     ) -> RunFileData:
         """Return what a run file says of the program and its variables, for the shim."""
         layout, number, run_dir = self._layout, data["number"], data["run_dir"]
-        fork_server_log = layout.home / "logs" / "fork-server.log"
         imports = Path(run_dir) / host_options.IMPORTS
         links = [host_options.link_imports(program.links, imports)] if program.links else []
         config = replace(
@@ -145,7 +149,6 @@ class LocalProvider(providers.Provider):
         return {
             "argv": list(program.argv),
             "entry": program.entry,
-            "fork_server": {"log_path": str(fork_server_log), "preload": HOST_PRELOAD},
             "env": environ,
             "cwd": str(program.folder),
             "door_path": door_path(layout.doors(spec.name), number),

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.sources.program import HOST_PRELOAD
 from openenvd.schema.protocol import HOST_LIBRARIES
 
 from ..conftest import StartHost
@@ -306,11 +305,19 @@ def test_the_project_imports_its_own_file_where_upstream_s_server_lets_it(
         assert host.stop() == 0
 
 
-@pytest.mark.parametrize(
-    "more", [[], ["openenvd.environments.shim.fork_server"]], ids=["host", "fork server"]
-)
-def test_upstream_s_server_has_imported_all_that_the_host_has_but_for_some(more: list[str]) -> None:
-    ours = modules_after(f"import {', '.join([*more, *HOST_PRELOAD])}")
+FORKED = """
+import openenvd.server.__main__, openenvd.environments.shim.forked
+from openenvd.server.operations import registry
+from openenvd.system.process.forking import preload
+from openenvd.environments.shim import server_process
+preload(registry.PRELOAD)
+server_process.set_modules_aside()
+"""
+
+
+@pytest.mark.parametrize("code", ["import openenvd.env_host.preload", FORKED], ids=["host", "fork"])
+def test_upstream_s_server_has_imported_all_that_the_host_has_but_for_some(code: str) -> None:
+    ours = modules_after(code)
     extra = (ours - modules_after(SERVER_OF_UPSTREAM)) & sys.stdlib_module_names
     public = {name for name in extra if not name.startswith("_")} - set(sys.builtin_module_names)
     assert public - NEEDED == ours_alone()

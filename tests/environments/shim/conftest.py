@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
-import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import psutil
 import pytest
 
 from openenvd.environments.run_files import RUN_FILE_VERSION
@@ -24,9 +25,10 @@ from openenvd.environments.shim.client import (
     ShimClient,
     ShimGone,
     clean_up_after_shim,
+    read_at_start,
     start_shim,
-    stop_fork_servers,
 )
+from openenvd.executor.spawning.source import ZygoteClient
 from openenvd.system.memory.cgroups import CgroupManager
 from openenvd.system.process.prctl import adopt_orphans
 from openenvd.system.process.proc import children_of
@@ -110,28 +112,63 @@ for line in lines():
 """
 
 
-# The same as a function to be called in a process that was forked.
-ENTRY = """
-import sys
+# The same as a function to be called in a process that was forked, and one that looks round there.
+FORKED = """
+import json, os, random, signal, sys, time
 SERVER = {!r}
+HELD = b"x" * (16 << 20)
 def main():
     sys.argv = ["-c", *sys.orig_argv[5:]]
     exec(SERVER, {{"__name__": "kept"}})
+def look_round():
+    defaults = signal.SIG_DFL, signal.default_int_handler
+    private = sum(
+        int(line.split()[1]) for line in open("/proc/self/smaps_rollup") if "Private_" in line
+    )
+    paths = {{fd: f"/proc/self/fd/{{fd}}" for fd in os.listdir("/proc/self/fd")}}
+    found = {{
+        "cwd": os.getcwd(),
+        "fds": {{fd: os.readlink(path) for fd, path in paths.items() if os.path.lexists(path)}},
+        "signals": [int(n) for n in (1, 2, 3, 15, 17) if signal.getsignal(n) not in defaults],
+        "mask": [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+        "random": random.random(),
+        "private_kb": private,
+    }}
+    line = json.dumps({{"ready": True, "max_sessions": 4, **found}}).encode() + b"\\n"
+    os.write(int(os.environ["OPENENVD_NOTIFY_FD"]), line)
+    time.sleep(3600)
 """
 
 
-def forked(folder: Path) -> dict[str, Any]:
-    """What a run file must say for its server to be forked by a fork server in `folder`."""
-    folder.mkdir(exist_ok=True)
-    (folder / "server_program.py").write_text(ENTRY.format(SERVER))
-    return {
-        "entry": "server_program:main",
-        "env": {"PATH": os.environ["PATH"], "SECRET": "xyz", "PYTHONPATH": str(folder)},
-        "fork_server": {
-            "log_path": str(folder / "fork-server.log"),
-            "preload": ["server_program"],
-        },
-    }
+class Zygote:
+    """A zygote that has imported the tests' servers, as the daemon's has its own."""
+
+    pids: ClassVar[set[int]] = set()
+    may_be_lost = False
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "server_program.py").write_text(FORKED.format(SERVER))
+        self.env = {"PATH": os.environ["PATH"], "SECRET": "xyz", **read_at_start(os.environ)}
+        self._pipe = os.pipe()  # its end kills workers
+        self._client = ZygoteClient.start(
+            death_pipe=self._pipe[0], home=str(folder), preload=["server_program"]
+        )
+        self.pids.add(self._client.pid)
+        self.process = psutil.Process(self._client.pid)
+
+    def changes(self) -> dict[str, Any]:
+        return {"entry": "server_program:main", "env": dict(self.env), "fork": self.fork}
+
+    def fork(self, entry: str, payload: dict[str, Any], fds: Sequence[int]) -> bool:
+        is_forked = self._client.fork(entry, payload, fds, WAIT_SECONDS)
+        assert is_forked or self.may_be_lost
+        return is_forked
+
+    def close(self) -> None:
+        self.pids.remove(self._client.pid)
+        self._client.close(WAIT_SECONDS)
+        for end in self._pipe:
+            os.close(end)
 
 
 class Replica:
@@ -143,6 +180,7 @@ class Replica:
         self.commands = folder / "commands"
         os.mkfifo(self.commands)
         words = changes.pop("words", [])
+        self.fork = changes.pop("fork", None)
         self.listen_fds = changes.pop("listen_fds", ())
         self.run_file: Any = {
             "version": RUN_FILE_VERSION,
@@ -166,7 +204,7 @@ class Replica:
         self._link: ShimClient | None = None
 
     def start(self) -> Replica:
-        start_shim(self.run_dir, self.run_file, listen_fds=self.listen_fds)
+        start_shim(self.run_dir, self.run_file, listen_fds=self.listen_fds, fork=self.fork)
         return self
 
     def again(self) -> Replica:
@@ -220,28 +258,27 @@ class Replica:
         clean_up_after_shim(self.run_dir)
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Yield the folder of the test's fork servers, which end with the test.
-
-    It is not below `tmp_path`: after a thousand runs that path is too long for a socket.
-    """
-    with tempfile.TemporaryDirectory(prefix="openenvd-") as temporary:
-        folder = Path(temporary) / "fork_server"
-        yield folder
-        stop_fork_servers()
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """One for all tests of a module; servers have the variables that it was started with."""
+    folder = tmp_path_factory.mktemp("zygote")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        zygote = Zygote(folder)
+        yield zygote
+    zygote.close()
 
 
 @pytest.fixture(params=["program", pytest.param("forked", marks=ON_LINUX)])
-def replica(
-    request: pytest.FixtureRequest, tmp_path: Path, folder: Path
-) -> Iterator[Callable[..., Replica]]:
+def replica(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Replica]]:
     """Makes replicas whose shims are not started yet: `replica(memory_limit_bytes=…)`.
 
     Every test of a shim holds for one that is a program, and for one that was forked.
     """
     made: list[Replica] = []
-    way = forked(folder) if request.param == "forked" else {}
+    way = {}
+    if request.param == "forked":
+        way = request.getfixturevalue("zygote").changes()
 
     def make(**changes: Any) -> Replica:
         made.append(Replica(tmp_path / str(len(made)), **way | changes))
@@ -272,9 +309,12 @@ def no_process_survives() -> Iterator[None]:
     adopt_orphans()
     before = set(children_of(os.getpid()))
     yield
-    for _ in range(2):  # a fork server has left us what it had not reaped
+    before |= Zygote.pids
+    for _ in range(2):  # a zygote has left us what it had not reaped
         _collect_dead(before)
     survivors = set(children_of(os.getpid())) - before
+    adopted = [each for pid in Zygote.pids for each in psutil.Process(pid).children()]
+    assert not psutil.wait_procs(adopted, WAIT_SECONDS)[1], "left below the zygote"
     for pid in survivors:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -287,8 +327,6 @@ def _collect_dead(ours: set[int]) -> None:
     for pid in set(children_of(os.getpid())) - ours:
         fd = os.pidfd_open(pid)
         try:
-            import select
-
             poller = select.poll()
             poller.register(fd, select.POLLIN)
             poller.poll(2000)

@@ -28,8 +28,8 @@ def test_a_replica_holds_what_its_server_and_its_children_hold(one: Replica) -> 
     one.tell("sessions 1")
     status = one.wait(lambda s: s["sessions"] == 1)
     assert 40 * MB - FUZZ <= held(status) - before < 40 * MB + FUZZ
-    # Without a cgroup it is counted by process.
-    assert 40 * MB <= held(status | {"cgroup": None}) < 60 * MB
+    # Without a cgroup it is counted by process, with its part of what the zygote has imported.
+    assert 40 * MB <= held(status | {"cgroup": None}) < 70 * MB
 
 
 def test_a_replica_without_a_server_holds_nothing_that_is_known(one: Replica) -> None:

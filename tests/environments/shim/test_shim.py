@@ -595,7 +595,7 @@ def test_a_shim_that_accepts_nothing_is_given_up(tmp_path: Path) -> None:
 
 def test_connection_ends_at_once_when_the_shims_python_cannot_start(replica: Make) -> None:
     """The control socket closes with it, so that no client waits for a time-out."""
-    one = replica(fork_server=None)
+    one = replica()
     start_shim(one.run_dir, one.run_file, python="/no/such/python")
     with pytest.raises(ShimGone), one.connect() as link:
         link.wait(lambda _: True, WAIT_SECONDS)

@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from openenvd.environments import run_files
 from openenvd.environments.access import ask, base_url_by_name
 from openenvd.environments.engines.base import Check
-from openenvd.environments.shim.client import stop_fork_servers
 from openenvd.schema.errors import EnvironmentsError, NotAnswering
 from openenvd.schema.layout import Layout
 from openenvd.schema.spec import EnvironmentSpec
@@ -130,7 +129,6 @@ def test_who_starts_replicas_is_left_without_children_or_descriptors(
     children = psutil.Process().children()
     run("launch", source="echo", replicas=2)
     run_files.stop_environment(layout.runs, "echo", 0.0)
-    stop_fork_servers()
     assert set(os.listdir("/proc/self/fd")) == before
     assert psutil.Process().children() == children
 
