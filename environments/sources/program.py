@@ -17,7 +17,7 @@ from ...schema.protocol import HostConfig, ServeOptions
 from ...schema.spec import EnvironmentSpec
 from ...system.text.json_lines import Json
 from .needs import read_toml, table_in
-from .resolve import BUNDLED_FOLDER, Bundled, ClassSource, Image, Project, ResolvedSource
+from .resolve import Bundled, ClassSource, Image, Project, ResolvedSource
 
 HOST_PROGRAM = Path(__file__).resolve().parents[2] / "env_host" / "__main__.py"
 # The same program for a fork without exec, with its modules imported: a host in our own Python.
@@ -46,14 +46,9 @@ class Program:
         return HOST_ENTRY if str(self.python) == sys.executable else None
 
     def to_json(self) -> Json:
-        """Return a JSON object that `prepared_from_json` can read, also of a later installation.
-
-        Our own Python is an empty text, and a bundled environment's folder is relative to ours.
-        """
+        """Return a JSON object that `prepared_from_json` can read."""
         links = {name: str(folder) for name, folder in self.links.items()}
-        python = "" if str(self.python) == sys.executable else str(self.python)
-        folder = str(self.folder).removeprefix(f"{BUNDLED_FOLDER}/")
-        own = {"python": python, "folder": folder, "links": links}
+        own = {"python": str(self.python), "folder": str(self.folder), "links": links}
         return own | {"config": self.config.to_json()}
 
 
@@ -78,8 +73,7 @@ def prepared_from_json(data: Json) -> Prepared:
         return ContainerImage(**data)
     links = {name: Path(folder) for name, folder in data["links"].items()}
     config = HostConfig.from_json(data["config"])
-    python = Path(data["python"] or sys.executable)
-    return Program(python, BUNDLED_FOLDER / data["folder"], config, links)
+    return Program(Path(data["python"]), Path(data["folder"]), config, links)
 
 
 def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | None) -> Program:

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.engines.providers import child_environment
-from openenvd.environments.sources.program import (
-    Program,
-    app_candidates,
-    package_of,
-    prepared_from_json,
-    program_of,
-)
+from openenvd.environments.sources.program import app_candidates, package_of, program_of
 from openenvd.environments.sources.resolve import Project, resolve
 from openenvd.schema.protocol import HostConfig
 from openenvd.schema.spec import EnvironmentSpec
@@ -150,20 +144,3 @@ def test_a_given_step_timeout_overrides_the_manifests() -> None:
     said = EnvironmentSpec("x", "echo", step_timeout_seconds=2.0)
     spec = said.or_else(gpus=None, step_timeout_seconds=7.0)
     assert program_of(spec, resolve("echo", Path()), None).config.step_timeout_seconds == 2.0
-
-
-def test_a_bundled_environment_is_found_by_a_daemon_of_another_installation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stored = program_of(EnvironmentSpec("echo", "echo"), resolve("echo", tmp_path), None).to_json()
-    monkeypatch.setattr("openenvd.environments.sources.program.BUNDLED_FOLDER", tmp_path)
-    monkeypatch.setattr("sys.executable", "/other/bin/python")
-    found = prepared_from_json(json.loads(json.dumps(stored)))
-    assert isinstance(found, Program)
-    assert (found.python, found.folder) == (Path("/other/bin/python"), tmp_path / "echo")
-
-
-def test_a_project_keeps_its_folder_and_its_python(tmp_path: Path) -> None:
-    source = project(tmp_path / "p")
-    program = program_of(EnvironmentSpec("x", "p"), source, PYTHON)
-    assert prepared_from_json(json.loads(json.dumps(program.to_json()))) == program
