@@ -91,6 +91,25 @@ def test_an_update_may_move_its_environment(home: Path) -> None:
         old.stop()
 
 
+def test_another_replica_runs_from_this_installation_where_that_of_the_first_was_removed(
+    home: Path, layout: Layout
+) -> None:
+    started = start(home)
+    try:
+        started.wait()
+        [like] = run_files.all_of(layout.runs)
+        python, *options, host = like.data["argv"]
+        package = str(Path(host).parents[1])
+        gone: Any = like.data | {
+            "argv": ["/gone/bin/python", *options, host.replace(package, "/gone/openenvd")],
+            "cwd": str(like.data["cwd"]).replace(package, "/gone/openenvd"),
+        }
+        made = LocalProvider("local", home)._adapt(like, gone, None)
+        assert (made["argv"], made["cwd"]) == ([python, *options, host], like.data["cwd"])
+    finally:
+        started.stop()
+
+
 def test_more_processes_than_are_left_are_refused_before_anything_starts() -> None:
     spec = EnvironmentSpec("sample", "echo", replicas=2, shards=3)
     check_process_room(spec, ProcessRoom(64, 47, "cgroup v2 pids.max at /a"))
