@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import psutil
 from uv import find_uv_bin
@@ -46,65 +46,86 @@ NO_ENGINE = "there is no engine: replicas are processes of this machine"
 Json = dict[str, Any]
 
 
-class UnderTest(Protocol):
-    """A provider, its engine, and what people do to replicas from outside."""
+class UnderTest:
+    """A provider, its engine, and what people do to replicas from outside.
+
+    A method that is not overridden suits processes of this machine, or raises an error: then the
+    facts that call it stand in `does_not_apply`.
+    """
 
     name: ClassVar[str]
-    gpu_variable: ClassVar[str]  # says which GPUs a replica has
-    does_not_apply: ClassVar[Mapping[str, str]]
-    does_not_hold: ClassVar[Mapping[str, str]]
+    gpu_variable: ClassVar[str] = "CUDA_VISIBLE_DEVICES"  # says which GPUs a replica has
+    does_not_apply: ClassVar[Mapping[str, str]] = {}
+    does_not_hold: ClassVar[Mapping[str, str]] = {}
 
     def why_not(self) -> str | None:
         """Why it cannot be tried on this machine; None when it can."""
+        return None
 
     def engine_version(self) -> str:
         """The name and version of its engine, where it can be tried; empty when it has none."""
+        return ""
 
     def engine(self, folder: Path) -> AbstractContextManager[None]:
         """Run its engine for as long as the facts are tried, below a temporary folder."""
+        return nullcontext()
 
     def variables(self) -> dict[str, str]:
         """What the daemon needs to find the engine."""
+        return {}
 
     def source(self, folder: Path) -> tuple[str, ...]:
         """What `launch` is told to run the sample environment: source and options."""
+        shutil.copy(SAMPLE, folder)
+        return ("sample_env:Sample", "--provider", self.name)
 
     def replicas_of(self, machine: Machine) -> list[str]:
         """The replicas of one home that the engine itself says are running."""
+        raise NotImplementedError
 
     def kill(self, machine: Machine, replica: Json, number: signal.Signals) -> None:
         """Send a signal to a replica, as `status` shows it, past everything that is ours."""
+        os.kill(replica["pid"], number)
 
     def fake_gpus(self, machine: Machine, count: int) -> list[str]:
         """Let the engine have so many GPUs; return their names in `CUDA_VISIBLE_DEVICES`."""
+        devices = [str(4 + number) for number in range(count)]
+        machine.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        return devices
 
     def start_foreign(self, name: str, labels: Mapping[str, str]) -> str:
         """Start something on the engine that is not ours; return its id."""
+        raise NotImplementedError
 
     def stop_foreign(self) -> list[str]:
         """Remove what `start_foreign` has started; return the ids of what was still running."""
+        raise NotImplementedError
 
     def remove_all(self, machine: Machine) -> None:
         """Remove the replicas of a home from the engine, past everything that is ours."""
+        raise NotImplementedError
 
     def stop_engine(self) -> None:
         """Stop the engine, as an administrator does."""
+        raise NotImplementedError
 
     def kill_engine(self) -> None:
         """`kill -9` the engine."""
+        raise NotImplementedError
 
     def hung_engine(self) -> AbstractContextManager[None]:
         """Have the engine take requests, and answer none."""
+        raise NotImplementedError
 
     def start_engine(self) -> None:
         """Start it again; return when it answers."""
+        raise NotImplementedError
 
 
-class Local:
+class Local(UnderTest):
     """Processes of this machine."""
 
     name: ClassVar[str] = "local"
-    gpu_variable: ClassVar[str] = "CUDA_VISIBLE_DEVICES"
     does_not_apply: ClassVar[Mapping[str, str]] = {
         "test_cpu_limit": "replicas share all CPUs of the machine",
         "test_agent_killed_under_sessions": ENDS_WITH_ITS_SHIM,
@@ -120,23 +141,6 @@ class Local:
         "test_strays": "a shim whose files are gone ends, with its replica",
         "test_engine_hangs": NO_ENGINE,
     }
-    does_not_hold: ClassVar[Mapping[str, str]] = {}
-
-    def why_not(self) -> str | None:
-        return None
-
-    def engine_version(self) -> str:
-        return ""
-
-    def engine(self, folder: Path) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def variables(self) -> dict[str, str]:
-        return {}
-
-    def source(self, folder: Path) -> tuple[str, ...]:
-        shutil.copy(SAMPLE, folder)
-        return ("sample_env:Sample",)
 
     def replicas_of(self, machine: Machine) -> list[str]:
         running = []
@@ -149,48 +153,17 @@ class Local:
                 continue
         return running
 
-    def kill(self, machine: Machine, replica: Json, number: signal.Signals) -> None:
-        os.kill(replica["pid"], number)
-
-    def fake_gpus(self, machine: Machine, count: int) -> list[str]:
-        devices = [str(4 + number) for number in range(count)]
-        machine.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-        return devices
-
-    def start_foreign(self, name: str, labels: Mapping[str, str]) -> str:
-        raise NotImplementedError(NO_ENGINE)
-
-    def stop_foreign(self) -> list[str]:
-        raise NotImplementedError(NO_ENGINE)
-
-    def remove_all(self, machine: Machine) -> None:
-        raise NotImplementedError(NO_ENGINE)
-
-    def stop_engine(self) -> None:
-        raise NotImplementedError(NO_ENGINE)
-
-    def kill_engine(self) -> None:
-        raise NotImplementedError(NO_ENGINE)
-
-    def hung_engine(self) -> AbstractContextManager[None]:
-        raise NotImplementedError(NO_ENGINE)
-
-    def start_engine(self) -> None:
-        raise NotImplementedError(NO_ENGINE)
-
 
 def _is_shim(process: psutil.Process) -> bool:
     return "shim" in " ".join(process.cmdline())
 
 
-class Docker:
+class Docker(UnderTest):
     """Containers of a Docker engine of this run's own."""
 
     name: ClassVar[str] = "docker"
     is_swarm: ClassVar[bool] = False
     gpu_variable: ClassVar[str] = "NVIDIA_VISIBLE_DEVICES"
-    does_not_apply: ClassVar[Mapping[str, str]] = {}
-    does_not_hold: ClassVar[Mapping[str, str]] = {}
 
     _engine: DockerEngine
 
@@ -228,11 +201,6 @@ class Docker:
         label = f"{REPLICA_LABEL}={replica['id']}"
         [container] = self._engine.docker("ps", "--quiet", "--filter", f"label={label}").split()
         self._engine.docker("kill", "--signal", str(int(number)), container)
-
-    def fake_gpus(self, machine: Machine, count: int) -> list[str]:
-        devices = [str(4 + number) for number in range(count)]
-        machine.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-        return devices
 
     def start_foreign(self, name: str, labels: Mapping[str, str]) -> str:
         told = [f"--label={key}={value}" for key, value in {FOREIGN: "", **labels}.items()]
@@ -356,18 +324,16 @@ for name in sys.argv[1:]:
 """
 
 
-class Ray:
+class Ray(UnderTest):
     """Actors of a Ray cluster of this run's own, whose nodes are all this machine."""
 
     name: ClassVar[str] = "ray"
-    gpu_variable: ClassVar[str] = "CUDA_VISIBLE_DEVICES"
     does_not_apply: ClassVar[Mapping[str, str]] = {
         "test_cpu_limit": "Ray counts CPUs, and limits none",
         "test_engine_killed_under_sessions": "without Redis, a cluster ends with its head",
         "test_name_taken_by_others": "each actor has a name that nothing had before",
         "test_sandbox": "--sandbox is refused: what an actor may do is not limited",
     }
-    does_not_hold: ClassVar[Mapping[str, str]] = {}
 
     _cluster: RayCluster
     _driver: RayDriver
@@ -391,10 +357,6 @@ class Ray:
     def variables(self) -> dict[str, str]:
         return self._cluster.environ
 
-    def source(self, folder: Path) -> tuple[str, ...]:
-        shutil.copy(SAMPLE, folder)
-        return ("sample_env:Sample", "--provider", self.name)
-
     def replicas_of(self, machine: Machine) -> list[str]:
         return [record["name"] for record in self._records(machine)]
 
@@ -405,9 +367,6 @@ class Ray:
             for record, report, lives in self._driver.call("look")
             if record["labels"].get(HOME_LABEL) == home and lives and not (report or {}).get("exit")
         ]
-
-    def kill(self, machine: Machine, replica: Json, number: signal.Signals) -> None:
-        os.kill(replica["pid"], number)
 
     def fake_gpus(self, machine: Machine, count: int) -> list[str]:
         if count != self._cluster.gpus:
@@ -433,9 +392,6 @@ class Ray:
         self._driver.close()
         self._driver = RayDriver({**os.environ, **self.variables()})
         self._cluster.stop()
-
-    def kill_engine(self) -> None:
-        raise NotImplementedError("without Redis, a cluster ends with its head")
 
     @contextmanager
     def hung_engine(self) -> Iterator[None]:
@@ -471,17 +427,15 @@ def fake_gpu_hook(folder: Path) -> Iterator[None]:
     os.environ["PATH"] = path
 
 
-class Slurm:
+class Slurm(UnderTest):
     """Jobs of a Slurm cluster of this run's own, whose nodes are all this machine."""
 
     name: ClassVar[str] = "slurm"
-    gpu_variable: ClassVar[str] = "CUDA_VISIBLE_DEVICES"
     does_not_apply: ClassVar[Mapping[str, str]] = {
         "test_cpu_limit": "Slurm gives whole CPUs",
         "test_name_taken_by_others": "names of jobs are not unique",
         "test_sandbox": "--sandbox is refused: what a job may do is not limited",
     }
-    does_not_hold: ClassVar[Mapping[str, str]] = {}
 
     _cluster: SlurmCluster
 
@@ -499,17 +453,10 @@ class Slurm:
     def variables(self) -> dict[str, str]:
         return self._cluster.environ
 
-    def source(self, folder: Path) -> tuple[str, ...]:
-        shutil.copy(SAMPLE, folder)
-        return ("sample_env:Sample", "--provider", self.name)
-
     def replicas_of(self, machine: Machine) -> list[str]:
         label = Layout(machine.home).home_label
         text = self._cluster.run("squeue", "--noheader", "--format=%i|%k").splitlines()
         return [line.partition("|")[0] for line in text if label in line]
-
-    def kill(self, machine: Machine, replica: Json, number: signal.Signals) -> None:
-        os.kill(replica["pid"], number)
 
     def fake_gpus(self, machine: Machine, count: int) -> list[str]:
         self._cluster.set_gpus(count)
@@ -542,7 +489,7 @@ class Slurm:
         self._cluster.start_controller()
 
 
-class Kubernetes:
+class Kubernetes(UnderTest):
     """Pods of a Kubernetes cluster of this run's own: a real one, of one node."""
 
     name: ClassVar[str] = "kubernetes"
@@ -552,7 +499,6 @@ class Kubernetes:
         "test_taken_port": ITS_PORT_IS_THE_GATEWAYS,
         "test_too_few_gpus": "a cluster may grow: a pod waits, and status says for what",
     }
-    does_not_hold: ClassVar[Mapping[str, str]] = {}
 
     cluster: Cluster
 
@@ -692,9 +638,6 @@ class Toy(Local):
             "PYTHONPATH": str(self._folder / "installed"),
             "TOY_ENGINE": str(self._folder / "instances"),
         }
-
-    def source(self, folder: Path) -> tuple[str, ...]:
-        return (*super().source(folder), "--provider", self.name)
 
     def replicas_of(self, machine: Machine) -> list[str]:
         home = Layout(machine.home).home_label
