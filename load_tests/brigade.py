@@ -23,11 +23,12 @@ from typing import Any
 
 from load_tests.peers.brigade_singers import PACKET_SECONDS, WARM_UP_PACKETS
 from load_tests.peers.scaling_servers import Arrangement, openenvd_of
-from load_tests.shared.report import Measure, Report, parse_arguments, percentile, share
+from load_tests.shared.report import Measure, Report, parse_arguments, percentile
 from openenvd.rollouts.bench.results import Target, cpu_seconds
 
 ARRANGEMENTS = (("one process", None), ("2 shards", 2), ("4 shards", 4))
-MOST = 4000
+FIRST, MOST = 100, 4000  # singers
+EXACTNESS = 0.08  # of the largest population, as a share of it
 WARMING = 16  # singers
 SHARED = "openenvd.env_host.bundled.brigade.environment:BrigadeEnvironment"
 ALONE = "load_tests.envs_for_load.brigade_alone:BrigadeAlone"
@@ -40,8 +41,6 @@ def main() -> None:
         __doc__ or "",
         repetitions=3,
         seconds={"type": float, "default": 12.0, "help": "of singing in each trial"},
-        first={"type": int, "default": 100, "help": "singers in the first trial"},
-        step={"type": share, "default": 0.08, "help": "how exactly to seek the largest (a share)"},
         short={"action": "store_true", "help": "below 30 s: small populations, no search"},
     )
     report = Report("Bucket brigade")
@@ -60,7 +59,7 @@ def singing(report: Report, options: Any) -> None:
                 if options.short:
                     found[name].append([trial(30)])
                 else:
-                    found[name].append(search(trial, options.first, options.step))
+                    found[name].append(search(trial))
     if options.short:
         report.note("The short form tries one small population; its figures are no limits.")
     largest = {name: _tell_trials(report, name, trials) for name, trials in found.items()}
@@ -71,10 +70,10 @@ def singing(report: Report, options: Any) -> None:
     )
 
 
-def search(trial: Callable[[int], Trial], first: int, exactness: float) -> list[Trial]:
+def search(trial: Callable[[int], Trial]) -> list[Trial]:
     """Trials that close in on the largest clean population: doubling, then halving."""
-    trials, clean, missed, count = list[Trial](), 0, MOST, first
-    while count < MOST and missed - clean > exactness * missed:
+    trials, clean, missed, count = list[Trial](), 0, MOST, FIRST
+    while count < MOST and missed - clean > EXACTNESS * missed:
         trials.append(trial(count))
         if trials[-1].is_clean:
             clean = max(clean, count)

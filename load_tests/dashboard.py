@@ -6,7 +6,6 @@
     again           the same once more, by a browser that has kept the files
     quiet           the page is open, and nothing happens but time
     busy            SHORT requests are submitted and run all the while
-    a flood         an environment prints 200,000 lines at once, and its page shows them
     a death         a replica is killed for memory: until the page shows it
 
 The requests are rows like any other: half of them have run, half wait for the one LONG worker,
@@ -45,7 +44,6 @@ from load_tests.shared.report import (
     percentile,
 )
 from openenvd.client import daemon as daemons
-from openenvd.client.session import Session
 from openenvd.schema.settings import Paths
 from smoke_tests.chromium import find_chromium
 
@@ -106,24 +104,6 @@ WATCH = """
     for (const {duration} of list.getEntries()) window.longest = Math.max(window.longest, duration);
   }).observe({type: "longtask"});
 }
-"""
-ANSWERS = """
-() => {
-  let last = performance.now();
-  window.gap = 0;
-  setInterval(() => {
-    window.gap = Math.max(window.gap, performance.now() - last);
-    last = performance.now();
-  }, 5);
-}
-"""
-FLOOD = """
-from openenvd.env_host.bundled.echo.environment import EchoEnvironment
-
-class Flood(EchoEnvironment):
-    def reset(self, seed=None, episode_id=None, **kwargs):
-        print("".join(f"line {n}\\n" for n in range(200_000)), "the end", flush=True)
-        return super().reset(seed, episode_id, **kwargs)
 """
 DEATH_SHOWN = """
 () => new Promise((resolve, reject) => {
@@ -207,8 +187,6 @@ class _Repetition:
     def _fill(self) -> None:
         (self._sources / "stuck_env.py").write_text(STUCK)
         (self._sources / "hungry_env.py").write_text(HUNGRY)
-        (self._sources / "flood_env.py").write_text(FLOOD)
-        self._openenv("launch", "flood_env:Flood", "--name", "flood")
         self._openenv(
             "launch", "hungry_env:Hungry", "--name", "hungry", "--memory", f"{MEMORY_MB}M"
         )
@@ -260,7 +238,6 @@ class _Repetition:
         open_page = self._memory()
         self._note("memory above idle, page open", "MB", open_page - idle)
         self._note("  of which by the page", "MB", open_page - full)
-        self._flood(context, page, address)
         self._death(page)
         context.close()
 
@@ -298,26 +275,6 @@ class _Repetition:
     def _lag_milliseconds(self) -> float:
         loop = daemons.connect(Paths(Path(self._home))).info()["daemon"]["loop"]
         return float(loop["p99_seconds"]) * 1000
-
-    def _flood(self, context: Any, page: Any, address: str) -> None:
-        page = context.new_page()
-        page.goto(f"{address}#/environment/flood")
-        page.get_by_role("log").wait_for()
-        page.evaluate(WATCH)
-        page.evaluate(ANSWERS)
-        address = openenv(self._environ, "status", "flood")["environments"][0]["address"]
-        began = time.monotonic()
-        with Session(address) as session:
-            session.reset()
-        page.locator(".log").get_by_text("the end").wait_for()
-        self._note("200,000 lines, until the last is shown", "s", time.monotonic() - began)
-        page.locator(".log").evaluate("each => { each.scrollTop = 0; }")
-        page.get_by_label("Search the log").fill("line 19")
-        page.wait_for_timeout(1000)
-        longest, gap = page.evaluate("() => [window.longest, window.gap]")
-        self._note("  meanwhile, the longest task over 50 ms", "ms", longest)
-        self._note("  and the longest time without an answer (aim: 100)", "ms", gap)
-        page.close()
 
     def _death(self, page: Any) -> None:
         """From the last sign of life of what grows, to the page."""

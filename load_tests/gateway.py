@@ -140,11 +140,9 @@ def main() -> int:
         "The gateway's price.",
         3,
         short={"action": "store_true", "help": "256 sessions, 2 replicas"},
-        crowds={"type": int, "nargs": "+", "help": "sessions that connect in one instant"},
-        replicas={"type": int, "nargs": "+", "help": "how many serve them"},
     )
-    options.crowds = options.crowds or (SHORT_CROWDS if options.short else CROWDS)
-    options.replicas = options.replicas or (SHORT_REPLICAS if options.short else REPLICAS)
+    options.crowds = SHORT_CROWDS if options.short else CROWDS
+    options.replicas = SHORT_REPLICAS if options.short else REPLICAS
     options.step_seconds = SHORT_STEP_SECONDS if options.short else STEP_SECONDS
     report = Report("The gateway's price")
     met = True

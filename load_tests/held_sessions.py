@@ -4,9 +4,9 @@
     python -m load_tests.held_sessions [--json FILE] [--limit]      65,536 sessions
     python -m load_tests.held_sessions --short                      2,048
 
-Opens all sessions (`openenv launch benchmark`, reset, at most `--window` handshakes under way),
-leaves them alone, and reads what the server's processes hold; then a random tenth of them steps:
-all at once, and paced over `--paced-seconds`. Latencies count from when a step was due.
+Opens all sessions (`openenv launch benchmark`, reset, at most 1,024 handshakes under way), leaves
+them alone, and reads what the server's processes hold; then a random tenth of them steps: all at
+once, and paced over ten seconds. Latencies count from when a step was due.
 
 An address has some 28,000 ports towards one server, so clients connect from eight: 127.0.0.1 to
 127.0.0.8. A process may have only so many open files: the soft limit is raised to the hard one, and
@@ -28,7 +28,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from load_tests.peers import scaling_servers
 from load_tests.shared.light_clients import Clients
@@ -39,6 +38,9 @@ SESSIONS, SHORT_SESSIONS = 65_536, 2_048
 SOURCES = [f"127.0.0.{last}" for last in range(1, 9)]
 SPARE_FILES = 512  # of a process, beside its sessions
 WARMING_SESSIONS = 64
+WINDOW = 1024  # handshakes under way
+STEPPING_SHARE = 0.1  # of the sessions
+PACED_SECONDS = 10.0  # of the paced steps
 SETTLE_SECONDS = 2.0
 IDLE_SECONDS = 5.0
 KB = 1024
@@ -71,23 +73,23 @@ def kernel_bytes() -> dict[str, int]:
     return {"slab": slab, "TCP buffers": pages * os.sysconf("SC_PAGE_SIZE")}
 
 
-def measure(report: Report, target: Target, options: Any, clients: int) -> None:
+def measure(report: Report, target: Target, sessions: int, clients: int) -> None:
     """One server, once; adds to the lines of the table."""
-    name, sessions = target.name, options.sessions
-    with held(target, min(WARMING_SESSIONS, sessions), 1, options.window) as few:
+    name = target.name
+    with held(target, min(WARMING_SESSIONS, sessions), 1, WINDOW) as few:
         few.step(1.0, 0.0)
         time.sleep(SETTLE_SECONDS)
         warm, warm_kernel = sum(pss_bytes(target.root_pids)), kernel_bytes()
         warm_sessions = few.opened
     time.sleep(SETTLE_SECONDS)
-    with held(target, sessions, clients, options.window) as all_of_them:
+    with held(target, sessions, clients, WINDOW) as all_of_them:
         time.sleep(SETTLE_SECONDS)
         pss, kernel = pss_bytes(target.root_pids), kernel_bytes()
         cpu = cpu_seconds(target)
         time.sleep(IDLE_SECONDS)
         cpu = cpu_seconds(target) - cpu
-        at_once = all_of_them.step(options.share, 0.0)
-        paced = all_of_them.step(options.share, options.paced_seconds)
+        at_once = all_of_them.step(STEPPING_SHARE, 0.0)
+        paced = all_of_them.step(STEPPING_SHARE, PACED_SECONDS)
         after = sum(pss_bytes(target.root_pids))
     more = max(1, all_of_them.opened - warm_sessions)
     report.append(f"{name}: sessions held", "", all_of_them.opened)
@@ -123,11 +125,7 @@ def main() -> int:
         1,
         short={"action": "store_true", "help": f"{SHORT_SESSIONS:,} sessions"},
         sessions={"type": int, "help": f"how many (default {SESSIONS:,})"},
-        shards={"help": "of ours; by default as many as it takes"},
-        share={"type": float, "default": 0.1, "help": "of the sessions that step"},
-        window={"type": int, "default": 1024, "help": "handshakes under way"},
         limit={"action": "store_true", "help": "the bare server as well"},
-        **{"paced-seconds": {"type": float, "default": 10.0, "help": "of the paced steps"}},
     )
     options.sessions = options.sessions or (SHORT_SESSIONS if options.short else SESSIONS)
     clients = client_processes(options.sessions)
@@ -138,15 +136,13 @@ def main() -> int:
         f"{clients} client processes"
     )
     report.note("the kernel's memory is the whole machine's; other programs change it too")
-    arrangement = scaling_servers.Arrangement(
-        max_sessions=options.sessions, processes=clients, shards=options.shards
-    )
+    arrangement = scaling_servers.Arrangement(max_sessions=options.sessions, processes=clients)
     for _ in range(options.repetitions):
         with scaling_servers.openenvd(arrangement) as started:
-            measure(report, started.target, options, clients)
+            measure(report, started.target, options.sessions, clients)
         if options.limit and not scaling_servers.why_no_limit():
             with scaling_servers.limit(clients) as started:
-                measure(report, started.target, options, clients)
+                measure(report, started.target, options.sessions, clients)
     report.finish(options.json)
     return 0 if _is_complete(report) else 1
 

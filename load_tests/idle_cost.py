@@ -106,14 +106,12 @@ def main() -> None:
             "default": 40.0,
             "help": "after the launches: a shard that is not needed is given back after 30 s",
         },
-        source={"default": "echo", "help": "what is launched"},
-        shards={"type": int, "help": "of each environment"},
         requests={"type": int, "default": 200, "help": "of a burst"},
         peer=PEER_OPTION,
     )
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.nice(NICE)
-    report = Report(f"Idle environments ({options.source}), watched for {options.seconds:g} s")
+    report = Report(f"Idle environments, watched for {options.seconds:g} s")
     for part in options.parts:
         for _ in range(options.repetitions):
             PARTS[part](report, options)
@@ -136,7 +134,7 @@ def _measure(count: int, options: argparse.Namespace) -> dict[tuple[str, str], f
         time.sleep(min(options.settle, ALONE_SETTLE_SECONDS))
         alone = _watch(_daemon_roles(environ), options.seconds)
         began = time.monotonic()
-        asyncio.run(_launch(home, count, {"source": options.source, "shards": options.shards}))
+        asyncio.run(_launch(home, count))
         launched = time.monotonic() - began
         time.sleep(options.settle)
         roles = _daemon_roles(environ) | _environment_roles(Path(home))
@@ -259,13 +257,13 @@ def _difference(usage: Usage, before: Usage | None) -> Usage:
 # Commands
 
 
-async def _launch(home: str, count: int, spec: dict[str, Any]) -> None:
+async def _launch(home: str, count: int) -> None:
     numbers = iter(range(count))
 
     async def launch_some() -> None:
         client = ApiClient(home)
         for number in numbers:
-            launched = await client.run("launch", spec | {"name": f"idle-{number}"})
+            launched = await client.run("launch", {"source": "echo", "name": f"idle-{number}"})
             if launched["state"] != "SUCCEEDED":
                 raise SystemExit(f"launch {number} of {count}: {launched['error']}")
         await client.close()

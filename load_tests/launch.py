@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How soon an environment is ready, a dead shard is back, and one that sleeps answers.
 
-    python -m load_tests.launch                     `echo` by the command line; `benchmark`
+    python -m load_tests.launch                     `benchmark`, and the bundled `echo` asleep
     python -m load_tests.launch --project           an upstream project too (installs it once)
     python -m load_tests.launch --parts asleep --repetitions 40
 
 The project is the benchmark with its own virtual environment, upstream's base classes and
-`create_app`. Aims: `echo` from request to ready under 1 s, `--async` back within 50 ms of the
-command line being loaded (`openenv launch --help` is what loading costs); first ready under 2 s for
-the project, each further shard under 100 ms, 4 idle shards under 150 MB PSS together. A shard is
-killed with SIGKILL; it is back when a session is served by a pid that was not there before.
+`create_app`. Aims: first ready under 2 s for the project, each further shard under 100 ms, 4 idle
+shards under 150 MB PSS together. A shard is killed with SIGKILL; it is back when a session is
+served by a pid that was not there before.
 
 Asleep: the bundled `echo`. Each repetition waits until it is asleep, measures the PSS of its
 processes, and times one client: from its connect to the answer to its first reset; then another
@@ -35,13 +34,11 @@ from load_tests.shared.api_client import ApiClient
 from load_tests.shared.light_clients import open_session
 from load_tests.shared.report import (
     MEGABYTE,
-    OPENENV,
     Report,
     daemon,
     parse_arguments,
     percentile,
     pss_bytes,
-    run,
 )
 from openenvd.rollouts.bench.generator import Batch
 from openenvd.rollouts.bench.results import Target
@@ -74,9 +71,6 @@ def main() -> None:
 
 def _awake(report: Report, environ: dict[str, str], options: Any) -> None:
     with tempfile.TemporaryDirectory() as folder, Crew(1) as crew:
-        _commands(environ, -1, Report("the first launch of a daemon starts more than a replica"))
-        for number in range(options.repetitions):
-            _commands(environ, number, report)
         sources = ["benchmark"]
         if options.project:
             sources.append(str(write_project(Path(folder) / "waits")))
@@ -87,20 +81,6 @@ def _awake(report: Report, environ: dict[str, str], options: Any) -> None:
                 _shards(report, environ, crew, source)
     seconds = HEAD_START_SECONDS * 1000
     report.note(f"kill -9 to a session: with {seconds:.0f} ms of the generator's own")
-
-
-def _commands(environ: dict[str, str], number: int, report: Report) -> None:
-    """`launch echo`, and `--async`."""
-    launch = [OPENENV, "launch", "echo", "--json", "--name"]
-    waited = run([*launch, f"waited-{number}"], environ).seconds
-    report.append("openenv launch echo, the whole command", "s", waited)
-    loading = run([OPENENV, "launch", "--help"], environ).seconds
-    report.append("openenv launch --help: what loading costs", "s", loading)
-    returned = run([*launch, f"async-{number}", "--async"], environ).seconds
-    report.append("openenv launch --async echo, the whole command", "s", returned)
-    report.append("  beyond loading (aim: 0.05)", "s", returned - loading)
-    for name in (f"waited-{number}", f"async-{number}"):
-        openenv(environ, "down", name)
 
 
 def _shards(report: Report, environ: dict[str, str], crew: Crew, source: str) -> None:

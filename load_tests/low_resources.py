@@ -155,7 +155,6 @@ def main() -> int:
         sizes={"nargs": "+", "choices": list(SIZES), "default": list(SIZES)},
         parts={"nargs": "+", "choices": list(PARTS), "default": list(PARTS)},
         most={"type": int, "default": 0, "help": "environments to try in (a); 0: by size"},
-        step={"type": int, "default": 0, "help": "so many more at a time in (a); 0: by size"},
         peer=PEER_OPTION,
     )
     if why_not := why_no_group():
@@ -212,9 +211,9 @@ def _peak(part: str) -> Key:
 
 
 def _inside(size_name: str, part: str, options: Namespace) -> dict[Key, float]:
-    most, step = options.most or MOST[size_name], options.step or STEP[size_name]
+    most = options.most or MOST[size_name]
     with _daemon(SIZES[size_name]) as (group, environ):
-        found = PARTS[part](group, environ, most, step)
+        found = PARTS[part](group, environ, most, STEP[size_name])
         return {
             **found,
             _kills(part): group.kills(),

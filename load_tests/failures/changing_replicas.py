@@ -134,7 +134,7 @@ class Crowd:
 
 
 async def update(report: Report, environ: dict[str, str], replicas: int, options: Any) -> Crowd:
-    sessions = options.sessions or (SHORT_SESSIONS if options.short else SESSIONS)
+    sessions = SHORT_SESSIONS if options.short else SESSIONS
     steady = SHORT_STEADY_SECONDS if options.short else STEADY_SECONDS
     words = ["launch", "benchmark", "--name", NAME, "--replicas", str(replicas)]
     words += ["--max-sessions", str(4 * sessions)]
@@ -262,7 +262,6 @@ def main() -> int:
         1,
         parts={"nargs": "+", "choices": list(PARTS), "default": list(PARTS)},
         short={"action": "store_true", "help": "seconds instead of minutes"},
-        sessions={"type": int, "help": "how many step at once while there are updates"},
     )
     report = Report("Sessions while replicas change")
     runs = [PARTS[part] for part in options.parts for _ in range(options.repetitions)]

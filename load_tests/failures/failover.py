@@ -35,12 +35,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
-from websockets.exceptions import WebSocketException
-from websockets.sync.client import connect
 
 from load_tests.peers.scaling_servers import openenv
 from load_tests.shared.light_clients import playing
 from load_tests.shared.report import Report, daemon, parse_arguments
+from openenvd.client.errors import SessionError
+from openenvd.client.session import Session
 from openenvd.environments.engines.providers import RUN_DIR_VARIABLE
 from openenvd.environments.shim.client import read_status_file
 from openenvd.schema.layout import Layout
@@ -129,9 +129,21 @@ class Home:
             return self.engine.jobs("PENDING,RUNNING")
         return self.engine.docker("ps", "--all", "--quiet").split()
 
-    def titled(self, title: str) -> psutil.Process:
-        [found] = [each for each in self.processes() if title in " ".join(each.cmdline())]
-        return found
+    def titled(self, title: str) -> list[psutil.Process]:
+        return [each for each in self.processes() if title in " ".join(each.cmdline())]
+
+    def kill_daemon(self) -> None:
+        """`kill -9` the daemon; the next command starts another."""
+        os.kill(self.openenv("status")["daemon"]["pid"], signal.SIGKILL)
+
+    def kill_gateway(self) -> None:
+        """`kill -9` Envoy.
+
+        Raises:
+            KeyError: No gateway runs, or its pid is not known.
+        """
+        gateway = self.openenv("gateway", "status")["gateway"] or {}
+        os.kill(gateway["pid"], signal.SIGKILL)
 
 
 # Each kills something, and returns the replica that died with it.
@@ -159,13 +171,13 @@ def kill_shard(home: Home, replica: dict[str, Any]) -> str | None:
 
 
 def kill_agent(home: Home, replica: dict[str, Any]) -> str | None:
-    home.titled(f"openenvd: agent {home.provider}").kill()
+    [agent] = home.titled(f"openenvd: agent {home.provider}")
+    agent.kill()
     return None
 
 
 def kill_daemon(home: Home, replica: dict[str, Any]) -> str | None:
-    """The daemon; the next command starts another."""
-    os.kill(home.openenv("status")["daemon"]["pid"], signal.SIGKILL)
+    home.kill_daemon()
     return None
 
 
@@ -188,7 +200,7 @@ def cut_node(home: Home, replica: dict[str, Any]) -> str | None:
 
 
 def kill_gateway(home: Home, replica: dict[str, Any]) -> str | None:
-    os.kill(home.openenv("gateway", "status")["gateway"]["pid"], signal.SIGKILL)
+    home.kill_gateway()
     return EVERY
 
 
@@ -235,28 +247,26 @@ def bring_back(home: Home, victim: str) -> list[str]:
     return []
 
 
-def has_session(url: str) -> bool:
+def has_session(base_url: str) -> bool:
     """Whether a session can begin, by trying once."""
     try:
-        with connect(url, open_timeout=READY_SECONDS) as session:
-            session.send('{"type": "reset", "data": {}}')
-            answer = json.loads(session.recv(READY_SECONDS))
-            return bool(answer["type"] == "observation")
-    except (OSError, WebSocketException):
+        with Session(base_url, READY_SECONDS, READY_SECONDS) as session:
+            session.reset()
+            return True
+    except SessionError:
         return False
 
 
 @contextmanager
 def newcomers(base_url: str) -> Iterator[list[float]]:
     """Clients that come one after the other; how long each has waited for its first answer."""
-    url = base_url.replace("http", "ws", 1).replace("?", "/ws?")
     seconds: list[float] = []
     is_over = threading.Event()
 
     def come() -> None:
         while not is_over.wait(COME_SECONDS):
             began = time.monotonic()
-            while not has_session(url):
+            while not has_session(base_url):
                 time.sleep(COME_SECONDS)
             seconds.append(time.monotonic() - began)
 

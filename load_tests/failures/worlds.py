@@ -166,8 +166,7 @@ def kill_shard(home: Home, chance: random.Random) -> Iterator[str]:
 
 def kill_titled(title: str) -> Kill:
     def kill(home: Home, chance: random.Random) -> tuple[()]:
-        found = [each for each in home.processes() if title in " ".join(each.cmdline())]
-        chance.choice(found).kill()  # IndexError: it has not come back yet
+        chance.choice(home.titled(title)).kill()  # IndexError: it has not come back yet
         return ()
 
     kill.__name__ = f"kill_{title.split()[-1]}"
@@ -175,13 +174,12 @@ def kill_titled(title: str) -> Kill:
 
 
 def kill_daemon(home: Home, _: random.Random) -> tuple[()]:
-    os.kill(home.openenv("status")["daemon"]["pid"], signal.SIGKILL)
+    home.kill_daemon()
     return ()
 
 
 def kill_gateway(home: Home, _: random.Random) -> tuple[()]:
-    gateway = home.openenv("gateway", "status")["gateway"] or {}
-    os.kill(gateway["pid"], signal.SIGKILL)  # KeyError: no gateway runs, or its pid is not known
+    home.kill_gateway()
     return ()
 
 

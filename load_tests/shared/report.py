@@ -139,18 +139,6 @@ def parse_arguments(
     return parser.parse_args()
 
 
-def share(text: str) -> float:
-    """An option's value that is a part of one: 0.25.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
-    with contextlib.suppress(ValueError):
-        if 0 < (value := float(text)) < 1:
-            return value
-    raise argparse.ArgumentTypeError(f"{text} is no share: it must lie between 0 and 1, as 0.25")
-
-
 def percentile(values: Sequence[float], share: float) -> float:
     """The value that `share` (0 to 1) of all values do not exceed."""
     ordered = sorted(values)
