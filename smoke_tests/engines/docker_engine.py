@@ -5,8 +5,6 @@ No registry is asked: the base image is made of Debian's packages once, and kept
 smoke tests; it is called as the default base of our images is. Rules of the packet filter are left
 alone, so that several engines can run beside each other; ports of containers on 127.0.0.1 are
 forwarded by docker-proxy, as they are with such rules.
-
-    python -m smoke_tests.engines.docker_engine COMMAND…      runs a command with such an engine
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -307,19 +304,3 @@ def _mounts_below(folder: Path) -> list[str]:
 
 def _address(bridge: str) -> str:
     return f"{NETWORK}.{bridge.removeprefix(BRIDGES)}.1"
-
-
-def main() -> int:
-    from ..conftest import smoke_cache
-
-    if (reason := why_not()) is not None:
-        sys.exit(reason)
-    with smoke_cache() as cache:
-        base_image(cache)
-    with docker_engine(cache) as engine:
-        environ = {**os.environ, "DOCKER_HOST": engine.host}
-        return subprocess.run(sys.argv[1:], env=environ, check=False).returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,8 +5,6 @@ Everything is below a temporary folder, and its ports are free ones, so several 
 beside each other and beside the machine's own. Each `ray start` leads a process group, by which its
 daemons are ended; what they had started ends with them. Nodes that are `elsewhere` have network
 namespaces of their own, joined by a bridge, whose address here is the head's.
-
-    python -m smoke_tests.engines.ray_engine COMMAND…      runs a command with such a cluster
 """
 
 from __future__ import annotations
@@ -302,15 +300,3 @@ def _free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("0.0.0.0", port))
             return port
-
-
-def main() -> int:
-    if (reason := why_not()) is not None:
-        sys.exit(reason)
-    with ray_cluster() as cluster:
-        environ = {**os.environ, **cluster.environ}
-        return subprocess.run(sys.argv[1:], env=environ, check=False).returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main())

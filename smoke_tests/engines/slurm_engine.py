@@ -9,8 +9,6 @@ Accounting needs a database, and is off, as it is on many clusters.
 Memory is limited by `task/cgroup` where this machine's cgroups are of version 1. Elsewhere
 (`limits_memory` is false) processes are followed by `proctrack/linuxproc`, and nothing is killed
 for memory.
-
-    python -m smoke_tests.engines.slurm_engine COMMAND…      runs a command with such a cluster
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -447,15 +444,3 @@ def _remove_cgroups(node: str) -> None:
         for folder, _, _ in os.walk(group, topdown=False):
             with contextlib.suppress(OSError):
                 Path(folder).rmdir()
-
-
-def main() -> int:
-    if (reason := why_not()) is not None:
-        sys.exit(reason)
-    with slurm_cluster() as cluster:
-        environ = {**os.environ, **cluster.environ}
-        return subprocess.run(sys.argv[1:], env=environ, check=False).returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main())

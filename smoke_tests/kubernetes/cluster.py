@@ -11,8 +11,6 @@ their addresses, from this machine. There is no kube-proxy: addresses of service
 
 There is one node, which has this machine's network; `other_node` adds another one, in a network
 namespace of its own with an address on the first one's bridge, and `cut` parts the two.
-
-    python -m smoke_tests.kubernetes.cluster COMMAND…      runs a command with such a cluster
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -565,20 +562,3 @@ def _network_of(node: Node, container: str) -> str | None:
 def _mounts_below(folder: Path) -> list[str]:
     mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     return [mount for mount in mounts if mount.startswith(f"{folder}/")]
-
-
-def main() -> int:
-    from ..conftest import smoke_cache
-
-    with smoke_cache() as cache:
-        if (reason := binaries.why_not(cache)) is not None:
-            sys.exit(reason)
-        programs = binaries.folder_in(cache)
-    with running_cluster(programs) as made:
-        environ = {**os.environ, "KUBECONFIG": str(made.kubeconfig)}
-        environ["PATH"] = f"{programs / 'bin'}{os.pathsep}{environ['PATH']}"
-        return subprocess.run(sys.argv[1:], env=environ, check=False).returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main())
