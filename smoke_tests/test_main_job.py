@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 from .conftest import OPENENV, PYTHON, Machine, eventually, output_of
@@ -73,3 +75,19 @@ def test_openenvd_is_the_same_command_as_openenv(machine: Machine) -> None:
 def test_json_is_alone_on_stdout(machine: Machine) -> None:
     for command in ("status", "requests", "info", "check"):
         json.loads(machine.ok(command, "--json").out)
+
+
+SIGNALS_OF_THE_PARENT = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_what_started_the_command_may_ignore_and_block_signals(machine: Machine) -> None:
+    below = replace(machine, command=sys.executable)
+    answer = below.ok("-c", SIGNALS_OF_THE_PARENT, machine.command, "launch", "echo", "--json")
+    say_hello(answer.json["environment"]["address"])
+    machine.ok("down", "echo")
+    machine.ok("stop")

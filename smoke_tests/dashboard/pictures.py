@@ -6,15 +6,11 @@
 
 Two pictures of one page are never the same: times, ids, figures and the machine's memory differ, a
 longer figure wraps a line, and another machine has other fonts. So a picture carries, in its PNG
-file, a description of what it shows (`DESCRIBE`). It has none of these, and is compared exactly:
+file, a description of what it shows (`DESCRIBE`), which has none of these and is compared exactly:
 
 * the panels and charts in their order, with their place and width in twelfths of the page;
 * the page's own texts: headings, columns, labels, buttons; digits are left out;
 * the colors and sizes of each kind of element, where both pictures have one of the kind.
-
-The pixels are compared coarsely, for a file that has the pixels of another page. Blocks of 64
-pixels are averaged, which leaves little of fonts. Pictures of one page differed by up to 0.8 of 255
-(a row that wraps), with two panels exchanged by 5.2, without the picture in an episode by 7.
 """
 
 from __future__ import annotations
@@ -25,13 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-BLOCK = 64
-MAX_DIFFERENT = 3.0  # of 255: the mean difference of the blocks
-MAX_TALLER = 1.1  # a page is as tall as its texts, and so as its fonts
 KEY = "Description"  # one of PNG's standard keywords
 
 
@@ -75,23 +67,7 @@ def differences(kept: Picture, taken: Picture) -> list[str]:
         for path in sorted(kept.looks.keys() & taken.looks.keys())
         if not set(kept.looks[path]) & set(taken.looks[path])
     ]
-    (width, height), (now_wide, now_tall) = kept.image.size, taken.image.size
-    if width != now_wide or not 1 / MAX_TALLER < height / now_tall < MAX_TALLER:
-        found.append(f"is of another size: {kept.image.size}, now {taken.image.size}")
-    elif (different := coarse_difference(kept.image, taken.image)) > MAX_DIFFERENT:
-        found.append(f"looks otherwise: its blocks differ by {different:.1f} of 255")
     return found
-
-
-def coarse_difference(one: Image.Image, other: Image.Image) -> float:
-    """The mean difference of the blocks of two pictures, of 255, where both have some."""
-    size = min(one.width, other.width), min(one.height, other.height)
-    blocks = (max(1, size[0] // BLOCK), max(1, size[1] // BLOCK))
-    first, second = (
-        np.asarray(each.crop((0, 0, *size)).resize(blocks, Image.Resampling.BOX), dtype=float)
-        for each in (one, other)
-    )
-    return float(np.abs(first - second).mean())
 
 
 # Facts of deaths are left out: the evidence is another where there are no cgroups.

@@ -264,7 +264,6 @@ def test_the_death_of_a_process_below_a_server_has_its_command_as_a_button(
 def test_200_000_lines_at_once_are_bounded_drawn_in_part_searched_paused_and_downloaded(
     dashboard: Dashboard,
 ) -> None:
-    """How long the page is busy meanwhile is measured by `load_tests/dashboard.py`."""
     machine = dashboard.machine
     machine.ok("launch", "flood_env:Flood", "--name", "flood", cwd=HERE)
     page = dashboard.show("/environment/flood")

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
-from ..conftest import REPOSITORY, Machine, eventually
+from ..conftest import Machine, eventually
 from ..pages import name_of, pages_that_need, run_blocks
 from .docker_engine import DockerEngine
 
@@ -22,11 +20,6 @@ RUN mkdir -p /srv && echo '{"status": "healthy"}' > /srv/health
 WORKDIR /srv
 CMD python3 -u -m http.server 8000
 """
-
-
-def say_hello(address: str) -> None:
-    hello = [sys.executable, str(REPOSITORY / "smoke_tests" / "say_hello.py"), address]
-    subprocess.run(hello, check=True, capture_output=True, text=True)
 
 
 def launched(machine: Machine, *words: str, cwd: Path | None = None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from openenvd.environments.engines.base import (
+    Engine,
     EngineGone,
     EngineRefused,
     Instance,
@@ -49,16 +50,15 @@ def plan_of(program: str = SLEEP, **more: Any) -> ReplicaPlan:
     return dataclasses.replace(plan, **more)
 
 
-def ended(engine: DockerEngine, plan: ReplicaPlan) -> Instance:
-    """The instance, once it has exited by itself."""
-    engine.start(plan)
-    eventually(lambda: state_of(engine, plan) is InstanceState.EXITED)
+def reached(engine: Engine, plan: ReplicaPlan, state: InstanceState) -> Instance:
+    """Wait for an instance to be in a state."""
+    eventually(lambda: state_of(engine, plan) is state, within=60)
     found = engine.find(plan)
     assert found is not None
     return found
 
 
-def state_of(engine: DockerEngine, plan: ReplicaPlan) -> InstanceState | None:
+def state_of(engine: Engine, plan: ReplicaPlan) -> InstanceState | None:
     found = engine.find(plan)
     return None if found is None else found.state
 
@@ -72,7 +72,9 @@ def refused(engine: DockerEngine, plan: ReplicaPlan) -> EngineRefused:
 
 def test_a_program_that_is_not_in_the_image_is_refused(engine: DockerEngine) -> None:
     # Docker's init starts whatever it is told; it is what ends, with the code of a shell.
-    facts = ended(engine, plan_of(command=("/no/such/program",))).exit
+    plan = plan_of(command=("/no/such/program",))
+    engine.start(plan)
+    facts = reached(engine, plan, InstanceState.EXITED).exit
     assert facts is not None
     assert facts.exit_code == 127
     error = refused(engine, plan_of(command=("/no/such",), options={"init": "false"}))

@@ -12,10 +12,10 @@ import pytest
 
 from ..conftest import Machine, eventually
 from ..pages import name_of, pages_that_need, run_blocks
-from ..test_examples import run as run_example
+from ..test_main_job import say_hello
 from . import ray_engine
 from .ray_engine import RayCluster
-from .test_docker import launched, say_hello
+from .test_docker import launched
 
 RAY = ("--provider", "ray", "--memory", "256M")
 ACTORS = """
@@ -99,11 +99,6 @@ def test_status_says_what_no_node_has(ray_machine: Machine) -> None:
     assert "disk 1" in machine.ok("status").text
     machine.ok("down", "echo")
     assert machine.run("wait", launch).code != 0
-
-
-def test_the_example_rolls_out_on_a_cluster(ray_machine: Machine, tmp_path: Path) -> None:
-    printed = run_example(ray_machine, "launch_on_cluster.py", "ray", str(tmp_path / "episodes"))
-    assert printed.splitlines()[-1].startswith("64 episodes")
 
 
 @pytest.mark.parametrize("page", pages_that_need("ray"), ids=name_of)

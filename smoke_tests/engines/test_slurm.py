@@ -4,28 +4,25 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 from websockets.sync.client import connect
 
-from openenvd.environments.engines.base import EngineGone, EngineRefused, Labels, ReplicaPlan
+from openenvd.environments.engines.base import EngineGone
 from openenvd.environments.engines.slurm.engine import SlurmEngine
-from openenvd.environments.engines.slurm.job import JobReport, write_job
 
 from ..conftest import Machine, eventually
 from ..pages import name_of, pages_that_need, run_blocks
-from ..test_examples import run as run_example
+from ..providers.harness import Session
+from ..test_main_job import say_hello
 from . import slurm_engine as slurm_clusters
 from .slurm_engine import SlurmCluster
-from .test_docker import launched, say_hello
+from .test_docker import launched
 
 HUNGRY = """
 from openenvd.env_host.bundled.echo.environment import EchoEnvironment as Sample
@@ -117,13 +114,13 @@ def test_a_replica_has_a_successor_before_its_time_limit(
     address = launched(machine, "echo", *SLURM, "--gateway", *limit)["address"]
     [job] = cluster.jobs()
     first = machine.replica()["id"]
-    with session_at(address) as (old_id, ask):
-        assert old_id == first
+    with session_at(address) as old:
+        assert old.replica_id == first
         eventually(lambda: first not in ready_ids(machine), within=60)
         [second] = ready_ids(machine)
-        with session_at(address) as (new_id, _):
-            assert new_id == second
-        assert ask()["type"] == "observation"
+        with session_at(address) as new:
+            assert new.replica_id == second
+        assert old.send({"type": "step", "data": {"message": "hello"}})["type"] == "observation"
         eventually(lambda: len(cluster.jobs()) == 2)
     eventually(lambda: job not in cluster.jobs())
     assert "JobState=TIMEOUT" not in cluster.run("scontrol", "show", "job", job)
@@ -136,20 +133,11 @@ def ready_ids(machine: Machine, name: str = "echo") -> list[str]:
 
 
 @contextlib.contextmanager
-def session_at(address: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """A session: the id of its replica, and what takes a step."""
-    base, _, query = address.replace("http", "ws", 1).partition("?")
-    url = f"{base}/ws" + (f"?{query}" if query else "")
-    with connect(url, open_timeout=30) as socket:
-
-        def ask() -> Any:
-            socket.send(json.dumps({"type": "step", "data": {"message": "hello"}}))
-            return json.loads(socket.recv(timeout=30))
-
-        socket.send(json.dumps({"type": "reset", "data": {}}))
-        socket.recv(timeout=30)
-        assert socket.response is not None
-        yield socket.response.headers["OpenEnvd-Replica"], ask
+def session_at(address: str) -> Iterator[Session]:
+    with connect(address.replace("http", "ws", 1) + "/ws", open_timeout=30) as socket:
+        session = Session(socket)
+        session.reset()
+        yield session
 
 
 def test_a_job_that_slurm_requeues_is_the_same_replica_in_its_next_run(
@@ -187,21 +175,6 @@ def _message(machine: Machine) -> str:
     return str(machine.replica()["message"])
 
 
-def test_status_says_that_slurm_is_away_and_jobs_go_on(
-    slurm_machine: Machine, cluster: SlurmCluster
-) -> None:
-    machine = slurm_machine
-    address = launched(machine, "echo", *SLURM)["address"]
-    cluster.stop_controller()
-    try:
-        eventually(lambda: "Slurm does not answer" in machine.ok("status").text, within=60)
-        say_hello(address)
-    finally:
-        cluster.start_controller()
-    eventually(lambda: "Slurm does not answer" not in machine.ok("status").text, within=60)
-    assert machine.replica()["restarts"] == 0
-
-
 def test_options_of_sbatch_are_passed_on_and_refused_in_its_words(
     slurm_machine: Machine, cluster: SlurmCluster
 ) -> None:
@@ -225,63 +198,6 @@ def test_check_tells_the_version_and_what_is_missing(
     with pytest.raises(EngineGone) as gone:
         engine.check()
     assert "slurm-client" in str(gone.value.hint)
-
-
-def test_a_job_whose_folder_is_gone_is_cancelled(
-    cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when a replica is stopped while it is started."""
-    monkeypatch.setenv("SLURM_CONF", cluster.environ["SLURM_CONF"])
-    plan = ReplicaPlan(
-        labels=Labels("home", "echo", "echo-0-abc", "abc"),
-        image="",
-        command=("true",),
-        host="127.0.0.1",
-        port=0,
-        run_dir=str(tmp_path / "gone"),
-    )
-    with pytest.raises(EngineRefused, match="folder cannot be written"):
-        SlurmEngine().start(plan)
-    eventually(lambda: cluster.jobs() == [])
-
-
-def test_a_job_that_slurm_has_lost_ends_when_its_replica_has_another(
-    slurm_machine: Machine, cluster: SlurmCluster
-) -> None:
-    """As when its node was cut off, and is back: nobody can cancel what Slurm does not know."""
-    machine = slurm_machine
-    launched(machine, "echo", *SLURM)
-    server = psutil.Process(machine.replica()["pid"])
-    [run_dir] = (path for path in (machine.home / "run").iterdir() if path.name.startswith("echo"))
-    write_job(run_dir, "999999")
-    eventually(lambda: not server.is_running())
-
-
-def test_a_job_that_slurm_has_forgotten_is_found_by_what_it_has_written(
-    cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLURM_CONF", cluster.environ["SLURM_CONF"])
-    plan = ReplicaPlan(
-        labels=Labels("home", "echo", "echo-0-abc", "abc"),
-        image="",
-        host="127.0.0.1",
-        port=0,
-        run_dir=str(tmp_path),
-    )
-    write_job(tmp_path, "999999")
-    JobReport(job="999999", node="n1", host="127.0.0.1", port=1, exit_code=7).write(tmp_path)
-    found = SlurmEngine().find(plan)
-    assert found is not None
-    assert found.exit is not None
-    assert found.exit.exit_code == 7
-    SlurmEngine().remove(found)
-
-
-def test_the_example_rolls_out_on_a_cluster(slurm_machine: Machine, tmp_path: Path) -> None:
-    printed = run_example(
-        slurm_machine, "launch_on_cluster.py", "slurm", str(tmp_path / "episodes")
-    )
-    assert printed.splitlines()[-1].startswith("64 episodes")
 
 
 @pytest.mark.parametrize("page", pages_that_need("slurm"), ids=name_of)

@@ -8,70 +8,75 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ..conftest import Machine, eventually, new_machine
+from ..conftest import eventually
+from ..providers.harness import NAME, Harness, home_of, running
+from ..providers.under_test import Slurm
 from .slurm_engine import SlurmCluster, slurm_cluster, why_no_other_node
-from .test_slurm import ready_ids, session_at
 
 ALONE_ON_A_NODE = ("--cpus", "3", "--memory", "256M")
 
 
-@pytest.fixture
-def cluster() -> Iterator[SlurmCluster]:
+class SlurmOfThree(Slurm):
     """A node for each of two replicas, the last node elsewhere, and one more."""
-    if (reason := why_no_other_node()) is not None:
-        pytest.skip(f"no Slurm with another node: {reason}")
-    with slurm_cluster(3, other=True) as made:
+
+    def why_not(self) -> str | None:
+        return why_no_other_node()
+
+    @contextmanager
+    def engine(self, folder: Path) -> Iterator[None]:
+        with slurm_cluster(3, other=True) as self._cluster:
+            yield
+
+    @property
+    def cluster(self) -> SlurmCluster:
+        return self._cluster
+
+
+@pytest.fixture
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmOfThree]:
+    with running(SlurmOfThree(), tmp_path_factory) as made:
         yield made
 
 
 @pytest.fixture
-def machine(tmp_path: Path, cluster: SlurmCluster) -> Iterator[Machine]:
-    with new_machine(tmp_path / "home") as made:
-        made.environ.update(cluster.environ)
+def harness(slurm: SlurmOfThree, tmp_path: Path) -> Iterator[Harness]:
+    with home_of(slurm, tmp_path) as made:
         yield made
 
 
 @pytest.mark.timeout(300)
 def test_a_replica_whose_node_is_cut_off_is_elsewhere_and_ends_there_when_that_is_back(
-    machine: Machine, cluster: SlurmCluster
+    harness: Harness, slurm: SlurmOfThree
 ) -> None:
-    words = ("--provider", "slurm", "--replicas", "2", "--token", "auto", *ALONE_ON_A_NODE)
-    machine.ok("launch", "echo", *words)
-    address = machine.ok("address", "echo").out.strip()
-    lost = on_the_last_node(machine, cluster)
+    cluster = slurm.cluster
+    harness.launched("--replicas", "2", "--token", "auto", *ALONE_ON_A_NODE)
+    address = harness.machine.ok("address", NAME).out.strip()
+    lost = on_the_last_node(harness, cluster)
     cluster.cut()
     try:
-        eventually(lambda: replica_of(machine, lost)["restarts"] == 1, within=90)
-        assert "has not been heard of" in str(replica_of(machine, lost)["exit"])
-        eventually(lambda: len(ready_ids(machine)) == 2, within=90)
+        eventually(lambda: harness.replica_of(lost)["restarts"] == 1, within=90)
+        assert "has not been heard of" in str(harness.replica_of(lost)["exit"])
+        eventually(lambda: harness.states() == ["READY"] * 2, within=90)
         assert cluster.replicas_there() != []
-        with session_at(address) as (_, ask):
-            assert ask()["type"] == "observation"
+        with harness.session(address=address) as session:
+            assert session.ask("life")
     finally:
         cluster.join()
     eventually(lambda: cluster.replicas_there() == [], within=60)
     assert len(cluster.jobs("RUNNING")) == 2
-    assert sorted(each["restarts"] for each in replicas(machine)) == [0, 1]
+    restarts = [each["restarts"] for each in harness.environment()["replicas"]]
+    assert sorted(restarts) == [0, 1]
 
 
-def replicas(machine: Machine) -> list[dict[str, Any]]:
-    return list(machine.environment("echo")["replicas"])
-
-
-def replica_of(machine: Machine, replica_id: str) -> dict[str, Any]:
-    [found] = [each for each in replicas(machine) if each["id"] == replica_id]
-    return found
-
-
-def on_the_last_node(machine: Machine, cluster: SlurmCluster) -> str:
+def on_the_last_node(harness: Harness, cluster: SlurmCluster) -> str:
     there = cluster.run("squeue", "--noheader", "--format=%i", f"--nodelist={cluster.nodes[-1]}")
-    for replica in replicas(machine):
-        path = machine.home / "run" / replica["id"] / "slurm.json"
-        if json.loads(path.read_bytes())["job"] == there:
-            return str(replica["id"])
+    for run_dir in harness.run_dirs():
+        path = run_dir / "slurm.json"
+        if path.exists() and json.loads(path.read_bytes())["job"] == there:
+            return run_dir.name
     raise AssertionError("no replica is there")

@@ -14,7 +14,7 @@ from openenvd.environments.engines.swarm.engine import SwarmEngine
 
 from ..conftest import eventually
 from .docker_engine import DockerEngine as RealEngine
-from .test_docker_engine import plan_of
+from .test_docker_engine import plan_of, reached
 
 SERVICES = 12  # at once: Swarm makes the tasks of some a moment after their services
 
@@ -27,19 +27,6 @@ def engine(swarm_engine: RealEngine, monkeypatch: pytest.MonkeyPatch) -> Iterato
     for instance in made.list():
         made.remove(instance)
     made._api.close()
-
-
-def reached(engine: SwarmEngine, plan: ReplicaPlan, state: InstanceState) -> Instance:
-    """The instance, once it is in a state."""
-
-    def is_there() -> bool:
-        found = engine.find(plan)
-        return found is not None and found.state is state
-
-    eventually(is_there)
-    found = engine.find(plan)
-    assert found is not None
-    return found
 
 
 def started(engine: SwarmEngine, plan: ReplicaPlan) -> Instance:

@@ -150,6 +150,11 @@ GONE = (
 NO_CLOSE_FRAME = "no close frame received or sent"
 
 
+def gateway_of(stage: Stage) -> dict[str, Any]:
+    found: dict[str, Any] = stage.machine.ok("gateway", "status", "--json").json["gateway"]
+    return found
+
+
 @pytest.mark.parametrize("words", [[], GATEWAY])
 def test_a_killed_shard_is_told_with_the_signal(stage: Stage, words: list[str]) -> None:
     stage.begin(*words)
@@ -172,11 +177,14 @@ def test_a_killed_replica_is_told_by_the_gateway(stage: Stage) -> None:
 
 def test_a_killed_gateway_is_the_end_of_the_connection(stage: Stage) -> None:
     stage.begin(*GATEWAY)
-    os.kill(stage.machine.ok("gateway", "status", "--json").json["gateway"]["pid"], signal.SIGKILL)
+    os.kill(gateway_of(stage)["pid"], signal.SIGKILL)
     stage.are_told("ConnectionClosedError", NO_CLOSE_FRAME)
 
 
 def test_a_killed_daemon_costs_no_session(stage: Stage) -> None:
     stage.begin(*GATEWAY, seconds=SHORT_SECONDS)
+    gateway = gateway_of(stage)
     stage.machine.kill_daemon()
     stage.lost_nothing()
+    eventually(lambda: gateway_of(stage)["state"] == "READY")  # of the next daemon
+    assert gateway_of(stage)["pid"] == gateway["pid"]

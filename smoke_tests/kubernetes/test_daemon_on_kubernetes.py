@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import subprocess
 
-from ..conftest import Answer, eventually
+from ..conftest import eventually
 from ..providers.harness import NAME, Harness
-from ..providers.under_test import SAMPLE_IMAGE
 from .cluster import NODE, Cluster
 
 
@@ -34,27 +33,4 @@ def test_status_says_what_a_launch_waits_for(harness: Harness) -> None:
     eventually(lambda: NAME in harness.names())
     eventually(lambda: "Insufficient memory" in str(harness.environment()["replicas"]))
     harness.machine.ok("cancel", launch)
-    harness.assert_nothing_left()
-
-
-def checked(harness: Harness, *source: str) -> Answer:
-    return harness.machine.run("check", *source, "--provider", "kubernetes")
-
-
-def test_a_check_has_a_pod_a_session_and_nothing_left(harness: Harness) -> None:
-    answer = checked(harness, f"docker://{SAMPLE_IMAGE}")
-    assert answer.code == 0, answer.text
-    told = [line.split()[:2] for line in answer.out.splitlines()]
-    assert told == [["✓", each] for each in ("engine", "launch", "session", "down")]
-    harness.assert_nothing_left()
-
-
-def test_a_check_without_an_image_says_how_to_make_one(harness: Harness) -> None:
-    answer = checked(harness)
-    assert answer.code == 1, answer.text
-    engine, launch, down = answer.out.splitlines()
-    assert "✓ engine   works" in engine
-    assert "✗ launch   kubernetes runs images that its nodes pull, and echo is none" in launch
-    assert "openenv image build echo --tag REGISTRY/echo:1, docker push REGISTRY/echo:1" in launch
-    assert "✓ down" in down
     harness.assert_nothing_left()

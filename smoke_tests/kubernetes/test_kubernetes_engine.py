@@ -10,11 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from openenvd.environments.engines.base import Instance, InstanceState, Labels, ReplicaPlan
+from openenvd.environments.engines.base import InstanceState, Labels, ReplicaPlan
 from openenvd.environments.engines.kubernetes.engine import KubernetesEngine
 from openenvd.schema.spec import DEFAULT_BASE
 
 from ..conftest import eventually
+from ..engines.test_docker_engine import reached
 from .cluster import Cluster
 
 SERVE = "import time\nprint('up', flush=True)\ntime.sleep(600)"
@@ -43,19 +44,6 @@ def plan_of(
         memory_bytes=memory_bytes,
         options={"patch": patch},
     )
-
-
-def reached(engine: KubernetesEngine, plan: ReplicaPlan, state: InstanceState) -> Instance:
-    """The instance, once it is in a state."""
-
-    def is_there() -> bool:
-        found = engine.find(plan)
-        return found is not None and found.state is state
-
-    eventually(is_there, within=60)
-    found = engine.find(plan)
-    assert found is not None
-    return found
 
 
 def test_a_signal_that_a_server_does_not_know_does_not_end_it(engine: KubernetesEngine) -> None:

@@ -49,6 +49,18 @@ def test_restarted(harness: Harness) -> None:
     assert harness.ask("life")
 
 
+def test_update(harness: Harness) -> None:
+    """A launch of a name that runs replaces its replicas behind the gateway; no session ends."""
+    address = harness.launched("--gateway", "-e", "VERSION=1")["address"]
+    with harness.session() as session:
+        life = session.ask("life")
+        assert harness.launched("--gateway", "-e", "VERSION=2")["address"] == address
+        assert harness.ask("environ", "VERSION") == "2"
+        assert (session.ask("environ", "VERSION"), session.ask("life")) == ("1", life)
+    eventually(lambda: harness.states() == ["READY"], within=60)
+    eventually(lambda: len(harness.provider.replicas_of(harness.machine)) == 1)
+
+
 def test_scaled_by_its_sessions(harness: Harness) -> None:
     """With `--max` there are more replicas when the slots are taken, and fewer afterwards."""
     harness.launched("--max", "2", "--max-sessions", "4", "--set", "scale-down=1")

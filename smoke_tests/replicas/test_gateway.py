@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -17,9 +16,9 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
-from websockets.exceptions import WebSocketException
-from websockets.sync.client import ClientConnection, connect
 
+from openenvd.client.errors import SessionError
+from openenvd.client.session import Session
 from openenvd.environments.gateway.process import locked
 from openenvd.schema.layout import Layout
 
@@ -39,54 +38,13 @@ def gateway(machine: Machine) -> dict[str, Any]:
     return found
 
 
-def begin(address: str, **options: Any) -> ClientConnection:
-    url = f"{address}/ws".replace("http", "ws", 1)
-    session: ClientConnection = connect(url, **options).__enter__()
-    return session
-
-
-def says(session: ClientConnection, text: str) -> bool:
-    session.send(json.dumps({"type": "step", "data": {"message": text}}))
-    found = json.loads(session.recv())["data"]["observation"]["echoed_message"]
-    return bool(found == text)
-
-
-def reset(session: ClientConnection) -> ClientConnection:
-    session.send('{"type": "reset"}')
-    assert json.loads(session.recv())["type"] == "observation"
-    return session
-
-
 def answers(address: str) -> bool:
     try:
-        with begin(address) as session:
-            reset(session)
+        with Session(address) as session:
+            session.reset()
         return True
-    except (OSError, WebSocketException):
+    except SessionError:
         return False
-
-
-def test_sessions_outlive_the_daemon_and_the_next_one_has_the_gateway(machine: Machine) -> None:
-    address = launch(machine, "echo", "--replicas", "2")
-    sessions = [reset(begin(address)) for _ in range(8)]
-    seen = gateway(machine)
-    [environment] = seen["environments"]
-    assert sum(each["sessions"] for each in environment["replicas"]) == 8
-    assert all(each["sessions"] for each in environment["replicas"])
-    machine.kill_daemon()
-    assert all(says(session, "no daemon") for session in sessions)
-    assert answers(address)
-    machine.ok("status")  # starts another
-    eventually(lambda: gateway(machine)["state"] == "READY")
-    assert gateway(machine)["pid"] == seen["pid"]
-    assert all(says(session, "another daemon") for session in sessions)
-    other = launch(machine, "other")
-    assert answers(other)
-    assert all(says(session, "another environment") for session in sessions)
-    machine.ok("down", "other")
-    assert all(says(session, "one fewer") for session in sessions)
-    for session in sessions:
-        session.close()
 
 
 def test_a_gateway_that_is_killed_comes_back_on_its_port_without_a_launch(machine: Machine) -> None:
@@ -105,18 +63,6 @@ def test_a_gateway_that_is_killed_comes_back_on_its_port_without_a_launch(machin
     said = machine.ok("status").out
     assert f"ended with its shim (pid {shim.pid}), which was killed or crashed" in said
     assert f"Envoy (pid {first['pid']}) was killed by SIGKILL" in said
-
-
-def test_the_gateway_ends_with_the_last_environment_that_wants_it(machine: Machine) -> None:
-    launch(machine, "one")
-    launch(machine, "two")
-    pid = gateway(machine)["pid"]
-    machine.ok("down", "one")
-    assert psutil.pid_exists(pid)
-    machine.ok("down", "two")
-    eventually(lambda: gateway(machine) is None)
-    assert not psutil.pid_exists(pid)
-    assert answers(launch(machine, "three"))
 
 
 def test_the_gateway_ends_with_a_daemon_that_is_stopped_before_it_could_stop_it(

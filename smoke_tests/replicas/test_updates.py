@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.sync.client import ClientConnection, connect
+
+from openenvd.client.session import Session
 
 from ..conftest import Machine, eventually
 
@@ -54,21 +53,16 @@ def versioned(write_environment: Callable[[str], str]) -> Update:
     return arguments
 
 
-def step(socket: ClientConnection) -> str:
-    socket.send(json.dumps({"type": "step", "data": {"message": "hello"}}))
-    answer = json.loads(socket.recv())
-    assert answer["type"] == "observation", answer
-    version: str = answer["data"]["observation"]["echoed_message"]
-    return version
+def step(session: Session) -> str:
+    """Take a step; the version that has answered."""
+    return str(session.step({"message": "hello"}).observation["echoed_message"])
 
 
 @contextmanager
-def session(address: str) -> Iterator[ClientConnection]:
-    with connect(address.replace("http", "ws", 1) + "/ws") as socket:
-        socket.send('{"type": "reset"}')
-        answer = json.loads(socket.recv())
-        assert answer["type"] == "observation", answer
-        yield socket
+def session(address: str) -> Iterator[Session]:
+    with Session(address) as made:
+        made.reset()
+        yield made
 
 
 def version_at(address: str) -> str:
@@ -160,27 +154,6 @@ def test_new_sessions_get_the_new_version_as_soon_as_the_launch_returns(
         finally:
             has_ended.set()
         assert {version for client in clients for version in client.result()} <= set("012")
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("delay", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7])
-def test_a_daemon_that_is_killed_during_an_update_leaves_one_generation(
-    machine: Machine, versioned: Update, delay: float
-) -> None:
-    address = machine.ok(*versioned("1", "--json")).json["environment"]["address"]
-    with session(address) as socket:
-        request = machine.ok(*versioned("2", "--async")).out.strip()
-        time.sleep(delay)  # at whatever step that is
-        machine.kill_daemon()
-        assert step(socket) == "1"
-        machine.ok("up")
-        machine.ok("wait", request)
-        eventually(lambda: generations(machine) == {2: "SERVING", 1: "DRAINING"})
-        assert step(socket) == "1"
-        assert {version_at(address) for _ in range(10)} == {"2"}
-    eventually(lambda: generations(machine) == {2: "SERVING", 1: "RETIRED"})
-    [replica] = replicas(machine)
-    assert run_folders(machine) == [replica["id"]]
 
 
 def test_the_gateway_runs_while_a_generation_that_is_behind_it_starts_or_drains(

@@ -655,6 +655,9 @@ async def test_an_envoy_that_was_killed_comes_back_on_its_port_which_nobody_gets
     async with asyncio.timeout(WAIT_SECONDS):
         while (await ask(f"{address}/health"))[0] != 200:
             await asyncio.sleep(0.01)
+    kill_envoy(gateway)
+    await asyncio.to_thread(process.stop, layout)
+    assert not gateway.admin_socket.exists()
 
 
 def kill_envoy(gateway: Gateway) -> None:
@@ -781,12 +784,6 @@ def test_an_envoy_that_does_not_run_on_this_machine_is_told(
     monkeypatch.setattr(process, "find_envoy", lambda: other)
     with pytest.raises(GatewayFailed, match="does not run on this machine: version GLIBC"):
         process.check_here(layout, ANY_PORT)
-
-
-def test_an_envoy_that_was_killed_leaves_no_socket(gateway: Gateway, layout: Layout) -> None:
-    kill_envoy(gateway)
-    process.stop(layout)
-    assert not gateway.admin_socket.exists()
 
 
 async def test_a_client_is_told_that_no_replica_is_reached(gateway: Gateway, one: Replica) -> None:

@@ -25,14 +25,6 @@ def test_a_unique_prefix_of_an_id_finds_its_request(queue: Queue) -> None:
         assert queue.get(text) == request
 
 
-def test_an_ambiguous_prefix_names_the_ids_that_have_it(queue: Queue) -> None:
-    ids = [queue.make().id for _ in range(17)]  # two of them begin with the same digit
-    digit = next(d for d in "0123456789abcdef" if sum(id_[0] == d for id_ in ids) > 1)
-    found = queue.read(queries.get(digit))
-    assert isinstance(found, tuple)
-    assert set(found) == {id_ for id_ in ids if id_[0] == digit}
-
-
 @pytest.mark.parametrize("text", ["", "xyz", "0" * 16, "%", "0" * 17, "'; --"])
 def test_a_text_that_cannot_be_an_id_is_not_found(queue: Queue, text: str) -> None:
     queue.make()

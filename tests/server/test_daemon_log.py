@@ -68,18 +68,6 @@ def test_a_failed_request_is_logged_with_its_error(lines: list[Json]) -> None:
     assert "module json has no class Lost" in failed["message"]
 
 
-def test_an_unknown_format_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "openenvd.server", "--port=0"],
-        env={**os.environ, "OPENENV_HOME": str(tmp_path / "home"), "OPENENV_LOG_FORMAT": "xml"},
-        capture_output=True,
-        text=True,
-        timeout=WAIT_SECONDS,
-    )
-    assert done.returncode == 2
-    assert "OPENENV_LOG_FORMAT='xml': it must be one of text, json" in done.stderr
-
-
 def test_a_traceback_and_a_warning_are_one_line_each(tmp_path: Path) -> None:
     script = (
         "import logging, sys, warnings\n"

@@ -10,27 +10,13 @@ import pytest
 from openenvd.environments.agent.engine_watch import exit_reason
 from openenvd.environments.agent.instance import where_it_answers
 from openenvd.environments.agent.replica_status import EngineReplicaStatus
-from openenvd.environments.engines.base import EngineRefused, ExitFacts, Labels, ReplicaPlan
+from openenvd.environments.engines.base import EngineRefused, ExitFacts, Labels
 from openenvd.environments.engines.docker.engine import exit_of
 from openenvd.environments.engines.registry import load
 from openenvd.environments.replica_state import Event
 from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 
 LABELS = Labels("home", "echo", "echo-0-1", "1")
-
-
-def test_a_plan_is_read_as_it_was_written() -> None:
-    plan = ReplicaPlan(
-        labels=LABELS,
-        image="echo:1",
-        command=("serve", "--now"),
-        env={"A": "b"},
-        host="127.0.0.1",
-        port=21000,
-        memory_bytes=7,
-        options={"network": "none"},
-    )
-    assert ReplicaPlan.from_json(plan.to_json()) == plan
 
 
 def test_labels_are_read_among_others_and_are_not_ours_where_one_lacks() -> None:

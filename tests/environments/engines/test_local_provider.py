@@ -30,7 +30,6 @@ from openenvd.schema.errors import NoProcesses, PortInUse
 from openenvd.schema.layout import Layout
 from openenvd.schema.spec import EnvironmentSpec
 from openenvd.system.memory.limits import ProcessRoom, read_limits
-from openenvd.system.net.listening_sockets import http_address
 
 from ..conftest import Started
 
@@ -217,25 +216,6 @@ def test_the_port_of_a_killed_shim_is_kept_for_its_environment_across_homes(
     assert ask(run_file.address, "/health", 10.0) == {"status": "healthy"}
     run_files.stop_replicas([run_file.run_dir])
     start(tmp_path, port=port).stop()
-
-
-def test_folders_without_a_readable_run_file_are_passed_over(layout: Layout) -> None:
-    assert run_files.all_of(layout.runs) == []
-    (layout.runs / "half-0-1").mkdir(parents=True)
-    (layout.runs / "half-0-1" / "replica.json").write_text("{")
-    assert run_files.all_of(layout.runs) == []
-
-
-@pytest.mark.parametrize(
-    ("host", "address"),
-    [
-        ("127.0.0.1", "http://127.0.0.1:80"),
-        ("0.0.0.0", "http://127.0.0.1:80"),
-        ("::", "http://[::1]:80"),
-    ],
-)
-def test_an_address_is_one_that_a_client_can_use(host: str, address: str) -> None:
-    assert http_address(host, 80) == address
 
 
 def ready(home: Path, layout: Layout, source: str = "echo", **fields: Any) -> run_files.RunFile:

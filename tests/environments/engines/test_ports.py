@@ -176,15 +176,6 @@ def test_a_free_port_among_many_reserved_ones_is_found_with_few_reads(
     assert read_folders == [*before, many[0].replica_id]  # and none of the owner's
 
 
-def test_an_error_for_a_taken_port_names_its_process() -> None:
-    with socket.create_server((LOOPBACK, 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(PortInUse) as caught:
-            open_listeners(LOOPBACK, port, OWNER)
-    assert f"port {port}" in str(caught.value)
-    assert f"(pid {os.getpid()})" in str(caught.value)
-
-
 def test_a_listener_accepts_at_once() -> None:
     with port_of() as port, socket.create_connection((LOOPBACK, port)):
         assert holder_of(port) is not None

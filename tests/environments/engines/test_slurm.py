@@ -324,3 +324,20 @@ def test_a_job_that_waits_may_go_to_a_lost_node_again_when_what_was_left_there_h
         engine.list()
         engine.find(plan)
     assert jobs.commands[1:] == [("scontrol", "update", "jobid=8", "ExcNodeList=n5")]
+
+
+def test_a_job_whose_folder_is_gone_is_cancelled(jobs: Jobs, plan: ReplicaPlan) -> None:
+    """As when a replica is stopped while it is started."""
+    with pytest.raises(EngineRefused, match="folder cannot be written"):
+        SlurmEngine().start(replace(plan, run_dir=f"{plan.run_dir}/gone"))
+    assert jobs.commands[-1][0] == "scancel"
+
+
+def test_a_job_that_slurm_has_forgotten_is_found_by_what_it_has_written(
+    jobs: Jobs, plan: ReplicaPlan, tmp_path: Path
+) -> None:
+    write_job(tmp_path, "7")
+    report(tmp_path, exit_code=7)
+    facts = found_by(SlurmEngine(), plan).exit
+    assert facts is not None
+    assert facts.exit_code == 7

@@ -147,17 +147,13 @@ def test_an_environment_used_after_it_was_chosen_is_kept_complete(layout: Layout
     assert note_use(venv)
 
 
-def test_a_launch_does_not_find_an_environment_that_is_being_removed(layout: Layout) -> None:
+def test_an_environment_that_is_being_removed_is_found_by_no_launch_but_by_the_next_removal(
+    layout: Layout,
+) -> None:
     venv = make_venv(layout, "a")
     [chosen] = venvs_of(layout)
     assert cleanup._take_away(chosen)
     assert not note_use(venv)
-
-
-def test_an_interrupted_removal_is_finished_by_the_next_one(layout: Layout) -> None:
-    venv = make_venv(layout, "a")
-    [chosen] = venvs_of(layout)
-    cleanup._take_away(chosen)
     assert [gone.path for gone in prune(layout)] == [venv]
     assert not venv.exists()
 

@@ -94,13 +94,6 @@ async def test_the_stream_of_everything_makes_up_for_all_that_was_missed(
     assert [data["seq"] for _, _, data in told] == list(range(2, 13))
 
 
-async def test_a_new_stream_begins_with_how_things_stand(world: World) -> None:
-    world.progress(10)
-    world.succeed()
-    told = await rest_of(world.stream())
-    assert [(name, data["state"]) for _, name, data in told] == [("state", "SUCCEEDED")]
-
-
 async def test_an_end_between_look_up_and_stream_is_sent(world: World) -> None:
     world.succeed()
     told = await rest_of(world.stream(Position(world.seq), logs=False))

@@ -106,12 +106,17 @@ KILLED = ExitReason(
 ISOLATED = {"isolated": True, "out_of_memory": "was killed for memory"}
 
 
+SIGNALED = ExitReason(ExitKind.SIGNALED, pid=7, signal_number=9)
+PROGRAM = replace(KILLED, pid=0, peak_bytes=290 * MB)
+CHROME = replace(PROGRAM, victim_pid=71, victim_name="chrome")
+
+
 @pytest.mark.parametrize(
-    ("expected", "reason", "message"),
+    ("facts", "reason", "message"),
     [
         (
             {"shard": 2, "sessions": 3},
-            ExitReason(ExitKind.SIGNALED, pid=7, signal_number=9),
+            SIGNALED,
             "shard 2 (pid 7) was killed by SIGKILL; 3 sessions ended with it, and it was replaced",
         ),
         (  # the limit of its whole replica
@@ -128,30 +133,9 @@ ISOLATED = {"isolated": True, "out_of_memory": "was killed for memory"}
             None,
             "an isolated session (pid 7) exited",
         ),
-    ],
-)
-def test_the_exit_of_a_process_is_explained(
-    expected: dict[str, Any], reason: ExitReason | None, message: str
-) -> None:
-    known = {"reason": reason.to_json()} if reason else {}
-    [view] = exit_views({"exits": [{"pid": 7, "at": 5.0, **expected, **known}]})
-    assert view["message"].endswith(message)
-
-
-def test_the_exit_of_a_shard_that_was_killed_for_memory_has_a_command_for_more() -> None:
-    told = {"shard": 0, "pid": 7, "sessions": 1, "at": 5.0, "reason": KILLED.to_json()}
-    spec = {"source": "hog_env:Hog"}
-    environment = Environment("hog", spec, EnvironmentState.READY, 1.0, 1.0, request_id="a0")
-    [view] = exit_views({"exits": [told]}, None, environment)
-    assert view["hint"] == "openenv retry a0 --memory 600M"
-
-
-@pytest.mark.parametrize(
-    ("facts", "victim", "message"),
-    [
         (
             {"programs": 1},
-            {"victim_pid": 71, "victim_name": "chrome"},
+            CHROME,
             (
                 "a program that the environment had started (chrome, pid 71) was killed by the "
                 "kernel at 290 MB: its replica's processes may use 300 MB together; "
@@ -160,7 +144,7 @@ def test_the_exit_of_a_shard_that_was_killed_for_memory_has_a_command_for_more()
         ),
         (
             {"programs": 3},
-            {},
+            PROGRAM,
             (
                 "3 programs that the environment had started were killed by the kernel at 290 MB: "
                 "its replica's processes may use 300 MB together; the session went on"
@@ -168,7 +152,7 @@ def test_the_exit_of_a_shard_that_was_killed_for_memory_has_a_command_for_more()
         ),
         (
             {"programs": 1, "isolated": True},
-            {},
+            PROGRAM,
             (
                 "a program that an isolated session had started was killed by the kernel at 290 "
                 "MB; its limit was 300 MB; the session went on"
@@ -176,12 +160,13 @@ def test_the_exit_of_a_shard_that_was_killed_for_memory_has_a_command_for_more()
         ),
     ],
 )
-def test_a_program_that_was_killed_for_memory_is_named_with_limit_and_peak(
-    facts: dict[str, Any], victim: dict[str, Any], message: str
+def test_the_exit_of_a_process_or_of_a_program_is_explained(
+    facts: dict[str, Any], reason: ExitReason | None, message: str
 ) -> None:
-    reason = replace(KILLED, pid=0, peak_bytes=290 * MB, **victim).to_json()
-    [view] = exit_views({"exits": [{"pid": 0, "reason": reason, **facts}]})
-    assert view["message"] == message
+    known = {} if reason is None else {"reason": reason.to_json()}
+    pid = 7 if reason is None else reason.pid
+    [view] = exit_views({"exits": [{"pid": pid, "at": 5.0, **facts, **known}]})
+    assert view["message"].endswith(message)
 
 
 def test_the_exit_of_a_server_is_shown_once() -> None:

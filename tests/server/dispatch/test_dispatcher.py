@@ -266,17 +266,6 @@ def refuse_once(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
     return refused
 
 
-def test_a_request_whose_claim_could_not_be_written_is_claimed_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with closing(Bench(tmp_path, timing=Timing(retry_seconds=0.01))) as bench:
-        refused = [refuse_once(monkeypatch, n) for n in ("claim", "claim_chosen")]
-        ids = {bench.submit(), bench.submit("check", payload={})}
-        bench.dispatcher.start()
-        bench.eventually(lambda: set(bench.submitted()) == ids)
-        assert refused == [[], []]
-
-
 def fill(folder: Path) -> Path:
     ballast = folder / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
@@ -326,18 +315,6 @@ def test_the_cap_asked_for_reaches_the_worker(bench: Bench) -> None:
     bench.running(payload={"source": "echo", "memory_mb": 300})
     [task] = bench.executor.tasks
     assert (task.memory_bytes, task.expected_bytes) == (300 * MB, 150 * MB)
-
-
-def test_a_peak_changes_the_estimate_and_is_stored(bench: Bench) -> None:
-    first = bench.running()
-    bench.end(Succeeded(first, None, 100 * MB, time.time()))
-    bench.ended(first)
-    bench.submit()
-    bench.eventually(lambda: bench.executor.tasks)
-    assert bench.executor.tasks[0].expected_bytes == int(100 * MB * 1.15)
-    bench.dispatcher.stop()
-    [kept] = bench.store.read(queries.memory_estimates(10))
-    assert (kept.operation, kept.source) == ("launch", "echo")
 
 
 def test_estimates_are_written_together_and_when_the_dispatcher_stops(tmp_path: Path) -> None:

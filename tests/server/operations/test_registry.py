@@ -103,6 +103,22 @@ print(*(set({heavy!r}.split()) & set(sys.modules)))
             ["min_replicas", "on slurm does not sleep"],
         ),
         ({"source": "echo", "gateway": True, "host": "0.0.0.0"}, ["--gateway-host"]),
+        (
+            {"source": "echo", "min_replicas": 5, "max_replicas": 3},
+            ["min_replicas: 5 is more than max_replicas,"],
+        ),
+        (
+            {"source": "echo", "replicas": 4, "max_replicas": 3},
+            ["replicas: 4 is more than max_replicas, which is 3"],
+        ),
+        ({"source": "echo", "min_replicas": 2}, ["it scales itself only with a max_replicas"]),
+        ({"source": "echo", "min_replicas": 0}, ["it scales itself only with a max_replicas"]),
+        ({"source": "echo", "idle_timeout_seconds": 1, "replicas": 2}, ["of several replicas"]),
+        ({"source": "echo", "idle_timeout_seconds": 1, "serve_as_is": True}, ["whether the"]),
+        (
+            {"source": "echo", "idle_timeout_seconds": 1, "min_replicas": 1, "max_replicas": 2},
+            ["min_replicas: an environment that sleeps has none"],
+        ),
     ],
 )
 def test_a_launch_that_makes_no_sense_is_refused(fields: dict[str, Any], words: list[str]) -> None:
@@ -110,6 +126,21 @@ def test_a_launch_that_makes_no_sense_is_refused(fields: dict[str, Any], words: 
         LaunchPayload.model_validate(fields)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("operation", "fields", "told"),
+    [
+        ("scale", {"replicas": 0}, "0 replicas would serve nobody; `openenv down` stops it"),
+        ("scale", {"replicas": 1001}, "more than the 1000 that one environment may have"),
+        ("restart", {"max_surge": 0}, "nothing could be replaced"),
+    ],
+)
+def test_a_change_that_makes_no_sense_is_refused(
+    operation: str, fields: dict[str, int], told: str
+) -> None:
+    with pytest.raises(ValidationError, match=told):
+        registry.by_name(operation).Payload.model_validate({"name": "echo", **fields})
 
 
 def test_an_environment_behind_the_gateway_is_reached_at_the_gateways_address(

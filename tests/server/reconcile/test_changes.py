@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.sync.client import ClientConnection, connect
 
+from openenvd.client.session import Session
 from openenvd.environments import run_files
 from openenvd.environments.replica_policy import replacement_room, replacement_step
 from openenvd.environments.run_files import RunFile
@@ -147,17 +147,14 @@ async def trial(world: World) -> Any:
 
 
 @contextmanager
-def session(address: str) -> Iterator[ClientConnection]:
-    with connect(f"{address.replace('http', 'ws')}/ws", open_timeout=WAIT_SECONDS) as connection:
-        connection.send('{"type": "reset"}')
-        assert json.loads(connection.recv(WAIT_SECONDS))["type"] == "observation"
-        yield connection
+def session(address: str) -> Iterator[Session]:
+    with Session(address, WAIT_SECONDS, WAIT_SECONDS) as made:
+        made.reset()
+        yield made
 
 
-def steps(connection: ClientConnection) -> bool:
-    connection.send('{"type": "step", "data": {"message": "hey"}}')
-    kind: str = json.loads(connection.recv(WAIT_SECONDS))["type"]
-    return kind == "observation"
+def steps(made: Session) -> bool:
+    return bool(made.step({"message": "hey"}).observation)
 
 
 def plays(address: str) -> bool:
@@ -359,20 +356,6 @@ async def test_the_next_daemon_goes_on_with_a_restart(
     assert set(trial.ids) >= started
     assert {each["new"] for each in result["restarted"]} == set(trial.ids) - before
     assert len(set(trial.ids) - before) == (1 if "replica" in which else 2)
-
-
-async def test_replicas_are_drained_first_where_there_is_no_room_for_others(trial: Changed) -> None:
-    await trial.launch(replicas=2)
-    before = trial.ids
-    await trial.run("restart", max_surge="0", max_unavailable="2")
-    assert trial.log[0].startswith("draining replica 0")
-    assert len(trial.ids) == 2
-    assert not set(before) & set(trial.ids)
-
-
-def test_a_restart_that_could_never_begin_is_refused() -> None:
-    with pytest.raises(ValueError, match="nothing could be replaced"):
-        registry.by_name("restart").Payload.model_validate({"name": "trial", "max_surge": 0})
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])  # too late
@@ -596,32 +579,6 @@ def test_replacements_keep_to_the_room_and_the_number_that_there_is_to_be(
 def test_a_replica_that_is_missing_is_started_by_the_way() -> None:
     assert replacement_step(3, staying=0, old=2, new=0, ready=0, ending=0) == (2, 0)
     assert replacement_step(3, staying=0, old=2, new=1, ready=1, ending=0) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"replicas": 0}, "0 replicas would serve nobody; `openenv down` stops it"),
-        ({"replicas": 1001}, "1001 replicas are more than the 1000 that one environment may have"),
-        ({"min_replicas": 5, "max_replicas": 3}, "min_replicas: 5 is more than max_replicas,"),
-        ({"replicas": 4, "max_replicas": 3}, "replicas: 4 is more than max_replicas, which is 3"),
-        ({"min_replicas": 2}, "min_replicas: it scales itself only with a max_replicas"),
-        ({"min_replicas": 0}, "min_replicas: it scales itself only with a max_replicas"),
-        ({"idle_timeout_seconds": 1, "replicas": 2}, "idle_timeout_seconds: of several replicas"),
-        ({"idle_timeout_seconds": 1, "serve_as_is": True}, "idle_timeout_seconds: whether the"),
-        (
-            {"idle_timeout_seconds": 1, "min_replicas": 1, "max_replicas": 2},
-            "min_replicas: an environment that sleeps has none",
-        ),
-    ],
-)
-def test_a_number_or_range_of_replicas_that_makes_no_sense_is_refused(
-    options: dict[str, int], told: str
-) -> None:
-    is_scale = list(options) == ["replicas"]
-    name = {"name": "echo"} if is_scale else {"source": "echo"}
-    with pytest.raises(ValueError, match=told):
-        registry.by_name("scale" if is_scale else "launch").Payload.model_validate(name | options)
 
 
 async def test_what_scales_itself_has_a_share_of_the_most_and_stays_in_its_range(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import json
 import os
@@ -307,21 +306,6 @@ def is_running(server: ShimmedServer) -> bool:
 
 
 # A launch and its ends.
-
-
-async def test_a_launch_that_succeeded_is_a_ready_environment_with_its_address(
-    world: World,
-) -> None:
-    reconciler = await world.reconcile()
-    [server] = await world.serving()
-    environment, replica = await world.environment(), await world.replica()
-    assert (environment.state, environment.address) == (S.READY, ADDRESS)
-    assert (replica.state, replica.pid) == (ReplicaState.READY, pid_of(server))
-    info = reconciler.replicas.live[replica.id]["info"]
-    assert info is not None
-    assert info["max_sessions"] == 4
-    server.tell("sessions 3")
-    await world.until(lambda: reconciler.replicas.live[replica.id]["sessions"] == 3)
 
 
 @pytest.mark.parametrize("end", [RequestState.FAILED, RequestState.CANCELLED])
@@ -644,27 +628,6 @@ async def test_an_environment_that_is_slow_to_stop_does_not_delay_another(world:
 # Other daemons, other days.
 
 
-async def test_after_a_reboot_replicas_are_started_from_their_run_files(world: World) -> None:
-    first = await world.reconcile()
-    [server] = await world.serving()
-    await first.stop()
-    before, shim = pid_of(server), shim_pid(server)
-    os.kill(shim, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(before, signal.SIGKILL)
-    # Of an earlier boot, no process is any that runs now: its tag is another.
-    path = server.run_dir / "status.json"
-    status = json.loads(path.read_text())
-    status["shim"]["started_at"] += 2**30
-    path.write_text(json.dumps(status))
-    await world.reconcile()
-    async with asyncio.timeout(WAIT_SECONDS):  # its row is READY from the beginning
-        while (await world.replica()).pid in (None, before):
-            await asyncio.sleep(0.01)
-    await world.replica_becomes(ReplicaState.READY)
-    await world.becomes(S.READY)
-
-
 async def test_the_second_attempt_of_a_launch_is_adopted_however_the_first_ended(
     world: World,
 ) -> None:
@@ -816,28 +779,6 @@ async def test_nothing_is_kept_of_environments_that_have_ended(world: World) -> 
 
 
 # Updates.
-
-
-@pytest.mark.parametrize("end", [RequestState.FAILED, RequestState.CANCELLED])
-async def test_an_update_that_is_not_ready_is_removed_and_nothing_else(
-    world: World, end: RequestState
-) -> None:
-    [old] = await world.serving()
-    pid = pid_of(old)
-    before = await world.environment()
-    update, new = await world.updating()
-    if end is RequestState.FAILED:
-        await world.fails(update, "no such folder")
-    else:
-        await world.ends(update, end)
-    await world.generations_become(g2="FAILED", g1="SERVING")
-    assert (await world.environment(), pid_of(old)) == (before, pid)
-    assert (await world.replica()).id == old.run_file["replica_id"]
-    assert not new.run_dir.exists()
-    assert not is_running(new)
-    [failed, _] = await world.store.read(queries.generations("trial"))
-    why = "no such folder" if end is RequestState.FAILED else observing.CANCELLED
-    assert failed.error == why
 
 
 @pytest.mark.usefixtures("impatient")

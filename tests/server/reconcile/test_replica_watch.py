@@ -89,6 +89,26 @@ async def watching(
             await asyncio.gather(watch.task, return_exceptions=True)
 
 
+def shim_of(
+    *says: dict[str, Any], hears: asyncio.Queue[Any] | None = None, then: tuple[Any, ...] = ()
+) -> Shim:
+    """A shim that says these, hears a command if there is a queue for it, and says the rest."""
+
+    async def shim(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for status in says:
+            writer.write(encode_line({"event": "status", **status}))
+        if hears is not None:
+            hears.put_nowait(json.loads(await reader.readline() or "null"))
+        for status in then:
+            writer.write(encode_line({"event": "status", **status}))
+        writer.close()
+
+    return shim
+
+
+EXITED = {"state": "exited", "generation": 1, "exit": {"kind": "exited", "pid": 1, "exit_code": 3}}
+
+
 async def test_a_shim_killed_during_its_launch_is_its_launch_s_to_report(run_file: RunFile) -> None:
     async with watching(run_file, Observed(serving=False)) as watch:
         while not watch.has_failed:
@@ -99,15 +119,9 @@ async def test_a_shim_killed_during_its_launch_is_its_launch_s_to_report(run_fil
 async def test_a_sleep_is_no_exit_and_a_server_that_wakes_sleeps_until_it_is_ready(
     run_file: RunFile,
 ) -> None:
-    async def shim(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        states = ("starting", "ready", "asleep", "starting", "ready")
-        for generation, state in zip((1, 1, 1, 2, 2), states, strict=True):
-            status = {"event": "status", "state": state, "generation": generation, "pid": 7}
-            writer.write(encode_line({**status, "restarts": 0}))
-        await writer.drain()
-        await reader.read()
-        writer.close()
-
+    lives = ((1, "starting"), (1, "ready"), (1, "asleep"), (2, "starting"), (2, "ready"))
+    says = [{"state": state, "generation": n, "pid": 7, "restarts": 0} for n, state in lives]
+    shim = shim_of(*says, hears=asyncio.Queue())  # until the watch leaves
     observed = Observed(serving=True)
     async with watching(run_file, observed, shim=shim):
         while observed.states.count(ReplicaState.READY) < 2:
@@ -120,14 +134,7 @@ async def test_a_server_that_dies_before_its_launch_is_known_to_have_succeeded_i
     run_file: RunFile,
 ) -> None:
     asked: asyncio.Queue[Any] = asyncio.Queue()
-
-    async def shim(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        exited = {"kind": "exited", "pid": 1, "exit_code": 3}
-        status = {"event": "status", "state": "exited", "generation": 1, "exit": exited}
-        writer.write(encode_line(status))
-        asked.put_nowait(json.loads(await reader.readline() or "null"))
-        writer.close()
-
+    shim = shim_of(EXITED, hears=asked)
     observed = Observed(serving=False)
     async with watching(run_file, observed, shim=shim) as watch:
         while not watch.has_failed:
@@ -156,14 +163,9 @@ async def test_a_replica_that_does_not_answer_is_asked_to_drain_when_it_does(
 ) -> None:
     asked: asyncio.Queue[Any] = asyncio.Queue()
 
-    async def shim(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        ready = {"event": "status", "state": "ready", "pid": 7, "generation": 1}
-        writer.write(encode_line(ready))
-        asked.put_nowait(json.loads(await reader.readline()))
-        for state in ("draining", "stopping", "stopped"):
-            writer.write(encode_line({**ready, "state": state, "is_draining": True}))
-        writer.close()
-
+    ready = {"state": "ready", "pid": 7, "generation": 1}
+    ends = [{**ready, "state": s, "is_draining": True} for s in ("draining", "stopping", "stopped")]
+    shim = shim_of(ready, hears=asked, then=tuple(ends))
     itself = ProcessIdentity.of(os.getpid())  # which is alive
     identity = {"pid": itself.pid, "started_at": itself.started_at}
     status = {"state": "ready", "pid": 7, "exit": None, "shim": identity}
@@ -184,14 +186,8 @@ async def test_a_replica_that_does_not_answer_is_asked_to_drain_when_it_does(
 async def test_one_that_is_to_be_drained_is_not_waited_with_until_it_would_be_restarted(
     run_file: RunFile, monkeypatch: pytest.MonkeyPatch, is_ours: bool
 ) -> None:
-    async def shim(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        exited = {"kind": "exited", "pid": 1, "exit_code": 3}
-        status = {"event": "status", "state": "exited", "generation": 1, "exit": exited}
-        writer.write(encode_line(status))
-        assert json.loads(await reader.readline())["op"] == "drain"
-        writer.write(encode_line({**status, "state": "stopped", "is_draining": True}))
-        writer.close()
-
+    asked: asyncio.Queue[Any] = asyncio.Queue()
+    shim = shim_of(EXITED, hears=asked, then=({**EXITED, "state": "stopped", "is_draining": True},))
     monkeypatch.setattr("openenvd.server.reconcile.replica_watch.restart_decision", patient)
     observed = Observed(serving=is_ours)
     async with watching(run_file, observed, shim=shim) as watch:
@@ -199,6 +195,7 @@ async def test_one_that_is_to_be_drained_is_not_waited_with_until_it_would_be_re
             await asyncio.sleep(0.01)
         await watch.drain(60.0, leaves=False)
         await watch.task
+    assert (await asked.get())["op"] == "drain"
     assert observed.states[-2:] == [ReplicaState.DRAINING, ReplicaState.STOPPED]
 
 
@@ -235,11 +232,7 @@ async def test_a_replica_that_is_given_up_keeps_how_its_processes_exited(
     kinds = {"oom_killed": 1, "exited": 1}
     history = {"exits": [{"pid": 8, "server": True, "reason": killed}], "exit_kinds": kinds}
 
-    async def shim(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        status = {"event": "status", "state": "exited", "generation": 2, "exit": last, **history}
-        writer.write(encode_line(status))
-        writer.close()
-
+    shim = shim_of({"state": "exited", "generation": 2, "exit": last, **history})
     observed = Observed(serving=True)
     async with watching(run_file, observed, shim=shim):
         while not observed.recorded or observed.recorded[-1].state is not ReplicaState.FAILED:
@@ -260,12 +253,8 @@ async def test_a_drained_replica_is_not_started_again_when_it_has_ended(
         json.dumps({"state": last, "pid": None, "exit": None, "is_draining": True})
     )
 
-    async def shim(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for state, pid in states.items():
-            status = {"event": "status", "state": state, "pid": pid, "is_draining": True}
-            writer.write(encode_line(status))
-        writer.close()
-
+    says = [{"state": state, "pid": pid, "is_draining": True} for state, pid in states.items()]
+    shim = shim_of(*says)
     observed = Observed(serving=True)
     async with watching(run_file, observed, shim=shim) as watch:
         await watch.task
