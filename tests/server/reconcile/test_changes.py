@@ -21,6 +21,8 @@ from openenvd.environments.run_files import RunFile
 from openenvd.environments.shim.client import ShimClient, clean_up_after_shim, read_status_file
 from openenvd.environments.shim.files import STATUS_FILE_NAME
 from openenvd.requests_db.records import Request
+from openenvd.requests_db.sql import queries
+from openenvd.requests_db.transactions import observing
 from openenvd.schema.errors import (
     EnvironmentsError,
     InvalidSpec,
@@ -469,6 +471,8 @@ async def test_an_update_that_was_cancelled_while_no_daemon_ran_leaves_what_serv
     await trial.killed(update, lambda told: "ready" in str(told["message"]), prepared)
     await trial.world.ends(update, RequestState.CANCELLED)
     await trial.world.generations_become(g2="FAILED", g1="SERVING")
+    [failed, _] = await trial.world.store.read(queries.generations("trial"))
+    assert failed.error == observing.CANCELLED
     assert trial.ids == before
     await trial.world.until(lambda: len(list(trial.world.paths.runs.iterdir())) == 2)
 
