@@ -109,6 +109,17 @@ def becomes(client: DaemonClient, name: str, state: str) -> Json:
 # Requests.
 
 
+def test_a_request_can_be_waited_for_in_one_call_and_is_kept_with_its_result(
+    http_client: HttpClient,
+) -> None:
+    body = {"operation": "check", "payload": {}}
+    request_id = http_client.request("POST", "/v1/requests", body)["request_id"]
+    path = f"/v1/requests/{request_id[:8]}"
+    answer = http_client.request("GET", path, query={"wait_seconds": WAIT_SECONDS})
+    assert answer["request"]["state"] == "SUCCEEDED"
+    assert "echo" in answer["request"]["result"]["environments"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "status"), [("5", 404), ("61", 422), ("-1", 422), ("soon", 422)]
 )

@@ -169,6 +169,14 @@ def test_the_exit_of_a_process_or_of_a_program_is_explained(
     assert view["message"].endswith(message)
 
 
+def test_the_exit_of_a_shard_that_was_killed_for_memory_has_a_command_for_more() -> None:
+    told = {"shard": 0, "pid": 7, "sessions": 1, "at": 5.0, "reason": KILLED.to_json()}
+    spec = {"source": "hog_env:Hog"}
+    environment = Environment("hog", spec, EnvironmentState.READY, 1.0, 1.0, request_id="a0")
+    [view] = exit_views({"exits": [told]}, None, environment)
+    assert view["hint"] == "openenv retry a0 --memory 600M"
+
+
 def test_the_exit_of_a_server_is_shown_once() -> None:
     """The last one is the replica's own message; those before it are among its exits."""
     reasons = [ExitReason(ExitKind.EXITED, pid=pid, exit_code=3).to_json() for pid in (7, 8)]
