@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 72_399,
     "code lines": 46_650,
     "modules": 383,
-    "test lines": 67_641,
+    "test lines": 67_660,
     "words of pages": 24_994,
     "words of decisions": 7_204,
     "folders at the root": 15,
