@@ -357,8 +357,11 @@ async def _measure(batch: Batch) -> None:
     _write({"prepared": True})
     if line := sys.stdin.buffer.readline():
         # The crew writes nothing while a batch runs: what can be read is the end of stdin.
-        asyncio.get_running_loop().add_reader(sys.stdin, os._exit, 1)
-        _write({"done": await generator.run(orjson.loads(line)["go"])})
+        loop = asyncio.get_running_loop()
+        loop.add_reader(sys.stdin, os._exit, 1)
+        done = await generator.run(orjson.loads(line)["go"])
+        loop.remove_reader(sys.stdin)  # the crew may write its next batch once it has the answer
+        _write({"done": done})
 
 
 def main() -> None:

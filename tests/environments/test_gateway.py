@@ -592,7 +592,7 @@ async def test_a_gateway_that_is_full_says_so_and_who_has_the_connections(
         while (found := small.connections()).refused < 2 * FEW_CONNECTIONS:
             await asyncio.sleep(0.01)
     if Path("/proc/net/tcp").exists():
-        assert pwd.getpwuid(os.getuid()).pw_name in found.users
+        assert [*found.users] == [pwd.getpwuid(os.getuid()).pw_name]
     assert found.problem is not None
     assert f"{FEW_CONNECTIONS} of {FEW_CONNECTIONS} connections are open" in found.problem
     for each in opened:

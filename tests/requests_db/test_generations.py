@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 
-from openenvd.requests_db.records import Generation, RequestError
+from openenvd.requests_db.records import Generation, Replica, RequestError
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import observing, submitting
 from openenvd.schema.states import (
@@ -16,6 +17,7 @@ from openenvd.schema.states import (
     EnvironmentState,
     ErrorKind,
     GenerationState,
+    ReplicaState,
     RequestState,
     Schedule,
 )
@@ -100,6 +102,16 @@ async def test_a_generation_that_was_taken_down_as_soon_as_it_was_ready_has_serv
     await api.goes(E.STOPPED, 4.5)
     [found] = await api.generations()
     assert (found.state, found.served_at, found.error) == (G.RETIRED, 4.5, None)
+
+
+async def test_a_generation_that_has_ended_keeps_no_row_of_its_replicas(api: Api) -> None:
+    launch = await api.launch()
+    own = Replica(f"trial-0-{launch.id}", "trial", 0, "local", ReplicaState.READY, "/run/a", 1.5)
+    await api.put(own)
+    await api.put(replace(own, id="trial-1-earlier", ordinal=1, run_dir="/run/b"))
+    [generation] = await api.generations()
+    await api.write(observing.end_generation, generation, G.FAILED, now=2.5, error="it is gone")
+    assert [each.id for each in await api.read(queries.replicas("trial"))] == ["trial-1-earlier"]
 
 
 async def test_each_launch_of_a_name_is_its_next_generation_and_the_newest_are_kept(
