@@ -49,23 +49,14 @@ _STATES = click.Choice([state.value for state in RequestState], case_sensitive=F
     help="Number of requests to show, newest first.",
 )  # fmt: skip
 @options.json_option
-def requests(
-    states: tuple[str, ...],
-    operation: str | None,
-    environment: str | None,
-    limit: int,
-    output: Output,
-) -> int:
+def requests(output: Output, **filters: Any) -> int:
     """Show the queue and its history, newest first.
 
     Examples:
       openenv requests --state failed                  # what failed
       openenv requests --environment my_env --limit 5  # the last ones of an environment
     """
-    client = options.connect(output)
-    found = client.requests(
-        states=states, operation=operation, environment=environment, limit=limit
-    )
+    found = options.connect(output).requests(**filters)
     if output.as_json:
         output.json({"requests": found})
     elif not found:
