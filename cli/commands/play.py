@@ -23,7 +23,7 @@ import time
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -89,7 +89,7 @@ class Played:
 
     def save_test(self, path: Path, source: str) -> None:
         """Write a test for the plug-in of pytest, which plays the same and expects the same."""
-        steps = [{"action": action, "answer": _json_of(answer)} for action, answer in self.steps]
+        steps = [{"action": action, "answer": asdict(answer)} for action, answer in self.steps]
         episode = {"reset": self.reset, "first": self.first.observation, "steps": steps}
         text = json.dumps(episode, indent=1)  # in which three quotes never follow one another
         path.write_text(_PYTEST.format(source=source, episode=text))
@@ -102,26 +102,23 @@ class Played:
         """
         from ...rollouts.folder.writer import RolloutWriter
 
+        last, steps = self.first, list[Step]()
+        for action, answer in self.steps:
+            steps.append(Step.of(last.observation, action, answer.reward, answer.done))
+            last = answer
         async with await RolloutWriter.open(folder) as writer:
-            name = episode_id(len(writer.finished_episode_ids()))
-            seen = self.first.observation
-            for number, (action, answer) in enumerate(self.steps):
-                step = Step.of(seen, action, answer.reward, answer.done)
-                await writer.put_step(name, number, step)
-                seen = answer.observation
-            is_done = bool(self.steps) and self.steps[-1][1].done
             episode = Episode(
-                id=name,
+                id=episode_id(len(writer.finished_episode_ids())),
                 environment=environment,
                 seed=self.reset.get("seed"),
-                steps=(),
-                total_reward=sum(answer.reward or 0.0 for _, answer in self.steps),
-                status=EpisodeStatus.DONE if is_done else EpisodeStatus.TRUNCATED,
+                steps=tuple(steps),
+                total_reward=sum(step.reward or 0.0 for step in steps),
+                status=EpisodeStatus.DONE if last.done else EpisodeStatus.TRUNCATED,
                 started_at=self.started_at,
                 finished_at=time.time(),
-                final_observation_json=json.dumps(seen).encode(),
+                final_observation_json=json.dumps(last.observation).encode(),
             )
-            await writer.finish(episode)
+            await writer.put(episode)
 
 
 def read_action(line: str, schema: Json) -> Json:
@@ -284,7 +281,7 @@ class _Game:
 
     def _show(self, answer: StepResult) -> None:
         if self._output.as_json:
-            self._output.json_line(_json_of(answer))
+            self._output.json_line(asdict(answer))
             return
         observation, images = take_images(answer.observation)
         self._print(observation)
@@ -296,10 +293,6 @@ class _Game:
 
     def _print(self, value: Any) -> None:
         self._output.result(plain(json.dumps(value, indent=2, ensure_ascii=False)))
-
-
-def _json_of(answer: StepResult) -> Json:
-    return {"observation": answer.observation, "reward": answer.reward, "done": answer.done}
 
 
 def _lines(prompt: str, schema: Json) -> Iterator[str]:
@@ -355,9 +348,8 @@ def play(name: str, as_json: bool) -> int:
         schema = action_schema(environment.base_url())
         game = _Game(session, schema, output, name, source)
         if is_terminal:
-            output.note(
-                f"{name}: {', '.join(properties(schema)) or 'actions without fields'}", _HELP
-            )
+            fields = ", ".join(properties(schema)) or "actions without fields"
+            output.note(f"{name}: {fields}", _HELP)
         for line in _lines(f"{name}> ", schema) if is_terminal else sys.stdin:
             if line.strip() == "quit":
                 break
