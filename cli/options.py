@@ -28,6 +28,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _DURATION = re.compile(r"(-?\d+(?:\.\d*)?|-?\.\d+)\s*([smh]?)", re.IGNORECASE)
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_FILE_HELP = "Read variables from a file of KEY=VALUE lines. Format as Docker's. Repeatable."
 _MEGABYTES = {"k": 1 / 1024, "": 1.0, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
 
 
@@ -165,12 +166,9 @@ def declared_options(
             if is_left_out or item.name in without or item.flag == "":
                 continue
             if item.kind is dict:  # a file, where no other user sees the values
-                text = (
-                    "Read variables from a file of KEY=VALUE lines. Format as Docker's. Repeatable."
-                )
-                command = click.option(
-                    f"--{item.name}-file", multiple=True, metavar="FILE", help=text
-                )(command)
+                flag = f"--{item.name}-file"
+                files = click.option(flag, multiple=True, metavar="FILE", help=_FILE_HELP)
+                command = files(command)
             command = _click_option(item)(command)
         return command
 

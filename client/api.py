@@ -145,11 +145,8 @@ class DaemonClient:
         environment = self.environment(name)
         error = environment.get("error") or {}
         why = f"{environment['state']}: {error['message']}" if error else environment["state"]
-        problem = {
-            "message": f"{name} has no address, it is {why}",
-            "hint": f"openenv status {name}",
-        }
-        return ApiRefused(404, {"kind": "not_found", **problem})
+        message, hint = f"{name} has no address, it is {why}", f"openenv status {name}"
+        return ApiRefused(404, {"kind": "not_found", "message": message, "hint": hint})
 
     def environment_log(
         self,

@@ -159,17 +159,15 @@ class AsyncEnvironment(handles.EnvironmentData):
         self, replicas: int, **options: Unpack[DrainOptions]
     ) -> AsyncRequest[AsyncEnvironment]:
         """Set the number of its replicas, at the same address, without ending a session."""
-        return _with_environment(
-            await asyncio.to_thread(self._synchronous.scale, replicas, **options)
-        )
+        request = await asyncio.to_thread(self._synchronous.scale, replicas, **options)
+        return _with_environment(request)
 
     async def restart(
         self, replica: int | None = None, **options: Unpack[DrainOptions]
     ) -> AsyncRequest[AsyncEnvironment]:
         """Replace its replicas, or one of them, without ending a session."""
-        return _with_environment(
-            await asyncio.to_thread(self._synchronous.restart, replica, **options)
-        )
+        request = await asyncio.to_thread(self._synchronous.restart, replica, **options)
+        return _with_environment(request)
 
     async def down(
         self, grace_seconds: float | None = None, **options: Unpack[RequestOptions]
@@ -182,12 +180,9 @@ class AsyncEnvironment(handles.EnvironmentData):
         self, *, follow: bool = False, tail: int | None = None, replica: str | None = None
     ) -> AsyncIterator[str]:
         """Yield what a replica printed, in pieces as they come."""
-        async for text in stream(
-            self.client,
-            lambda daemon, _: daemon.environment_log(
-                self.name, follow=follow, tail=tail, replica=replica
-            ),
-        ):
+        asked: Json = {"follow": follow, "tail": tail, "replica": replica}
+        log = stream(self.client, lambda daemon, _: daemon.environment_log(self.name, **asked))
+        async for text in log:
             yield text
 
 

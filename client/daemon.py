@@ -276,10 +276,9 @@ def _start(paths: Paths, settings: Mapping[str, Any]) -> Json:
     line: Json = json.loads(text)
     if not line.get("ready"):
         error = line.get("error") or {}
+        kind = str(error.get("kind", "internal"))
         message = str(error.get("message", "the daemon cannot start"))
-        raise errors.DaemonNotStarted(
-            str(error.get("kind", "internal")), message, error.get("hint")
-        )
+        raise errors.DaemonNotStarted(kind, message, error.get("hint"))
     return line
 
 

@@ -252,9 +252,8 @@ class Environment(EnvironmentData):
         return daemon.environment_log(self.name, follow=follow, tail=tail, replica=replica)
 
     def _change(self, operation: str, payload: Json, options: DrainOptions) -> Request[Environment]:
-        return self.client.submit(
-            operation, {"name": self.name, **payload}, options, environment_of
-        )
+        payload = {"name": self.name, **payload}
+        return self.client.submit(operation, payload, options, environment_of)
 
 
 def environment_of(client: Client, result: Json) -> Environment:

@@ -63,7 +63,7 @@ def read_source(text: str, here: Path) -> Source:
         except RuntimeError:  # `~` of an unknown user
             return Source(text, suggest_name(text))
         return Source(str(folder), folder_name(folder))
-    resolve_path(text, here)
+    resolve_path(text, here)  # refuses the text if it is relative to a folder without a name
     if ":" in text:
         return Source(text, suggest_name(text.rpartition(":")[2].rpartition(".")[2].lower()))
     if os.path.isdir(here / text):  # noqa: PTH112  # False of a path that is too long
@@ -93,7 +93,7 @@ def _refused(message: str, hint: str | None) -> ApiRefused:
 
 
 def working_folder() -> Path:
-    """Return the working folder; `/` where it cannot be named, and relative paths are refused."""
+    """Return the working folder, or `/` if it cannot be named; then relative paths are refused."""
     return Path("/") if _folder_fault() else Path.cwd()
 
 

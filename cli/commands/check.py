@@ -99,16 +99,15 @@ def _lines(result: Json) -> list[str]:
         "gateway": {"envoy": gateway} if (gateway := result.pop("gateway", None)) else {},
         "machine": result.pop("machine", {}),
     }
-    others = [
-        _line("", [p["message"], p["hint"]], is_good=False) for p in result.pop("problems", ())
-    ]
+    problems = result.pop("problems", ())
+    others = [_line("", [each["message"], each["hint"]], is_good=False) for each in problems]
     missing = {title: [n for n, one in of.items() if one["problem"]] for title, of in parts.items()}
     optional = [name for name in missing["providers"] if name not in needed] + missing["gateway"]
     faults = [name for name in missing["providers"] if name in needed] + missing["machine"]
     checked = [line for title, found in parts.items() for line in _checked(title, found, optional)]
-    verdict = (
-        bad("not all good: see the lines with ✗") if faults or others else good("local: all good")
-    )
+    verdict = good("local: all good")
+    if faults or others:
+        verdict = bad("not all good: see the lines with ✗")
     if optional:
         verdict += faint(f"; optional, not working here: {', '.join(optional)}")
     return [*phrases.describe_json(result, indent=""), *checked, *others, "", verdict]
@@ -329,10 +328,8 @@ def _report_lines(report: Json) -> list[str]:
     width = max(len(each["check"]) for each in report["checks"])
     lines = []
     for each in report["checks"]:
-        took = faint(f"({each['seconds']:.1f} s)")
-        lines.append(
-            f"{_MARKS[each['outcome']]} {each['check']:{width}}  {plain(each['summary'])} {took}"
-        )
+        mark, took = _MARKS[each["outcome"]], faint(f"({each['seconds']:.1f} s)")
+        lines.append(f"{mark} {each['check']:{width}}  {plain(each['summary'])} {took}")
         for finding in each["findings"]:
             lines += [
                 f"    {plain(finding['found'])}",

@@ -136,10 +136,8 @@ def _conclude(final: Json, client: DaemonClient, output: Output) -> tuple[Json, 
     if launched.get("has_token"):
         environment["base_url"] = client.base_url(environment["name"])["base_url"]
     if launched.get("is_exposed"):
-        output.note(
-            f"warning: {environment['name']} can be reached from other machines, by anyone with "
-            "its token"
-        )
+        who = "can be reached from other machines, by anyone with its token"
+        output.note(f"warning: {environment['name']} {who}")
     base_url = environment.get("base_url") or environment["address"]
     return {"environment": environment}, [
         f"{good('✓')} {environment['name']} is ready at {environment['address']}",
@@ -159,17 +157,12 @@ def _code_for(name: str, base_url: str, replica: Json) -> list[str]:
         method, _, path = replica["route"].partition(" ")
         body = " -H 'Content-Type: application/json' -d '{}'" if method == "POST" else ""
         return [f"  curl -X {method}{body} '{base_url}{path}'"]
+    imported, opening = "openenvd import Client", f'Client().environment("{name}").connect()'
     if passthrough.is_installed():
-        return [
-            "  from openenv import GenericEnvClient",
-            f'  with GenericEnvClient(base_url="{base_url}").sync() as env:',
-            "      print(env.reset().observation)",
-        ]
-    return [
-        "  from openenvd import Client",
-        f'  with Client().environment("{name}").connect() as env:',
-        "      print(env.reset().observation)",
-    ]
+        imported = "openenv import GenericEnvClient"
+        opening = f'GenericEnvClient(base_url="{base_url}").sync()'
+    use = "      print(env.reset().observation)"
+    return [f"  from {imported}", f"  with {opening} as env:", use]
 
 
 @click.group()

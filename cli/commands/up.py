@@ -35,9 +35,8 @@ def setting_options(command: Command) -> Command:
         default = "" if item.default is None else f"{item.default}; "
         text = f"{item.help.rstrip('.')} [{default}{item.variable}]."
         checking = partial(_check, item)
-        decorated = click.option(
-            item.flag, item.name, type=kind, default=None, help=text, callback=checking
-        )(decorated)
+        option = click.option(item.flag, item.name, type=kind, help=text, callback=checking)
+        decorated = option(decorated)
     return decorated  # type: ignore[return-value]  # click hands the command on as it was
 
 
@@ -66,11 +65,9 @@ def up(foreground: bool, output: Output, **settings: Any) -> int:
     if foreground:
         client = daemon.find(paths, any_version=True)
         if client is not None:
-            raise DaemonNotStarted(
-                "already_running",
-                f"a daemon is already running, pid {client.identity['pid']} at {client.address}",
-                "openenv stop",
-            )
+            where = f"pid {client.identity['pid']} at {client.address}"
+            text = f"a daemon is already running, {where}"
+            raise DaemonNotStarted("already_running", text, "openenv stop")
         command = daemon.server_command(settings)
         os.execv(sys.executable, command)  # noqa: S606  # no shell is what is wanted
     info = daemon.connect(paths, settings=settings).info()
