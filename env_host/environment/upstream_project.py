@@ -53,7 +53,7 @@ def import_app(config: HostConfig, note: Callable[[str], None]) -> Any:
     for candidate in _candidates(config, failures):
         try:
             app = _import_attribute(candidate)
-        except (Exception, SystemExit) as exc:  # of a package that ends programs without a GPU
+        except (Exception, SystemExit) as exc:  # some packages exit where there is no GPU
             failures[candidate] = exc
             continue
         if not _is_asgi(app):
@@ -89,7 +89,8 @@ def _is_asgi(app: Any) -> bool:
 def _no_asgi(candidate: str, app: Any) -> str:
     what = "a class" if inspect.isclass(app) else f"of the type {type(app).__qualname__}"
     advice = "name the app itself in openenv.yaml"
-    parameters = [*inspect.signature(app).parameters] if callable(app) else []
+    has_signature = callable(app) and not inspect.isclass(app)  # that of some classes is not known
+    parameters = [*inspect.signature(app).parameters] if has_signature else []
     if hasattr(app, "wsgi_app") or parameters[1:] == ["start_response"]:
         what, advice = "a WSGI application", "wrap it, as asgiref.wsgi.WsgiToAsgi does"
     elif _is_router(app):
@@ -98,7 +99,7 @@ def _no_asgi(candidate: str, app: Any) -> str:
 
 
 def _is_router(app: Any) -> bool:
-    """Return whether an app has routes that answer inside a FastAPI app alone."""
+    """Return whether an app is a router of FastAPI's, which answers inside a FastAPI app alone."""
     return "APIRouter" in (each.__name__ for each in type(app).__mro__)
 
 
@@ -125,9 +126,8 @@ def example_route(app: Any) -> str | None:
         for method in sorted(getattr(route, "methods", None) or ())
         if getattr(route, "include_in_schema", True)
     ]
-    return next((each for each in ("POST /reset", "GET /health") if each in shown), None) or next(
-        (each for each in shown if each.startswith("GET ")), None
-    )
+    known = [each for each in ("POST /reset", "GET /health") if each in shown]
+    return next(iter([*known, *(each for each in shown if each.startswith("GET "))]), None)
 
 
 def _candidates(config: HostConfig, failures: Mapping[str, BaseException]) -> Iterator[str]:

@@ -215,11 +215,7 @@ NO_APPS: dict[str, tuple[str, dict[str, Any], str]] = {
         {**ABSENT, "app_candidates": ("samples:other",)},
         f"{PLACE}module 'samples' has no attribute 'other'; tried samples:other",
     ),
-    "a function": (
-        "def app():\n    raise SystemExit",
-        {},
-        f"app:app is of the type function{NO_ASGI}",
-    ),
+    "a function": ("def app(): raise SystemExit", {}, f"app:app is of the type function{NO_ASGI}"),
     "a coroutine function of one argument": (
         "async def app(request): ...",
         {},
@@ -230,6 +226,7 @@ NO_APPS: dict[str, tuple[str, dict[str, Any], str]] = {
         {},
         f"app:app is a class{NO_ASGI}",
     ),
+    "a class of C code": ("app = dict", {}, f"app:app is a class{NO_ASGI}"),
     "a number": ("app = 3", {}, f"app:app is of the type int{NO_ASGI}"),
     "WSGI": (
         "class Flask:\n  wsgi_app = 1\n  def __call__(self, environ, start): ...\napp = Flask()",
