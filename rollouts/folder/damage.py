@@ -62,7 +62,7 @@ class FolderCheck:
     def look(self) -> None:
         """Takes the files that are there as they are: small ones have been packed."""
         self._stamps = {path: stamp_of(path) for path in _files(self._folder)}
-        self._known = {path: list(places_in(path)) for path in self._stamps}
+        self._known = {p: self._known.get(p) or list(places_in(p)) for p in self._stamps}
         made = self._folder / UNFINISHED / KNOWN_FILES
         made.parent.mkdir(exist_ok=True)
         made.write_bytes(b"".join(map(self._line, self._known)))
@@ -126,22 +126,19 @@ class FolderCheck:
 def whole_episodes(path: Path) -> dict[str, Place]:
     """The episodes of a file that are as their checksums say, also where its index is not."""
     found: dict[str, Place] = {}
-    try:
-        with path.open("rb") as file:
-            begin, end, digest = 0, 0, hashlib.sha256()
-            for line in file:
-                end += len(line)
-                if not line.startswith(END_START):
-                    digest.update(line)
-                    continue
-                digest.update(before_checksum(line))
-                with suppress(OutputDamaged):
-                    row = parsed_end(without_index(line), path)
-                    if row["sha256"] == digest.hexdigest():
-                        found[row["episode_id"]] = Place(str(path), begin, end)
-                begin, digest = end, hashlib.sha256()
-    except FileNotFoundError:
-        return {}
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        begin, end, digest = 0, 0, hashlib.sha256()
+        for line in file:
+            end += len(line)
+            if not line.startswith(END_START):
+                digest.update(line)
+                continue
+            digest.update(before_checksum(line))
+            with suppress(OutputDamaged):
+                row = parsed_end(without_index(line), path)
+                if row["sha256"] == digest.hexdigest():
+                    found[row["episode_id"]] = Place(str(path), begin, end)
+            begin, digest = end, hashlib.sha256()
     return found
 
 
