@@ -210,15 +210,9 @@ class Attempt:
         turn = Turn(self._id, self._steps, self._seed, before.reward)
         decided = await self._decided(act, before, turn)
         self._answer = after = await self._answered(session, decided)
-        step = Step(
-            before.observation_json,
-            decided.action_json,
-            after.reward,
-            after.done,
-            _info(decided.info_json, after.metadata_json),
-            decided.arrays,
-        )
-        await self._put(step)
+        info = _info(decided.info_json, after.metadata_json)
+        texts = before.observation_json, decided.action_json
+        await self._put(Step(*texts, after.reward, after.done, info, decided.arrays))
 
     async def _answered(self, session: EpisodeSession, decided: Encoded) -> Answer:
         seconds = self._rules.step_timeout_seconds

@@ -231,7 +231,7 @@ class ProgressStats:
         self.episodes_with_odd_rewards = 0
         self._numbers: Counter[EpisodeStatus] = Counter()  # episodes whose reward is a number
         self._means: defaultdict[EpisodeStatus, float] = defaultdict(float)
-        self.is_replay = False  # the episodes have been counted, and their files were lost
+        self.is_replay = False  # episodes are played again that were counted before they were lost
         # Episodes, also those that a filter dropped, and failed ones that are kept.
         self.written = 0
         self.left_out = 0  # episodes that succeeded, but not all of their group

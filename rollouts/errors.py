@@ -128,5 +128,5 @@ def of_os_error(exc: OSError, path: object) -> OutputError:
         text = f"{path} is larger than a file may be here: {exc.strerror}"
         return OutputFull(text, f"see ulimit -f, and run the same command again: {_KEPT}")
     hint = "leave the folder in its place while a rollout writes to it, and run the same one again"
-    moved = hint if exc.errno == errno.ENOENT else None
-    return OutputUnwritable(f"{path} cannot be written: {exc.strerror or exc}", moved)
+    hint_if_moved = hint if exc.errno == errno.ENOENT else None
+    return OutputUnwritable(f"{path} cannot be written: {exc.strerror or exc}", hint_if_moved)

@@ -93,9 +93,8 @@ class Report:
             parts.append(f"mean reward {mean:.3g}")
         if truncated := stats.finished[EpisodeStatus.TRUNCATED]:
             mean = stats.mean_reward(EpisodeStatus.TRUNCATED)
-            parts.append(
-                f"{truncated} truncated" + ("" if mean is None else f" (mean reward {mean:.3g})")
-            )
+            reward_note = "" if mean is None else f" (mean reward {mean:.3g})"
+            parts.append(f"{truncated} truncated{reward_note}")
         if odd := stats.odd_rewards.total():
             parts.append(f"{odd} rewards are not numbers")
         if failed := stats.finished[EpisodeStatus.FAILED]:

@@ -130,9 +130,8 @@ class SessionPool:
         if session.server != expected:
             session.abort()
             mismatch = f"{_named(session.server)} answers, not {_named(expected)}"
-            raise EpisodeFailed(
-                FailureReason.NOT_CONNECTED, f"{without_token(address)[0]} is another's: {mismatch}"
-            )
+            text = f"{without_token(address)[0]} is another's: {mismatch}"
+            raise EpisodeFailed(FailureReason.NOT_CONNECTED, text)
         self._answered.add(address)
         self._lost_since.pop(address, None)
         self._in_use[address].add(session)

@@ -254,9 +254,8 @@ def encoded(decided: Any) -> Encoded:
     """
     if not isinstance(decided, Decision):
         decided = Decision(decided)
-    action = (
-        decided.action.model_dump() if hasattr(decided.action, "model_dump") else decided.action
-    )
+    action = decided.action
+    action = action.model_dump() if hasattr(action, "model_dump") else action
     options = orjson.OPT_SERIALIZE_NUMPY
     return Encoded(
         orjson.dumps(action, option=options),

@@ -87,11 +87,7 @@ class Connection(ClientConnection):
 
     def process_event(self, event: Any) -> None:
         """Take a frame from the library, or its response to the handshake."""
-        if not isinstance(event, Frame) or event.opcode not in (
-            Opcode.TEXT,
-            Opcode.BINARY,
-            Opcode.CONT,
-        ):
+        if not isinstance(event, Frame) or event.opcode >= Opcode.CLOSE:  # the first of control
             super().process_event(event)
             return
         self._fragments += event.data

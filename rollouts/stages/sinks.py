@@ -328,10 +328,8 @@ class FailedEpisodeSink:
         else:
             await self._groups.leave_out(episode)
         if self._failed == HOPELESS_EPISODES and not self._is_well:
-            raise AllFailed(
-                f"the first {self._failed} episodes failed; the last: {self._last_failure}",
-                self._hint,
-            )
+            text = f"the first {self._failed} episodes failed; the last: {self._last_failure}"
+            raise AllFailed(text, self._hint)
 
     def stop(self) -> None:
         """Ends the thread of the stages; incomplete groups are not written."""
@@ -347,11 +345,8 @@ class FailedEpisodeSink:
             which = "the only episode" if played == 1 else f"all {played} episodes"
             raise AllFailed(f"{which} failed; the last with {self._last_failure}", self._hint)
         if not self._stats.written:
-            raise AllFailed(
-                f"{failed} of {played} episodes failed, at least one of each group; the last with "
-                f"{self._last_failure}",
-                self._hint,
-            )
+            which = f"{failed} of {played} episodes failed, at least one of each group"
+            raise AllFailed(f"{which}; the last with {self._last_failure}", self._hint)
 
     async def _keep(self, episode: Episode) -> None:
         await self._inner.finish(episode)
