@@ -82,9 +82,9 @@ def take_own_view() -> None:
 
 
 def unpatch_children() -> None:
-    """Put back what starts children and waits for them, where gevent has patched it.
+    """Undo gevent's patches of the functions that start children and wait for them.
 
-    Its child watchers work on the loop of the main thread alone, and steps run on other threads.
+    gevent's child watchers work in the main thread alone, and steps run on other threads.
     """
     saved = getattr(sys.modules.get("gevent.monkey"), "saved", {})
     for name in ("os", "subprocess"):

@@ -109,12 +109,8 @@ def may_use_loop(env_class: type) -> bool:
     functions = (each for owner in env_class.__mro__ for each in vars(owner).values())
     codes = (each.__code__ for each in functions if inspect.isfunction(each))
     names = {name for code in codes for name in code.co_names}
-    return (
-        signature.reset_is_async
-        or signature.step_is_async
-        or signature.holds_mcp
-        or not names.isdisjoint(MCP_ATTRIBUTES)
-    )
+    is_async = signature.reset_is_async or signature.step_is_async
+    return is_async or signature.holds_mcp or not names.isdisjoint(MCP_ATTRIBUTES)
 
 
 def keep_accepted(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
@@ -236,11 +232,9 @@ def _holds_mcp(env: Any, inherited: frozenset[Any]) -> bool:
     if not callable(getattr(env, "mcp_session", None)):
         return False
     upstream: Any = sys.modules.get(UPSTREAM_MCP_ENVIRONMENT)
-    return (
-        upstream is None
-        or not isinstance(env, upstream.MCPEnvironment)
-        or upstream.MCPEnvironment.step_async not in inherited
-    )
+    if upstream is None or not isinstance(env, upstream.MCPEnvironment):
+        return True
+    return upstream.MCPEnvironment.step_async not in inherited
 
 
 def _pick(env: Any, name: str, inherited: frozenset[Any]) -> tuple[str, bool]:

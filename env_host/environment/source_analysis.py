@@ -95,18 +95,16 @@ def _is_plain(name: str) -> bool:
 
 def _imports_of(name: str) -> set[str] | None:
     """Return what a loaded module imports; None if that is not to be known."""
-    module = sys.modules.get(name)
-    if module is None:
-        return None
     try:
+        module = sys.modules[name]
         source = inspect.getsource(module)
-        tree = ast.parse(source) if len(source) <= MAX_SOURCE_BYTES else None
-    except (OSError, SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
+        if len(source) > MAX_SOURCE_BYTES:
+            return None
+        tree = ast.parse(source)
+    except (KeyError, OSError, SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
         return None
     finally:
         linecache.clearcache()
-    if tree is None:
-        return None
     found: set[str] = set()
     for node, is_late in nodes_of(tree):
         if isinstance(node, ast.Name) and node.id in _CODE_AT_RUN_TIME:
@@ -163,8 +161,8 @@ _SEEDS = ("random.seed", "torch.manual_seed")
 def differences_in(folders: Sequence[str], newest: str) -> list[str]:
     """Return a sentence for each name that was found in the modules below these folders.
 
-    Only modules that were imported after `newest` are examined: others may be shared with a fork
-    server, and reading an attribute of a shared module copies its memory page.
+    Only modules that were imported after `newest` are examined: others may be shared with a zygote,
+    and reading an attribute of a shared module copies its memory page.
     """
     imported = list(takewhile(newest.__ne__, reversed(sys.modules)))  # at once: threads import, too
     modules = [sys.modules[name] for name in imported if name in sys.modules]

@@ -14,6 +14,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -165,9 +166,8 @@ class Mcp:
             given = {"tool_name": name, "arguments": arguments}
             return await self._ask_by_step(session, "tools/call", **given)
         if client:
-            return await _with_client(
-                session.env, client, lambda: client.call_tool(name=name, arguments=arguments)
-            )
+            call = partial(client.call_tool, name=name, arguments=arguments)
+            return await _with_client(session.env, client, call)
         tool = (await _server_tools(server)).get(name)
         if tool is None:
             raise RpcFailed(RpcCode.INVALID_PARAMS, f"Tool not found: {name}")

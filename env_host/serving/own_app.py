@@ -106,18 +106,15 @@ class AppAsItIs:
         """Refuse a session's handshake, if there are none; everything else is the app's first."""
         if scope["type"] == "lifespan":
             await self._start(scope, receive, send)
-        elif self._has_sessions is not False:
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            is_asked = (scope["method"], scope["path"]) in _ASKED
-            await self._app(scope, receive, self._instead_of_404(send) if is_asked else send)
-        elif scope["path"] != "/ws":
-            await self._app(scope, receive, send)
-        else:
+            return
+        asked = (scope.get("method"), scope["path"])  # a WebSocket has no method
+        if self._has_sessions is False and asked == (None, "/ws"):
             await receive()
-            headers = [(b"content-type", b"text/plain")]
-            body = NO_SESSIONS.encode()
+            headers, body = [(b"content-type", b"text/plain")], NO_SESSIONS.encode()
             await send_answer(send, NOT_FOUND, headers, body, "websocket.http.response")
+            return
+        is_ours = self._has_sessions is False and asked in _ASKED
+        await self._app(scope, receive, self._instead_of_404(send) if is_ours else send)
 
     async def _start(self, scope: Message, receive: Receive, send: Send) -> None:
         """Run the app's own startup, and find out what it answers before uvicorn listens."""
@@ -269,9 +266,9 @@ class _Headers(list[tuple[bytes, bytes]]):
 
 
 async def _find_failure(app: Any, scope: Message) -> str | None:
-    """Return in one line what an app raises at this request and at all like it; None: nothing.
+    """Return in one line why an app fails at every request like this one; None: it may not.
 
-    Where it has read the headers, it may answer a request with others.
+    An app that has read the headers may answer a request that has other headers.
     """
     headers = _Headers(scope["headers"])
     _, failure = await _exchange({**scope, "headers": headers}, app, ASK_SECONDS)
@@ -281,7 +278,7 @@ async def _find_failure(app: Any, scope: Message) -> str | None:
 
 
 async def refuse_failing(app: Any) -> None:
-    """Try a handshake, which the app's route of sessions would accept.
+    """Send a handshake through an app whose route of sessions accepts it.
 
     Raises:
         LoadError: The project's middleware fails at every handshake.
@@ -344,12 +341,8 @@ def _refusal(sent: list[Message]) -> bytes:
     own = {b"content-length", b"connection", b"transfer-encoding"}
     lines = [b"%b: %b" % (name, value) for name, value in headers if name.lower() not in own]
     lines += [b"content-length: %d" % len(body), b"connection: close"]
-    return b"HTTP/1.1 %d %b\r\n%b\r\n\r\n%b" % (
-        status,
-        _PHRASES.get(status, b""),
-        b"\r\n".join(lines),
-        body,
-    )
+    first = b"HTTP/1.1 %d %b" % (status, _PHRASES.get(status, b""))
+    return b"%b\r\n\r\n%b" % (b"\r\n".join([first, *lines]), body)
 
 
 def _asking(path: str = "/ws") -> Message:

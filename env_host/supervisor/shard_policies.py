@@ -22,7 +22,7 @@ then notices no time-out and no client that leaves. The supervisor notices inste
     the loop has not run for a while      the stacks of the process are logged
       ├─ nor for the time limit of calls  replaced at once: a call that has this limit is in it
       ├─ all clients have left            replaced at once
-      └─ otherwise                        it is left to go on
+      └─ otherwise                        nothing is done
 
 A replica sleeps when it was not used for its time. Any connection is use, whatever is asked
 through it. A shard with a connection is not idle, and writes when it last had something to do; a
@@ -71,7 +71,7 @@ class ShardDemand:
 
 
 class Replacement(Enum):
-    """The decision about a shard: what its clients hear where it is replaced at once."""
+    """The decision about a shard; if it is replaced at once, also what its clients are sent."""
 
     NONE = "none"
     WHEN_IDLE = "when idle"  # it has no other session: none is lost

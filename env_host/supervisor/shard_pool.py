@@ -185,7 +185,7 @@ class ShardPool:
         self.links.add(new)
 
     def _replace_blocked(self) -> None:
-        """Replace shards with steps that are abandoned or block them, or end isolated sessions."""
+        """Kill shards and isolated sessions whose steps are abandoned or block their loops."""
         now, at, context = time.monotonic(), now_microseconds(), self._context
         limit = context.config.step_timeout_seconds
         if not context.is_placing or now < self._replaces_at:

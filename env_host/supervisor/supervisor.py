@@ -232,11 +232,8 @@ class Supervisor:
             return
         self._context.distributor.update(now)  # first, as connections go
         self._idleness.note_shards(self._context.scoreboard.shard_counters(), now)
-        if (
-            self._context.distributor.load
-            or self._context.isolated
-            or self._acceptor.has_peers(now)
-        ):
+        is_used = self._context.distributor.load or self._context.isolated
+        if is_used or self._acceptor.has_peers(now):
             self._idleness.note_use(now)
         elif (self._idleness.due() or now) <= now:
             self._context.notifier.report(sleeps=True)
