@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_402,
-    "code lines": 46_653,
+    "shipped lines": 72_321,
+    "code lines": 46_574,
     "modules": 383,
-    "test lines": 67_672,
+    "test lines": 67_763,
     "words of pages": 24_994,
     "words of decisions": 7_204,
     "folders at the root": 15,
