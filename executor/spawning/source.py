@@ -209,10 +209,10 @@ class ZygoteClient:
         with ours:
             try:
                 with zygotes, self._lock:
-                    request = Message({"call": entry, "payload": payload})
-                    send_message(self._socket, request._replace(fds=(zygotes.fileno(), *fds)))
+                    head = {"call": entry, "payload": payload}
+                    send_message(self._socket, Message(head, fds=(zygotes.fileno(), *fds)))
                 ours.settimeout(timeout)
-                answer = ours.recv(4096).decode() or "the zygote has ended"
+                answer = ours.recv(4096).decode() or "the zygote has ended, or reads nothing"
             except TimeoutError:
                 answer = f"the zygote has not answered for {timeout:.0f} s"
                 with contextlib.suppress(psutil.Error):  # it has ended

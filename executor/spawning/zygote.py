@@ -142,8 +142,8 @@ class Zygote:
         answer = "forked"
         try:
             self._fork_for_call(request.head["call"], request.head["payload"], fds)
-        except (OSError, ImportError) as exc:
-            answer = str(exc)
+        except Exception as exc:  # of the system, or of a module that cannot be imported
+            answer = f"{type(exc).__name__}: {exc}"
         with contextlib.suppress(OSError):  # the asker waits no longer
             os.write(answer_fd, answer.encode())
         close_all(request.fds)
@@ -162,7 +162,8 @@ class Zygote:
     def end_if_unsafe(self) -> None:
         """End this process if it has threads, with which it must not fork."""
         if (threads := thread_count()) > 1:
-            self.send({"unsafe": threads})
+            with contextlib.suppress(OSError):  # then its end says so
+                self.send({"unsafe": threads})
             os._exit(0)
 
     def _become_worker(

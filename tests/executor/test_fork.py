@@ -40,6 +40,7 @@ def bench(
 ) -> Bench:
     (tmp_path / "entries_for_tests.py").write_text(ENTRIES)
     (tmp_path / "leaves_a_thread.py").write_text(LEAVES_A_THREAD)
+    (tmp_path / "raises.py").write_text("1 / 0")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
     return make_bench()
 
@@ -98,8 +99,11 @@ def test_it_is_no_worker_and_no_orphan_of_one(
 def test_what_cannot_be_imported_is_refused_and_what_leaves_a_thread_ends_forking(
     bench: Bench,
 ) -> None:
+    zygote = starter_of(bench).zygote_pid
     assert not bench.executor.fork("no_such_module:main", {}, [])
+    assert not bench.executor.fork("raises:main", {}, [])
     assert forked(bench.executor)
+    assert starter_of(bench).zygote_pid == zygote
     assert not bench.executor.fork("leaves_a_thread:main", {}, [])
     worker = psutil.Process(bench.run("context", schedule="LONG").result["pid"])
     assert worker.ppid() == os.getpid()  # from now on workers are programs
