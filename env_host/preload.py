@@ -20,6 +20,8 @@ from .event_loop import host_libraries
 
 # Standard-library modules that we import, but that upstream's server does not before the app does.
 OURS_ALONE = ("mmap", "resource", "stringprep", "sysconfig")
+# Further ones that a zygote has imported, for operations, when it forks a host.
+ZYGOTES = ("argparse", "difflib", "glob", "pkgutil", "pwd", "shlex", "statistics")
 _PATCHED = (
     *("_thread", "os", "queue", "select", "selectors"),
     *("signal", "socket", "subprocess", "threading", "time"),
@@ -94,7 +96,7 @@ def unpatch_children() -> None:
 def yield_names(folders: Iterable[str]) -> None:
     """Yield the names of our modules to the project's files that are called the same."""
     for folder in folders:
-        for name in OURS_ALONE:
+        for name in (*OURS_ALONE, *ZYGOTES):
             if Path(folder, f"{name}.py").exists() or Path(folder, name).is_dir():
                 sys.modules.pop(name, None)
 

@@ -25,7 +25,6 @@ import os
 import selectors
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Never, cast
 
@@ -41,10 +40,6 @@ if TYPE_CHECKING:
     from ...schema.replica import RunFileData, ServerReport, StatusLine
 
 _ENDS_OF_DRAINED = (0, signal.SIGUSR1, signal.SIGUSR2)  # wait statuses
-# Modules that the zygote has imported for operations and titles. A server that is a program does
-# not have them, and its project may have files of these names.
-_NOT_THE_SERVERS = frozenset({"argparse", "difflib", "glob", "pkgutil", "platformdirs", "psutil"})
-_NOT_THE_SERVERS |= {"pwd", "setproctitle", "shlex", "statistics", "_statistics"}
 MAX_NOTIFY_BYTES = 256 * 1024  # of one line
 _READ_BYTES = 65536
 
@@ -345,15 +340,8 @@ def _call(
     forking.reset_signals()
     forking.set_environment(environ, argv)
     set_title(fork_into.title)
-    set_modules_aside()
     forking.close_all_but(keep_fds)
     forking.run_and_exit(fork_into.entry)
-
-
-def set_modules_aside() -> None:
-    """Take modules that are not the server's from those that are imported."""
-    for name in [each for each in sys.modules if each.partition(".")[0] in _NOT_THE_SERVERS]:
-        del sys.modules[name]
 
 
 def set_title(title: str) -> None:
