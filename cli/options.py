@@ -163,7 +163,7 @@ def declared_options(
     def decorate(command: Command) -> Command:
         for item in reversed(options_of(declaration)):
             is_left_out = only is not None and item.name not in only
-            if is_left_out or item.name in without or item.flag == "":
+            if is_left_out or item.name in without or item.own_flag == "":
                 continue
             if item.kind is dict:  # a file, where no other user sees the values
                 flag = f"--{item.name}-file"
@@ -200,7 +200,7 @@ def given_options(
 
 def _click_option(item: Option) -> Callable[[Command], Command]:
     word = word_of(item)
-    flags = [item.flag or f"--{word}"]
+    flags = [item.own_flag or f"--{word}"]
     more: Json = {"default": None}
     if item.kind is bool:
         flags = [f"--{word}/--no-{word}"] if item.default is None else flags

@@ -29,7 +29,7 @@ class RolloutOptions:
     seed: int | None = option(
         None, "Seed of the first episode. Each further episode, or group, adds 1."
     )
-    reset: dict[str, Any] = option(dict, "Further arguments of each reset.", flag="")  # noqa: RUF009
+    reset: dict[str, Any] = option(dict, "Further arguments of each reset.", own_flag="")  # noqa: RUF009
     group: int | None = option(
         None, "N episodes each begin alike, to be compared.", least=2, most=10_000
     )
@@ -43,7 +43,7 @@ class RolloutOptions:
         list,
         "Which episodes to keep: min-steps=N, max-reward=R. Also max-steps=N, min-reward=R; or "
         "which to drop: failed, zero-advantage, what module:function says. Repeatable.",
-        flag="--filter",
+        own_flag="--filter",
         metavar="FILTER",
     )
     keep_failed: bool = option(False, "Write failed episodes, too.")
@@ -65,7 +65,7 @@ class BenchmarkOptions:
     """The options of a measurement. Each option is declared here and nowhere else."""
 
     repetitions: int = option(
-        3, "How often each batch is measured.", least=1, most=100, flag="--reps"
+        3, "How often each batch is measured.", least=1, most=100, own_flag="--reps"
     )
     window: int | None = option(
         None, "Handshakes under way at once; by default all of a batch.", least=1
@@ -137,7 +137,7 @@ class StopOptions:
         "How long sessions may take to end, before the replicas are killed.",
         least=0,
         most=600,
-        flag="",
+        own_flag="",
     )
 
 
@@ -153,5 +153,5 @@ class ImageOptions:
         metavar="FILE",
     )
     with_packages: list[str] = option(  # noqa: RUF009  a field with a factory
-        list, "Install this package as well. Repeatable.", flag="--with", metavar="PACKAGE"
+        list, "Install this package as well. Repeatable.", own_flag="--with", metavar="PACKAGE"
     )

@@ -12,10 +12,11 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..system.text.options import Option, option, options_of
 from ..system.text.units import near_matches
 from .layout import Layout
 
@@ -33,68 +34,59 @@ _ADDRESS = re.compile(r"(?i)[a-z][a-z\d+.-]*://|([\w.-]*|\[[\da-f:]*\]):\d+(/|$)
 _FILES = frozenset({"gateway_certificate", "gateway_key"})  # relative to where they were written
 
 
-def _setting(
-    default: Any, text: str, *, least: float = 0, most: float = MAX_COUNT, among: Any = None
-) -> Any:
-    bounds = {"least": least, "most": most, "among": among}
-    return field(default=default, metadata={"help": text, **bounds})
-
-
 @dataclass(frozen=True)
 class Settings:
     """The settings in force. Each is declared here and nowhere else."""
 
-    port: int | None = _setting(
+    port: int | None = option(
         None,
         f"TCP port of the daemon, on loopback; by default {FIRST_PORT}, or the next free one. "
         "0 picks any.",
         most=65535,
     )
-    max_long_workers: int = _setting(0, "Maximum number of LONG workers; 0 lets the plan decide.")
-    max_short_workers: int = _setting(0, "Maximum number of SHORT workers; 0 lets the plan decide.")
-    worker_memory_mb: int = _setting(0, "Memory cap of a worker, in MB; 0 lets the plan decide.")
-    reserve_mb: int = _setting(
+    max_long_workers: int = option(0, "Maximum number of LONG workers; 0 lets the plan decide.")
+    max_short_workers: int = option(0, "Maximum number of SHORT workers; 0 lets the plan decide.")
+    worker_memory_mb: int = option(0, "Memory cap of a worker, in MB; 0 lets the plan decide.")
+    reserve_mb: int = option(
         0, "Memory reserved for everything else, in MB; 0 lets the plan decide."
     )
-    max_pending: int = _setting(
+    max_pending: int = option(
         100_000,
         "Maximum number of pending requests, LONG and SHORT each; more are refused (429).",
         least=1,
     )
-    keep_requests: int = _setting(10_000, "Finished requests to keep; older ones are deleted.")
-    keep_days: float = _setting(
+    keep_requests: int = option(10_000, "Finished requests to keep; older ones are deleted.")
+    keep_days: float = option(
         14.0,
         "Days to keep finished requests and their logs, counted while a daemon runs.",
         most=36_500,
     )
-    keep_venv_days: float = _setting(
+    keep_venv_days: float = option(
         30.0, "Days to keep a project's virtual environment that nothing uses.", most=36_500
     )
-    max_log_mb: int = _setting(
-        64, "Size limit of the log of one request or replica, in MB.", least=1
-    )
-    max_logs_mb: int = _setting(
+    max_log_mb: int = option(64, "Size limit of the log of one request or replica, in MB.", least=1)
+    max_logs_mb: int = option(
         2048, "Size limit of all logs together, in MB; the oldest are deleted.", least=1
     )
-    cancel_grace_seconds: float = _setting(5.0, "Seconds between SIGTERM and SIGKILL.", most=3600)
-    durability: str = _setting(
+    cancel_grace_seconds: float = option(5.0, "Seconds between SIGTERM and SIGKILL.", most=3600)
+    durability: str = option(
         "process",
         "What an acknowledged request survives: process, a killed daemon; power, a power cut too.",
-        among=DURABILITIES,
+        choices=DURABILITIES,
     )
-    gateway_host: str = _setting("127.0.0.1", "IP address that a gateway listens on.")
-    gateway_port: int = _setting(
+    gateway_host: str = option("127.0.0.1", "IP address that a gateway listens on.")
+    gateway_port: int = option(
         0, "TCP port that a gateway listens on; 0 picks a free one.", most=65535
     )
-    gateway_certificate: str = _setting(
+    gateway_certificate: str = option(
         "", "File of a gateway's certificate chain, PEM; with it, the gateway speaks TLS alone."
     )
-    gateway_key: str = _setting("", "File of the private key of a gateway's certificate, PEM.")
-    log_level: str = _setting("info", "Level of the daemon's own log.", among=LOG_LEVELS)
-    log_format: str = _setting(
+    gateway_key: str = option("", "File of the private key of a gateway's certificate, PEM.")
+    log_level: str = option("info", "Level of the daemon's own log.", choices=LOG_LEVELS)
+    log_format: str = option(
         "text",
         "Format of the daemon's own log: text, or json (one object a line).",
-        among=LOG_FORMATS,
+        choices=LOG_FORMATS,
     )
 
     @property
@@ -103,17 +95,15 @@ class Settings:
         return self.durability == "power"
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting as flags, variables and documentation need it."""
+class Setting(Option):
+    """One setting as flags, variables and documentation need it; a default of None: its help says.
 
-    name: str
-    type: type
-    default: Any  # None: its help says
-    help: str
-    least: float
-    most: float
-    among: tuple[str, ...] | None
+    Its value is a number from `least` (0) to `most` (`MAX_COUNT`), one of its choices, or any text.
+    """
+
+    @property
+    def _most(self) -> float:
+        return MAX_COUNT if self.most is None else self.most
 
     @property
     def variable(self) -> str:
@@ -128,49 +118,45 @@ class Setting:
     def parse(self, text: str) -> Any:
         """The value that the variable's `text` spells. Raises `ValueError`, naming the variable."""
         try:
-            return self.check(self.type(text))
+            return self.check(self.kind(text))
         except ValueError as exc:
             raise ValueError(f"{self.variable}={text!r}: it must be {self.range}") from exc
 
     def take(self, value: Any, folder: Path) -> Any:
         """The value that a file in `folder` has. Raises `ValueError`, saying what it may be."""
-        kinds = (int, float) if self.type is float else (self.type,)
+        kinds = (int, float) if self.kind is float else (self.kind,)
         if isinstance(value, kinds) and not isinstance(value, bool):
             if self.name in _FILES and value:
                 return str(folder / os.path.expanduser(str(value)))  # noqa: PTH111  never raises
             with contextlib.suppress(ValueError):
-                return self.check(self.type(value))
+                return self.check(self.kind(value))
         raise ValueError(f"it must be {self.range}")
 
     def check(self, value: Any) -> Any:
         """The value, if it may be one. Raises `ValueError`, saying what it may be."""
         if self.name in _FILES and value:
             return os.path.abspath(os.path.expanduser(value))  # noqa: PTH100, PTH111
-        if self.type is str and self.among is None:
+        if self.kind is str and not self.choices:
             return value
-        if self.among is not None:
+        if self.choices:
             value = value.lower()
         # Not the other way round: a `nan` is neither more nor less than anything.
-        if value in self.among if self.among is not None else self.least <= value <= self.most:
+        if value in self.choices if self.choices else (self.least or 0) <= value <= self._most:
             return value
         raise ValueError(f"{value} is not {self.range}")
 
     @property
     def range(self) -> str:
         """Return what it may be, as a phrase."""
-        if self.among is not None:
-            return f"one of {', '.join(self.among)}"
-        if self.type is str:
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.kind is str:
             return "a text"
-        kind = "a whole number" if self.type is int else "a number"
-        return f"{kind} from {self.least:g} to {self.most:.0f}"
+        kind = "a whole number" if self.kind is int else "a number"
+        return f"{kind} from {self.least or 0:g} to {self._most:.0f}"
 
 
-SETTINGS: tuple[Setting, ...] = tuple(
-    Setting(item.name, kind, item.default, **item.metadata)
-    for item in fields(Settings)
-    for kind in [int if item.default is None else type(item.default)]
-)
+SETTINGS = tuple(Setting(**asdict(each)) for each in options_of(Settings))
 
 
 class Given(NamedTuple):
@@ -242,7 +228,7 @@ def flags_of_killed(paths: Paths) -> dict[str, Any]:
     for item in SETTINGS:
         with contextlib.suppress(ValueError, TypeError, AttributeError):  # another version's
             if item.name in found:
-                known[item.name] = item.check(item.type(found[item.name]))
+                known[item.name] = item.check(item.kind(found[item.name]))
     return known
 
 

@@ -45,14 +45,14 @@ class LaunchOptions(ServeOptions):
         "Fewest replicas when it scales itself [1]. 0: it sleeps when it is not used.",
         least=0,
         most=MAX_REPLICAS,
-        flag="--min",
+        own_flag="--min",
     )
     max_replicas: int | None = option(
         None,
         "Most replicas; it scales itself by its sessions.",
         least=1,
         most=MAX_REPLICAS,
-        flag="--max",
+        own_flag="--max",
     )
     scale_down_seconds: float = option(
         60.0, "Fewer replicas must have been enough for so long.", least=0
@@ -68,7 +68,7 @@ class LaunchOptions(ServeOptions):
     with_packages: list[str] = option(  # noqa: RUF009  a field with a factory
         list,
         "Install this package, too. It stays apart from the project's own environment. Repeatable.",
-        flag="--with",
+        own_flag="--with",
         metavar="PACKAGE",
     )
     port: int | None = option(
@@ -95,7 +95,7 @@ class LaunchOptions(ServeOptions):
     engine_options: list[str] = option(  # noqa: RUF009  a field with a factory
         list,
         "An option of the engine's own: shm-size=1g. Repeatable.",
-        flag="--engine-option",
+        own_flag="--engine-option",
         metavar="NAME=VALUE",
     )
     ready_timeout_seconds: float = option(600.0, "Fail when it is not ready by then.", above=0)

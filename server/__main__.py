@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("openenvd.server", description="The openenvd daemon.")
     parser.add_argument("--ready-fd", type=int, help="write one line there when it answers")
     for item in SETTINGS:
-        parser.add_argument(item.flag, type=item.type, help=item.help)
+        parser.add_argument(item.flag, type=item.kind, help=item.help)
     options = parser.parse_args(arguments)
     os.umask(0o077)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # its starter may ignore it

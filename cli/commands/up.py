@@ -31,7 +31,7 @@ def setting_options(command: Command) -> Command:
     """One option for each of the daemon's settings, declared where they are."""
     decorated: Callable[..., Any] = command
     for item in reversed(SETTINGS):
-        kind = Duration(min=0) if item.name.endswith("_seconds") else item.type
+        kind = Duration(min=0) if item.name.endswith("_seconds") else item.kind
         default = "" if item.default is None else f"{item.default}; "
         text = f"{item.help.rstrip('.')} [{default}{item.variable}]."
         checking = partial(_check, item)

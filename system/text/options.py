@@ -34,7 +34,8 @@ class Option:
     choices: tuple[str, ...] = ()  # the values that are allowed; empty: any
     auto: bool = False  # whether `auto` spells the default
     metavar: str | None = None  # on the help page; None derives it from the unit
-    flag: str | None = None  # where it is not the name; empty: only the API has this option
+    # Its flag, where that is not the name; empty: only the API has this option
+    own_flag: str | None = None
 
 
 def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002  as Click's and pydantic's

@@ -63,7 +63,7 @@ def test_every_option_is_a_flag_in_a_group_or_is_set(
     flags = [each for each in found.params if isinstance(each, click.Option)]
     grouped = " ".join(found.groups.values()).split()
     assert sorted(grouped) == sorted([*(each.opts[-1] for each in flags), "--help"])
-    declared = {i.name for each in declarations for i in options_of(each) if i.flag != ""}
+    declared = {i.name for each in declarations for i in options_of(each) if i.own_flag != ""}
     rare = {item.name for item in set_option_of(found).table.values()}
     assert declared == rare | (declared & {each.name for each in flags})
     assert not rare & {each.name for each in flags}
