@@ -198,7 +198,6 @@ class HostConfig(ServeOptions):
     env_class: str | None = None
     import_paths: tuple[str, ...] = ()
     venv: str | None = None  # made for this project: its byte code and notes are kept there
-    idle_timeout_seconds: float | None = None
     replica: int = 0  # the number of this one
     doors: str = ""  # path prefix of all replicas' control sockets; empty: this replica has none
     shares_address: bool = False  # all replicas accept from the same sockets

@@ -200,7 +200,6 @@ class ServingProcess:
         is_alone = own.connection_fd is not None
         self.owners = connections.SessionOwners(scoreboard, owner, self.peers, is_alone)
         self.registry = connections.ConnectionRegistry(self.link, owner, self._count)
-        idle_seconds = config.idle_timeout_seconds or definition.session_timeout_seconds
         self.table = SessionTable(
             definition,
             0 if own.isolates else 1 if own.exclusive else own.max_sessions,
@@ -208,7 +207,7 @@ class ServingProcess:
             hooks=self.registry,
             admission=self.admission,
             step_timeout_seconds=config.step_timeout_seconds,
-            idle_seconds=idle_seconds or math.inf,
+            idle_seconds=definition.session_timeout_seconds or math.inf,
             unattached_seconds=config.http_session_idle_seconds or math.inf,
             reset_first=config.refuses_unreset,
         )

@@ -13,6 +13,7 @@ import pytest
 
 from ..conftest import StartHost
 from ..hosts import WAIT_SECONDS, Host
+from ..upstream import write_upstream
 
 
 class Gate:
@@ -227,8 +228,16 @@ def test_a_step_that_times_out_ends_only_its_session(
         gate.open()
 
 
-def test_an_idle_session_is_closed_with_its_reason(serve: StartHost) -> None:
-    host = serve(idle_timeout_seconds=0.2)
+def test_an_idle_session_is_closed_with_its_reason(serve: StartHost, tmp_path: Path) -> None:
+    write_upstream(tmp_path)
+    (tmp_path / "app.py").write_text(
+        "from types import SimpleNamespace\n"
+        "from openenv.core.env_server import http_server\nfrom plain import Plain\n"
+        "app = http_server.create_app(Plain, None, None)\n"
+        "noted = SimpleNamespace(session_timeout=0.2)\n"
+        "http_server.HTTPEnvServer._concurrency_config = noted\n"
+    )
+    host = serve(None, app_candidates=("app:app",))
     with host.open() as client:
         client.ask("reset")
         answer = client.last_word()[0]["data"]
