@@ -55,12 +55,22 @@ _RIGHTS = f"give this account the role in docs/openenvd-rbac.yaml of {ROLE_IS_IN
 
 
 class ApiRefused(EngineRefused):
-    """The API server answers no; `status` is HTTP's, `reason` the word of Kubernetes for it."""
+    """The API server answers no; `reason` is the word of Kubernetes for it."""
 
-    def __init__(self, message: str, hint: str | None, status: int, reason: str) -> None:
+    def __init__(self, message: str, hint: str | None, reason: str) -> None:
         super().__init__(message, hint)
-        self.status = status
         self.reason = reason
+
+
+class NotThere(ApiRefused):
+    """There is no such object (404)."""
+
+
+class InConflict(ApiRefused):
+    """There is such an object already, or another by now (409)."""
+
+
+_REFUSALS: dict[int, type[ApiRefused]] = {404: NotThere, 409: InConflict}
 
 
 class Cluster:
@@ -95,11 +105,8 @@ class Cluster:
 
     def delete(self, path: str, body: Json) -> None:
         """Delete something; what is not there, or is another by now, is no error."""
-        try:
+        with contextlib.suppress(NotThere, InConflict):
             self._json("delete", path, body=body)
-        except ApiRefused as exc:
-            if exc.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
-                raise
 
     @contextlib.contextmanager
     def stream(
@@ -165,9 +172,8 @@ class Cluster:
     def _write(self, method: str, path: str, **asked: Any) -> Json:
         try:
             return self._json(method, path, **asked)
-        except ApiRefused as exc:
-            # Others wrote at the same time: a quota, say.
-            if exc.status == HTTPStatus.CONFLICT and exc.reason != ALREADY_EXISTS:
+        except InConflict as exc:
+            if exc.reason != ALREADY_EXISTS:  # others wrote at the same time: a quota, say
                 raise EngineGone(exc.message) from exc
             raise
 
@@ -206,9 +212,9 @@ class Cluster:
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
             return EngineGone(f"Kubernetes does not answer: {text}")
         is_forbidden = status == HTTPStatus.FORBIDDEN and "quota" not in text
-        return ApiRefused(
-            f"Kubernetes refuses: {text}", _RIGHTS if is_forbidden else None, status, reason
-        )
+        hint = _RIGHTS if is_forbidden else None
+        refusal = _REFUSALS.get(status, ApiRefused)
+        return refusal(f"Kubernetes refuses: {text}", hint, reason)
 
 
 def _said(status: int, body: str | bytes) -> tuple[str, str]:

@@ -38,17 +38,17 @@ Failure cases
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import signal as signals
 import time
 from collections.abc import Iterable, Iterator
-from http import HTTPStatus
 
 from ....system.process.backoff import backoff_seconds
 from ....system.text.json_lines import Json
 from .. import base
 from ..instance_logs import lines_of, pieces_after, since_of
-from .api import ROLE_IS_IN, ApiRefused, Cluster
+from .api import ROLE_IS_IN, ApiRefused, Cluster, InConflict, NotThere
 from .options import CONTAINER, SIGNAL_SERVER, dns_name, options_of, pod_of, secret_of, service_of
 from .pods import id_of, instance_of, is_being_made, labels_of
 
@@ -128,8 +128,8 @@ class KubernetesEngine:
         namespace, name, _ = instance.id.split("/")
         try:
             code = self._cluster.run(namespace, name, CONTAINER, command)
-        except ApiRefused as exc:
-            if exc.status == HTTPStatus.NOT_FOUND and not self._runs(instance):
+        except NotThere:
+            if not self._runs(instance):
                 return
             raise
         if code != 0 and self._runs(instance):
@@ -243,12 +243,9 @@ class KubernetesEngine:
         return bool(review["status"]["allowed"])
 
     def _pod(self, namespace: str, name: str) -> Json | None:
-        try:
+        with contextlib.suppress(NotThere):
             return self._cluster.get(_path(namespace, "pods", name))
-        except ApiRefused as exc:
-            if exc.status == HTTPStatus.NOT_FOUND:
-                return None
-            raise
+        return None
 
     def _pod_of(self, instance: base.Instance) -> Json | None:
         """Return the pod of an instance; None when it is gone, or another has its name."""
@@ -292,16 +289,11 @@ class KubernetesEngine:
     def _create(self, plan: base.ReplicaPlan) -> Json:
         """Create a pod, or find the one that another thread or agent has created meanwhile."""
         namespace = self._namespace(plan)
-        try:
+        with contextlib.suppress(InConflict):
             return self._cluster.post(_path(namespace, "pods"), pod_of(plan, namespace))
-        except ApiRefused as exc:
-            if exc.status != HTTPStatus.CONFLICT:
-                raise
-            found = self._find_pod(plan)
-            if found is None:
-                message = f"the pod {plan.name} was removed while it was started"
-                raise base.EngineRefused(message) from exc
-            return found
+        if (found := self._find_pod(plan)) is None:
+            raise base.EngineRefused(f"the pod {plan.name} was removed while it was started")
+        return found
 
     def _make_what_it_needs(self, plan: base.ReplicaPlan, pod: Json) -> None:
         """Make a pod's Secret, without which it waits, and its environment's service."""
@@ -317,19 +309,11 @@ class KubernetesEngine:
         own = wanted["metadata"]
         owners = {"ownerReferences": own["ownerReferences"]}  # merged by their ids
         for _ in range(OWNING_ATTEMPTS):
-            try:
+            with contextlib.suppress(InConflict):
                 self._cluster.post(folder, wanted)
-            except ApiRefused as exc:
-                if exc.status != HTTPStatus.CONFLICT:
-                    raise
-            else:
                 return
-            try:
+            with contextlib.suppress(NotThere):  # it went meanwhile, with its last pod
                 self._cluster.merge(f"{folder}/{own['name']}", {"metadata": owners, **changes})
-            except ApiRefused as exc:
-                if exc.status != HTTPStatus.NOT_FOUND:  # it went meanwhile, with its last pod
-                    raise
-            else:
                 return
         raise base.EngineGone(f"{wanted['kind']} {own['name']} is made and removed by turns")
 

@@ -79,9 +79,7 @@ def address_of(pod: Json) -> str | None:
     ip = pod["status"].get("podIP")
     own: Json = next((c for c in pod["spec"]["containers"] if c["name"] == CONTAINER), {})
     port = (own.get("ports") or [{}])[0].get("containerPort")
-    if not ip or not port:
-        return None
-    return http_address(ip, port)
+    return http_address(ip, port) if ip and port else None
 
 
 def _blocking_reason(pod: Json) -> str | None:
