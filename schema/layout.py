@@ -7,7 +7,6 @@
     home/sockets/<digest>.sock             the shim of one replica; all sockets lie elsewhere when
                                            the home's path is long (`Layout.sockets`)
     home/sockets/<digest>-<number>.door    where a replica is passed connections by the others
-    home/sockets/fork-<digest>.sock     what forks shims (the folder is its starter's lock)
     home/sockets/agent-<key>.sock          the agent of an engine; its key: agent_client.py
     home/engines/<key>/                    its address, its locks, and what it has seen last
     home/home-id                           what this home is called on engines

@@ -13,7 +13,6 @@ there is none, `nvidia-smi` (the driver may be outside of a container whose devi
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import hashlib
 import json
@@ -29,6 +28,7 @@ from ...system.net.access import is_loopback
 from ...system.net.listening_sockets import http_address, open_listening_sockets
 from ...system.process.proc import printed_by
 from ...system.text.json_lines import Json
+from ...system.text.units import near_matches
 from .base import EngineRefused, ReplicaPlan
 
 MAX_NAME_LENGTH = 63  # of what Swarm and Kubernetes call a thing
@@ -63,10 +63,9 @@ def read_options(
     found = {}
     for name, text in given.items():
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            meant = f"did you mean {near[0]}? " if near else ""
-            all_of_them = f"{meant}It has: {', '.join(sorted(known))}"
-            raise EngineRefused(f"{engine} has no option {name!r}", all_of_them)
+            _, meant = near_matches(name, known, "")
+            hint = f"{meant} It has: {', '.join(sorted(known))}".lstrip()
+            raise EngineRefused(f"{engine} has no option {name!r}", hint)
         try:
             found[name] = known[name](text)
         except ValueError as exc:

@@ -193,11 +193,9 @@ def write_start_files(folder: Path, options: GatewayOptions, admin_socket: Path)
     if options.certificate:
         _replace(folder / "certificates.json", configuration.certificates(options))
     _replace(folder / "listeners.json", configuration.listeners(options, where))
-    for name, content in (
-        ("clusters.json", configuration.clusters()),
-        ("routes.json", configuration.routes()),
-    ):
-        create_whole(folder / name, orjson.dumps(content))  # unless the daemon has, by now
+    # Unless the daemon has written them by now.
+    create_whole(folder / "clusters.json", orjson.dumps(configuration.clusters()))
+    create_whole(folder / "routes.json", orjson.dumps(configuration.routes()))
     bootstrap = folder / "bootstrap.json"
     _replace(bootstrap, configuration.bootstrap(where, str(admin_socket), _most_connections()))
     return bootstrap

@@ -354,13 +354,10 @@ def _admin_socket(socket_path: Path) -> Path:
 
 def _start(gateway: Gateway, reservation: socket.socket) -> None:
     run_file = gateway.run_file
-    for folder in (
-        run_file.run_dir,
-        Path(run_file.socket_path).parent,
-        Path(run_file.log_path).parent,
-    ):
-        make_private(folder)
+    make_private(run_file.run_dir)
     make_private(gateway.config_folder)
+    make_private(Path(run_file.socket_path).parent)
+    make_private(Path(run_file.log_path).parent)
     write_start_files(gateway.config_folder, gateway.options, gateway.admin_socket)
     reserve(gateway.options.port, PortOwner(NAME, run_file.run_dir.parent))  # also while it is away
     start_shim(run_file.run_dir, run_file.data, listen_fds=[reservation.fileno()])

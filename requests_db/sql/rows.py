@@ -70,9 +70,8 @@ class RowFormat(Generic[R]):
                 if values[index] is not None:
                     values[index] = decode(values[index])
         except (ValueError, KeyError, TypeError) as exc:
-            raise DatabaseCorrupt(
-                f"the requests database is damaged ({self.columns[index]})"
-            ) from exc
+            text = f"the requests database is damaged ({self.columns[index]})"
+            raise DatabaseCorrupt(text) from exc
         record: R = self._record(*values)
         return record
 

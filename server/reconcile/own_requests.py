@@ -141,9 +141,7 @@ class Autoscaler:
 def scaling_of(spec: dict[str, Any]) -> Scaling | None:
     """Return how an environment scales itself; None when it does not."""
     least, most = spec.get("min_replicas") or 1, spec.get("max_replicas")
-    if not most:
-        return None
-    return Scaling(least, most, spec.get("scale_down_seconds", 60.0))
+    return Scaling(least, most, spec.get("scale_down_seconds", 60.0)) if most else None
 
 
 class _End(NamedTuple):
