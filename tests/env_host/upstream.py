@@ -10,8 +10,8 @@ import os
 from fastapi import FastAPI, WebSocket
 
 class HTTPEnvServer:
-    def __init__(self, env, action_cls, observation_cls, max_concurrent_envs=1):
-        self._env_factory, self.max = env, max_concurrent_envs
+    def __init__(self, env, action_cls, observation_cls, max_concurrent_envs=1, config=None):
+        self._env_factory, self.max, self._concurrency_config = env, max_concurrent_envs, config
         self.action_cls, self.observation_cls = action_cls, observation_cls
         self._validate_concurrency_safety()
 

@@ -231,11 +231,9 @@ def test_a_step_that_times_out_ends_only_its_session(
 def test_an_idle_session_is_closed_with_its_reason(serve: StartHost, tmp_path: Path) -> None:
     write_upstream(tmp_path)
     (tmp_path / "app.py").write_text(
-        "from types import SimpleNamespace\n"
-        "from openenv.core.env_server import http_server\nfrom plain import Plain\n"
-        "app = http_server.create_app(Plain, None, None)\n"
-        "noted = SimpleNamespace(session_timeout=0.2)\n"
-        "http_server.HTTPEnvServer._concurrency_config = noted\n"
+        "from types import SimpleNamespace as Some\nfrom plain import Plain\n"
+        "from openenv.core.env_server.http_server import create_app\n"
+        "app = create_app(Plain, None, None, config=Some(session_timeout=0.2))\n"
     )
     host = serve(None, app_candidates=("app:app",))
     with host.open() as client:

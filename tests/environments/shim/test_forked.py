@@ -53,6 +53,8 @@ def test_shim_and_server_have_names_sessions_and_descriptors_of_their_own(replic
     assert len(rest) - 1 == len(one.link.request_listeners()) == len(fds) > 1
     assert found["private_kb"] < 10 << 10  # of the 16 MB, and Python, that it can read
     close_all(fds)
+    assert may_fork(one.run_file)
+    assert not may_fork(one.run_file | {"argv": ["/other/python"]})
 
 
 def test_many_at_once_share_one_zygote(replica: Make, zygote: Zygote) -> None:
@@ -85,9 +87,3 @@ def test_with_other_variables_that_only_a_start_reads_it_is_a_program(
 ) -> None:
     one = replica(env=zygote.env | {name: ""}).ready()
     assert is_program(one) == (name != "PYTHONUNBUFFERED")
-
-
-def test_another_python_is_never_forked(replica: Make) -> None:
-    run = replica().run_file
-    assert may_fork(run)
-    assert not may_fork(run | {"argv": ["/other/python"]})
