@@ -14,8 +14,8 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_321,
-    "code lines": 46_574,
+    "shipped lines": 72_275,
+    "code lines": 46_523,
     "modules": 383,
     "test lines": 67_669,
     "words of pages": 24_994,
