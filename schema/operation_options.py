@@ -94,9 +94,7 @@ class EnvironmentTestOptions:
         metavar="FIELD",
     )
     skip: list[str] = option(  # noqa: RUF009
-        list,
-        f"Leave out a check: {', '.join(CHECK_NAMES)}. Repeatable.",
-        metavar="CHECK",
+        list, f"Leave out a check: {', '.join(CHECK_NAMES)}. Repeatable.", metavar="CHECK"
     )
 
 

@@ -35,7 +35,7 @@ for its user. `sessions` of a `shard_exit`: how many ended with it. Error codes:
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -220,8 +220,9 @@ class HostConfig(ServeOptions):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> HostConfig:
-        """Read the configuration that `to_json` wrote."""
-        values = dict(data)
+        """Read the configuration that `to_json` wrote, also that of another version."""
+        known = {each.name for each in fields(cls)}
+        values = {name: value for name, value in data.items() if name in known}
         for key in ("app_candidates", "app_fallbacks", "import_paths"):
             values[key] = tuple(values.get(key, ()))
         return cls(**values)

@@ -58,9 +58,7 @@ class LaunchOptions(ServeOptions):
         60.0, "Fewer replicas must have been enough for so long.", least=0
     )
     idle_timeout_seconds: float | None = option(
-        None,
-        "End its server when unused for so long. A client that connects starts it.",
-        above=0,
+        None, "End its server when unused for so long. A client that connects starts it.", above=0
     )
     env: dict[str, str] = option(  # noqa: RUF009  a field with a factory
         dict, "A variable for the environment. Without a value, the one it has here. Repeatable."
@@ -75,8 +73,7 @@ class LaunchOptions(ServeOptions):
         None, "Port to listen on, by default a free one.", least=1, most=65535
     )
     gateway: bool = option(
-        False,
-        "Balance sessions over the replicas with Envoy. Clients use the gateway's address.",
+        False, "Balance sessions over the replicas with Envoy. Clients use the gateway's address."
     )
     memory_mb: int | None = option(
         None,

@@ -21,16 +21,7 @@ from sqlalchemy import Connection
 from ...schema.states import ErrorKind, InvalidTransition, RequestState, Schedule
 from ...system.text.json_lines import Json
 from ..connections import MAX_PARAMETERS
-from ..records import (
-    RETRYING,
-    Claim,
-    Event,
-    MemoryEstimate,
-    Outcome,
-    Request,
-    RequestError,
-    Retry,
-)
+from ..records import RETRYING, Claim, Event, MemoryEstimate, Outcome, Request, RequestError, Retry
 from ..sql import queries, statements
 from ..sql.rows import ESTIMATES, REQUESTS, error_to_json, to_json
 from .journal import REQUEST_PROGRESS, CurrentRequest, Journal

@@ -26,11 +26,7 @@ from typing import Any
 from ...environments.shim.files import read_json, write_json
 from ...requests_db.records import Environment, Event, Replica, Request, label_of
 from ...requests_db.sql import queries
-from ...requests_db.transactions.journal import (
-    ENVIRONMENT_STATE,
-    GENERATION_STATE,
-    REPLICA_STATE,
-)
+from ...requests_db.transactions.journal import ENVIRONMENT_STATE, GENERATION_STATE, REPLICA_STATE
 from ...schema.replica import StatusLine, max_sessions_of
 from ...schema.states import EnvironmentState, ErrorKind, ReplicaState
 from ...system.process.exit_reason import ExitKind, ExitReason

@@ -42,13 +42,7 @@ from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Generation, Request
 from ...requests_db.sql import queries
 from ...requests_db.transactions import observing
-from ...schema.errors import (
-    EngineFailed,
-    EnvironmentsError,
-    InvalidSpec,
-    NotRunning,
-    ReplicaFailed,
-)
+from ...schema.errors import EngineFailed, EnvironmentsError, InvalidSpec, NotRunning, ReplicaFailed
 from ...schema.operation_options import DrainOptions
 from ...schema.spec import EnvironmentSpec, sleep_seconds_of
 from ...schema.states import UPDATABLE, EnvironmentState, GenerationState, RequestState

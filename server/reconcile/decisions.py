@@ -11,12 +11,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from ...schema.states import (
-    SERVING,
-    EnvironmentState,
-    ReplicaState,
-    RequestState,
-)
+from ...schema.states import SERVING, EnvironmentState, ReplicaState, RequestState
 
 # The operations after whose requests something may be due; a `probe` changes nothing.
 DECISIVE = frozenset({"launch", "down", "scale", "restart"})
