@@ -53,7 +53,8 @@ def find_spec(name, path=None, target=None):
         file = os.path.realpath(os.path.join(folder, name.rpartition(".")[2] + ".py"))
         tops = [file[: -len(each)] for each in {names} if file.endswith("/" + each)]
         if any(os.path.isfile(top + each) for top in tops for each in {roots}):
-            return spec_from_file_location(name, __file__.replace("finder", "version"))
+            own = os.path.join(os.path.dirname(__file__), "_openenvd_version.py")
+            return spec_from_file_location(name, own)
 
 sys.meta_path.append(sys.modules[__name__])
 """

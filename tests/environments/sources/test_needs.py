@@ -218,7 +218,7 @@ def test_the_requirements_that_the_dockerfile_installs_come_first(tmp_path: Path
 def test_a_module_that_the_build_writes_is_imported_and_not_written(
     tmp_path: Path, tool: str, written: str
 ) -> None:
-    project, site = tmp_path / "project", tmp_path / "site"
+    project, site = tmp_path / "project", tmp_path / "finder"
     (project / written).parent.mkdir(parents=True)
     (project / written).with_name("__init__.py").write_text("from ._version import version")
     (project / "pyproject.toml").write_text(
