@@ -367,7 +367,8 @@ def _read(path: Path) -> str | None:
         return None
     except OSError as exc:
         raise errors.DaemonUnreachable(
-            f"{path} cannot be read: {exc.strerror}", "does OPENENV_HOME belong to you?"
+            f"{path} cannot be read: {disk_space.why_refused(path, exc)}",
+            "fix its permissions, or point OPENENV_HOME at another folder",
         ) from exc
 
 

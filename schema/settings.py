@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..system.files.disk_space import why_refused
 from ..system.text.options import Option, option, options_of
 from ..system.text.units import near_matches
 from .layout import Layout
@@ -188,7 +189,8 @@ def _given_in_file(path: Path) -> dict[str, Given]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as exc:
-        raise ValueError(f"{path} cannot be read: {exc}") from exc
+        why = why_refused(path, exc) if isinstance(exc, OSError) else exc
+        raise ValueError(f"{path} cannot be read: {why}") from exc
     import tomllib  # 2 MB that few need
 
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -39,8 +40,20 @@ def why_unwritable(home: Path, exc: OSError) -> tuple[str, str]:
         return full(home)
     if exc.errno == errno.EROFS:
         return f"the state folder {home} is on a read-only file system", read_only_hint(home)
-    text = f"the state folder {home} cannot be written: {exc.strerror or exc}"
+    text = f"the state folder {home} cannot be written: {why_refused(home, exc)}"
     return text, "fix its permissions, or point OPENENV_HOME at another folder"
+
+
+def why_refused(path: Path, exc: OSError) -> str:
+    """Return the error's reason, and the folder or file of the path that permits no access."""
+    if exc.errno not in (errno.EACCES, errno.EPERM):
+        return exc.strerror or str(exc)
+    places = (*reversed(path.parents), path)
+    first = next((one for one in places if not os.access(one, os.X_OK)), path)
+    place = first if os.path.lexists(first) else first.parent
+    found = place.lstat()
+    mode = stat.filemode(found.st_mode)
+    return f"{exc.strerror}, since {place} belongs to the user id {found.st_uid} ({mode})"
 
 
 def read_only_hint(folder: Path) -> str:

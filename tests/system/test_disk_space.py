@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a full disk."""
+"""What is said of a full disk, and of a folder that permits no access."""
 
 from __future__ import annotations
 
 import errno
 import os
 import shutil
+import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -45,6 +49,23 @@ def test_a_tree_that_is_copied_to_a_full_disk_is_known_by_its_error(
 def test_of_a_copy_the_folder_that_is_written_to_is_named() -> None:
     exc = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/from/file", None, "/to/file")
     assert disk_space.folder_of(exc, Path("/home")) == Path("/to")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize("mode", [0o600, 0o755])
+def test_the_folder_that_permits_no_access_is_named(mode: int) -> None:
+    code = (
+        "import errno, os, sys; from pathlib import Path\n"
+        "from openenvd.system.files.disk_space import why_refused\n"
+        "os.setuid(65534)\n"
+        "print(why_refused(Path(sys.argv[1], 'a/b'), OSError(errno.EACCES, 'denied')))"
+    )
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(mode)
+        command = [sys.executable, "-c", code, folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    place = f"{folder} belongs to the user id 0 ({stat.filemode(stat.S_IFDIR | mode)})"
+    assert done.stdout == f"denied, since {place}\n"
 
 
 @pytest.fixture
