@@ -30,7 +30,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,7 +230,7 @@ def _answers(socket_path: str) -> bool:
         return True
 
 
-@contextmanager
+@contextlib.contextmanager
 def _start_lock(paths: Paths, *, is_stop: bool = False) -> Iterator[None]:
     from filelock import FileLock, Timeout
 

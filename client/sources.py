@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -132,12 +133,10 @@ def folder_name(folder: Path) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
+    with suppress(OSError):
         if path.is_file():  # a pipe might never end
             with path.open(errors="replace") as file:
                 return file.read(_GLANCE_CHARACTERS).splitlines()
-    except OSError:
-        pass
     return []
 
 

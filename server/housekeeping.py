@@ -229,11 +229,11 @@ def _is_of(group: Cgroup, runs: Path) -> bool:
     """Return whether no process in a group is of another home at the same path."""
     for process in (Path(f"/proc/{pid}") for pid in group.pids()):
         try:
-            sees_it = _sees(process, runs)
+            if not _sees(process, runs):
+                return False
         except OSError:  # there is nothing at that path, unless the process has ended
-            sees_it = not process.exists()
-        if not sees_it:
-            return False
+            if process.exists():
+                return False
     return True
 
 

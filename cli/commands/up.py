@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -87,13 +88,11 @@ def stop(output: Output) -> int:
     """
     paths = Paths.from_environment()
     rest = "; environments continue"
-    try:  # a daemon that does not answer does not say whether some run
+    with suppress(ClientError):  # a daemon that does not answer does not say whether some run
         client = daemon.find(paths, any_version=True, answer_seconds=ANSWER_SECONDS)
         ended = (EnvironmentState.STOPPED, EnvironmentState.FAILED)
         if client is not None and all(e["state"] in ended for e in client.environments()):
             rest = ""
-    except ClientError:
-        pass
     identity = daemon.stop(paths)
     pid = (identity or {}).get("pid")
     output.json({"stopped": identity is not None, "pid": pid})

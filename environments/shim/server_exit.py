@@ -184,6 +184,5 @@ def why_no_server(exc: OSError) -> str:
             return no_room_text()
     where = f": {exc.filename}" if exc.filename else ""
     if exc.errno == errno.ENOENT and not os.path.exists(__file__):  # noqa: PTH110  light
-        where += ", since its openenvd was removed or moved; openenv restart, or openenv launch "
-        where += "when it has failed, runs it with the present one"
+        where += ", since its openenvd was removed or moved; openenv restart or launch starts it"
     return f"{exc.strerror}{where}"

@@ -53,8 +53,7 @@ def find_spec(name, path=None, target=None):
         file = os.path.realpath(os.path.join(folder, name.rpartition(".")[2] + ".py"))
         tops = [file[: -len(each)] for each in {names} if file.endswith("/" + each)]
         if any(os.path.isfile(top + each) for top in tops for each in {roots}):
-            own = os.path.join(os.path.dirname(__file__), "_openenvd_version.py")
-            return spec_from_file_location(name, own)
+            return spec_from_file_location(name, __file__.removesuffix("finder.py") + "version.py")
 
 sys.meta_path.append(sys.modules[__name__])
 """

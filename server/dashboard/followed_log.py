@@ -120,16 +120,15 @@ async def _show_what_serves(
     with ExitStack() as following:
         while True:
             try:
-                environment = await deps.submitter.environment(name)
-                found = await shown_log(deps, environment, log.file)
-                if found is not None and found != path:
-                    path = found
-                    await log.show(path, FIRST_LINES)
-                    following.close()
-                    following.enter_context(followed(path, wake))
-                    wake.set()
-            except ApiError:
-                pass
+                with suppress(ApiError):
+                    environment = await deps.submitter.environment(name)
+                    found = await shown_log(deps, environment, log.file)
+                    if found is not None and found != path:
+                        path = found
+                        await log.show(path, FIRST_LINES)
+                        following.close()
+                        following.enter_context(followed(path, wake))
+                        wake.set()
             finally:
                 opened.set()
             await asyncio.sleep(POLL_INTERVAL_SECONDS)

@@ -51,7 +51,7 @@ def why_refused(path: Path, exc: OSError) -> str:
     places = (*reversed(path.parents), path)
     first = next((one for one in places if not os.access(one, os.X_OK)), path)
     place = first if os.path.lexists(first) else first.parent
-    found = place.lstat()
+    found = os.lstat(place)
     mode = stat.filemode(found.st_mode)
     return f"{exc.strerror}, since {place} belongs to the user id {found.st_uid} ({mode})"
 

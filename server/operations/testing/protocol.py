@@ -221,6 +221,4 @@ def _fits(value: Any, schema: Json) -> bool:
     kind = schema.get("type")
     if not isinstance(kind, str) or kind not in _TYPES:  # a union, a reference
         return True
-    if isinstance(value, bool) and kind != "boolean":
-        return False
-    return isinstance(value, _TYPES[kind])
+    return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))

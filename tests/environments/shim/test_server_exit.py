@@ -113,7 +113,4 @@ def test_a_server_whose_installation_is_gone_says_so(monkeypatch: pytest.MonkeyP
     missing = OSError(errno.ENOENT, "No such file or directory", "/gone/bin/python")
     assert why_no_server(missing) == "No such file or directory: /gone/bin/python"
     monkeypatch.setattr("openenvd.environments.shim.server_exit.__file__", "/gone/server_exit.py")
-    assert (
-        "removed or moved; openenv restart, or openenv launch when it has failed"
-        in why_no_server(missing)
-    )
+    assert "removed or moved; openenv restart or launch starts it" in why_no_server(missing)
