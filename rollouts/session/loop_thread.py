@@ -89,6 +89,8 @@ def run_on_thread(main: Coroutine[Any, Any, _T]) -> _T:
             return loop.run_until_complete(task)
 
     with ThreadPoolExecutor(1, "rollout") as thread:
+        # A signal in the start of a thread would keep the executor from waiting for the thread.
+        thread.submit(int).result()
         try:
             return thread.submit(run).result()
         except BaseException:  # cancelled, too: it is raised here, wherever the thread is

@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_254,
-    "code lines": 46_499,
+    "shipped lines": 72_256,
+    "code lines": 46_500,
     "modules": 383,
-    "test lines": 67_691,
+    "test lines": 67_703,
     "words of pages": 24_994,
     "words of decisions": 7_204,
     "folders at the root": 15,

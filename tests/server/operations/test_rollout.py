@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,14 +158,25 @@ def cancellable() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_cancellation_returns_after_the_event_loop_has_ended(cancellable: None) -> None:
+def test_cancellation_returns_after_the_event_loop_has_ended(
+    cancellable: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended: list[str] = []
+    start = threading.Thread.start
+
+    def start_slowly(thread: threading.Thread) -> None:  # the signal arrives meanwhile
+        start(thread)
+        for _ in range(20):
+            time.sleep(0.005)
+
+    monkeypatch.setattr(threading.Thread, "start", start_slowly)
 
     async def main() -> dict[str, Any]:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.Event().wait()
         finally:
+            await asyncio.sleep(0.2)
             ended.append("cleaned up")
         return {}
 
