@@ -28,7 +28,7 @@ STOPPING = "The environment is stopping."  # why sessions end, or do not begin
 
 
 def stacks_signal() -> int:
-    """Return the signal at which a child writes the stacks of its threads, whatever they do.
+    """Return the signal that makes a child write the stacks of all its threads, even if they block.
 
     0: the environment handles that signal, or the system does not have it.
     """

@@ -83,7 +83,7 @@ active_requests_argument = click.argument(
 )  # fmt: skip
 @options.json_option
 def wait(request_ids: tuple[str, ...], timeout: float | None, output: Output) -> int:
-    """Wait until requests are final; the exit code is the outcome's (the worst of several).
+    """Wait until requests have ended. The exit code is that of the outcome, the worst of several.
 
     Examples:
       openenv wait 7f3a91c2               # its outcome is the exit code
@@ -117,7 +117,7 @@ def wait(request_ids: tuple[str, ...], timeout: float | None, output: Output) ->
 @active_requests_argument
 @options.json_option
 def cancel(request_ids: tuple[str, ...], output: Output) -> int:
-    """Cancel requests at once, pending or running. Ended requests do not change.
+    """Cancel pending and running requests at once. A request that has ended does not change.
 
     Examples:
       openenv cancel 7f3a91c2           # one request

@@ -55,7 +55,7 @@ def _check(item: Setting, _context: click.Context, _option: click.Parameter, val
 @json_option
 @setting_options
 def up(foreground: bool, output: Output, **settings: Any) -> int:
-    """Start the daemon, if it is not running, and print the limits found.
+    """Start the daemon if it is not running, and print the limits that it has found.
 
     Examples:
       openenv up                                   # start the daemon, if it does not run
@@ -81,7 +81,7 @@ def up(foreground: bool, output: Output, **settings: Any) -> int:
 @click.command()
 @json_option
 def stop(output: Output) -> int:
-    """Stop the daemon. Environments continue; the next daemon adopts them.
+    """Stop the daemon. Its environments continue, and the next daemon adopts them.
 
     Examples:
       openenv stop  # environments continue

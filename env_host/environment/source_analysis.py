@@ -159,10 +159,10 @@ _SEEDS = ("random.seed", "torch.manual_seed")
 
 
 def differences_in(folders: Sequence[str], newest: str) -> list[str]:
-    """Return a sentence for each name that was found in the modules below these folders.
+    """Describe, in a sentence for each name, what makes processes of this project differ.
 
-    Only modules that were imported after `newest` are examined: others may be shared with a zygote,
-    and reading an attribute of a shared module copies its memory page.
+    Only modules below `folders` that were imported after `newest` are examined. Earlier ones may be
+    shared with a zygote, and reading an attribute of a shared module copies its memory page.
     """
     imported = list(takewhile(newest.__ne__, reversed(sys.modules)))  # at once: threads import, too
     modules = [sys.modules[name] for name in imported if name in sys.modules]

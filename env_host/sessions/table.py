@@ -208,7 +208,7 @@ class SessionTable:
         return None
 
     async def close(self, session: Session, *, abandoned: bool = False) -> None:
-        """End a session and wait for its end; not if `abandoned`, since a call of it still runs."""
+        """End a session, and wait for its end unless it is `abandoned`: a call of it still runs."""
         if (ending := self.release(session, abandoned=abandoned)) is not None:
             await ending
 

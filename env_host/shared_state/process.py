@@ -109,7 +109,7 @@ class StateProcess:
         self.pid: int | None = None
 
     def start(self, *, wait: bool = True) -> None:
-        """Start the next process; with `wait`, wait until it is ready. Raises `StartError`."""
+        """Start the next process, and with `wait` return once it is ready. Raises `StartError`."""
         assert self.pid is None
         self.epoch += 1
         self.restarts.cancel()
@@ -275,7 +275,7 @@ class StateConnection(WireProtocol):
         self._leaving: set[int] = set()  # sessions that end when their last running call returns
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet a peer that runs as this user with WELCOME; close the connection of any other."""
+        """Send WELCOME to a peer of this user; close the connection of any other user's."""
         super().connection_made(transport)
         is_ours = True  # on macOS the socket's folder keeps other users out
         if hasattr(socket, "SO_PEERCRED"):

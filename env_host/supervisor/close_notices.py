@@ -74,7 +74,7 @@ class SocketCopies:
         os.close(fd)
 
     def count_left(self, child: Child) -> int:
-        """Count the sessions of a child whose clients have closed their connections."""
+        """Return how many sessions of a child have clients that closed their connections."""
         poll = select.poll()
         for fd, _ in child.socket_copies.values():
             poll.register(fd, getattr(select, "POLLRDHUP", select.POLLHUP))

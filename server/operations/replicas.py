@@ -89,7 +89,7 @@ class Change(base.Operation):
 
 
 class Scale(Change):
-    """Gives one environment more replicas, or fewer."""
+    """Changes the number of replicas of one environment."""
 
     name = "scale"
     summary = "Change how many replicas an environment has."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a full disk, and of a folder that permits no access."""
+"""Messages about a full disk, and about a folder that permits no access."""
 
 from __future__ import annotations
 
