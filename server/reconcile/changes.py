@@ -42,7 +42,7 @@ from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Generation, Request
 from ...requests_db.sql import queries
 from ...requests_db.transactions import observing
-from ...schema.errors import EngineFailed, EnvironmentsError, InvalidSpec, NotRunning, ReplicaFailed
+from ...schema.errors import EngineFailed, InvalidSpec, NotRunning, ReplicaFailed
 from ...schema.operation_options import DrainOptions
 from ...schema.spec import EnvironmentSpec, sleep_seconds_of
 from ...schema.states import UPDATABLE, EnvironmentState, GenerationState, RequestState
@@ -50,10 +50,12 @@ from ...system.net.access import is_loopback
 from ...system.text.safe_text import without_secrets
 from ...system.text.units import plural
 from ..dispatch.daemon_tasks import STOPPING
+from ..errors import ApiError
 from ..operations.base import OperationContext
 from ..operations.progress import Phases, SessionsLeft
 from ..operations.replicas import RestartPayload, ScalePayload
 from .gateway import GatewayManager
+from .own_requests import SubmitScale
 from .replacing import (
     ACCEPT_SECONDS,
     POLL_INTERVAL_SECONDS,
@@ -77,6 +79,7 @@ class Changes:
     store: AsyncStore
     replicas: ReplicaManager
     gateway: GatewayManager
+    scale: SubmitScale | None = None  # without it nothing is submitted
     _retiring: set[str] = field(init=False, default_factory=set)  # launches
 
     async def carry_out(
@@ -153,12 +156,11 @@ class Changes:
             if each.state is GenerationState.STARTING and is_under_way:
                 await self.replicas.adopt(name, each.request_id)
             elif each.state is GenerationState.STARTING:
-                self._retire(each, GenerationState.FAILED, _why_not_ready(launch), DRAIN_SECONDS)
+                error = _why_not_ready(launch)
+                self._retire(each, GenerationState.FAILED, error, _drain_seconds(launch))
             elif each.state is GenerationState.DRAINING and not self.replicas.is_changing(name):
                 serving = await self.store.read(queries.request(environment.request_id or ""))
-                known = {} if serving is None else serving.payload
-                seconds = known.get("drain_timeout_seconds", DRAIN_SECONDS)
-                self._retire(each, GenerationState.RETIRED, None, seconds)
+                self._retire(each, GenerationState.RETIRED, None, _drain_seconds(serving))
 
     def _retire(
         self, generation: Generation, state: GenerationState, error: str | None, seconds: float
@@ -182,14 +184,32 @@ class Changes:
             for watch in ending:
                 if not is_leaving(watch):
                     await watch.drain(seconds, leaves=True)
+            if state is GenerationState.FAILED:
+                await self.replicas.status.insist(lambda: self._start_missing(name))
             if ending:
-                ends = [watch.task for watch in ending]
-                await asyncio.wait(ends, timeout=seconds + STOP_SECONDS)
+                await asyncio.wait([w.task for w in ending], timeout=seconds + STOP_SECONDS)
             await self.replicas.insist_on_stopping(name, launch)
             end = self.replicas.status.end_generation
             await self.replicas.status.insist(lambda: end(generation, state, error))
         finally:
             self._retiring.discard(launch)
+
+    async def _start_missing(self, name: str) -> None:
+        """Submit a `scale` if an update that failed has drained replicas that are wanted."""
+        environment = await self.store.read(queries.environment(name))
+        if environment is None or environment.state not in UPDATABLE or self.scale is None:
+            return
+        wanted = wanted_replicas(environment) or 0
+        missing = wanted - len(self.replicas.staying(name, environment.request_id))
+        if missing > 0:
+            reason = f"an update that failed has drained {plural(missing, 'replica')}"
+            with contextlib.suppress(ApiError):  # another request changes its replicas
+                await self.scale(name, wanted, reason)
+
+
+def _drain_seconds(launch: Request | None) -> float:
+    payload = {} if launch is None else launch.payload
+    return float(payload.get("drain_timeout_seconds", DRAIN_SECONDS))
 
 
 def _why_not_ready(launch: Request | None) -> str:
@@ -291,17 +311,16 @@ class _Launch(Change):
 
     async def _update(self) -> None:
         """Replace all replicas, and have the environment's row name this launch."""
-        environment = await self._find_updatable()
-        if environment is None:
+        environment = await self._store.read(queries.environment(self.name))
+        if environment is None or environment.state not in UPDATABLE:
             raise NotRunning(f"{self.name} was taken down meanwhile", "launch it again")
         self._is_switched = environment.request_id == self._context.request_id  # an earlier attempt
         await self._look(self._context.request_id)
         olds = list(self._roster.each(Part.OLD))
         self._keeps_one = any(watch.run_file.is_local for watch in olds)
-        self._last_old = olds[0].run_file if olds else None
         wanted, seconds = self._spec.replicas, self._payload["drain_timeout_seconds"]
-        self._before = 0 if self._is_switched else wanted_replicas(environment) or len(olds)
-        size = max(wanted, self._before)
+        before = 0 if self._is_switched else wanted_replicas(environment) or len(olds)
+        size = max(wanted, before)
         room = replacement_room(
             wanted, self._spec.max_surge, self._spec.max_unavailable, default_surge=size
         )
@@ -323,10 +342,6 @@ class _Launch(Change):
                 raise
             # Too late: it serves, so it has succeeded. The reconciler ends the old generation.
             self._context.say("cancelled after the new generation had begun to serve")
-
-    async def _find_updatable(self) -> Environment | None:
-        found = await self._store.read(queries.environment(self.name))
-        return found if found is not None and found.state in UPDATABLE else None
 
     def _is_chosen(self, _: ReplicaWatch) -> bool:
         return True
@@ -377,21 +392,9 @@ class _Launch(Change):
                         left.discard(watch.replica.id)
 
     async def _undo(self) -> None:
-        """Drain the new replicas that serve, and restart those that were drained for them."""
-        if self._is_switched:
-            return
-        await super()._undo()
-        if await self._find_updatable() is None:
-            return
-        kept, old = list(self._roster.each(Part.KEPT)), list(self._roster.each(Part.OLD))
-        has_drained = bool(kept or self._drained)
-        await self._drain(kept, self._payload["drain_timeout_seconds"])
-        like = old[0].run_file if old else self._last_old
-        missing = self._before - len(old)
-        if has_drained and missing > 0 and like is not None:
-            self._divide(like.data["spec"], self._before, old)
-            with contextlib.suppress(EnvironmentsError):  # `scale` can start them later
-                await self._add(like, list(self._shares)[:missing], self._before)
+        """Stop the new replicas that are not kept; `end_other_generations` does the rest."""
+        if not self._is_switched:
+            await super()._undo()
 
 
 class _Scale(Change):

@@ -112,7 +112,7 @@ class Reconciler:
         self.successors = Successors(self._tasks, self.replicas.watched, restart)
         self.queue = WorkQueue(store, bus, self._tasks, self._status, self.reconcile, timing)
         self.gateway = GatewayManager(store, bus, self._tasks, self.replicas, paths, timing)
-        self.changes = Changes(store, self.replicas, self.gateway)
+        self.changes = Changes(store, self.replicas, self.gateway, scale)
 
     def _note_status(self, watch: ReplicaWatch) -> None:
         self.autoscaler.note(watch.replica.environment)

@@ -14,12 +14,12 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_256,
+    "shipped lines": 72_259,
     "code lines": 46_500,
     "modules": 383,
-    "test lines": 67_703,
+    "test lines": 67_713,
     "words of pages": 24_994,
-    "words of decisions": 7_204,
+    "words of decisions": 7_208,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,

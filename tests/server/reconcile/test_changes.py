@@ -65,6 +65,7 @@ class Changed:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        world.scale = self.scale
         self.log: list[str] = []
         self.told: list[dict[str, Any]] = []
         self.after: Callable[[dict[str, Any]], object] = lambda _: None  # called with progress
@@ -110,6 +111,11 @@ class Changed:
 
     async def run(self, operation: str, **payload: Any) -> Any:
         return await self.carry_out(await self.begun(operation, **payload))
+
+    async def scale(self, _: str, replicas: int, reason: str) -> None:
+        self.world.reconcilers[-1]._tasks.spawn(
+            self.run("scale", replicas=replicas, reason=reason), "scale"
+        )
 
     async def killed(
         self, request: Request, when: Callable[[dict[str, Any]], bool], prepared: Any = None
@@ -462,18 +468,20 @@ async def test_the_next_daemon_goes_on_with_an_update(
     await trial.world.until(lambda: len(list(trial.world.paths.runs.iterdir())) == 2)
 
 
+@pytest.mark.parametrize("room", [{}, ROOMS[0]], ids=repr)
 async def test_an_update_that_was_cancelled_while_no_daemon_ran_leaves_what_served(
-    trial: Changed,
+    trial: Changed, room: dict[str, str]
 ) -> None:
     await trial.launch(replicas=2)
     before = trial.ids
-    update, prepared = await trial.prepared(replicas=2)
+    update, prepared = await trial.prepared(replicas=2, **room)
     await trial.killed(update, lambda told: "ready" in str(told["message"]), prepared)
     await trial.world.ends(update, RequestState.CANCELLED)
     await trial.world.generations_become(g2="FAILED", g1="SERVING")
     [failed, _] = await trial.world.store.read(queries.generations("trial"))
     assert failed.error == observing.CANCELLED
-    assert trial.ids == before
+    await trial.world.until(lambda: len(trial.ids) == 2)
+    assert (trial.ids == before) != bool(room)  # with no room one of the old had been drained
     await trial.world.until(lambda: len(list(trial.world.paths.runs.iterdir())) == 2)
 
 

@@ -55,6 +55,7 @@ from openenvd.server.api.views import environment_view, replica_view
 from openenvd.server.events import EventBus
 from openenvd.server.operations.base import OperationContext
 from openenvd.server.reconcile import changes, replica_watch
+from openenvd.server.reconcile.own_requests import SubmitScale
 from openenvd.server.reconcile.reconciler import Reconciler
 from openenvd.server.reconcile.status_writer import Timing
 from openenvd.system.process.process_identity import ProcessIdentity
@@ -79,9 +80,10 @@ class World:
         self.bus = bus
         self.servers: list[ShimmedServer] = []
         self.reconcilers: list[Reconciler] = []
+        self.scale: SubmitScale | None = None
 
     async def reconcile(self, timing: Timing | None = None) -> Reconciler:
-        made = Reconciler(self.store, self.bus, self.paths, timing)
+        made = Reconciler(self.store, self.bus, self.paths, timing, scale=self.scale)
         self.reconcilers.append(made)
         await made.start()
         return made
