@@ -18,7 +18,6 @@ PROGRAMS = (  # those that take longest first; the stage `dashboard` has the one
     ("failures.changing_replicas", 1, "--short --parts updates"),
     ("failures.changing_replicas", 1, "--short --parts autoscaling"),
     ("rollouts", 1, "--short --sizes 1000 100000"),
-    ("failures.failover", 1, "--short"),
     ("failures.worlds", 1, "--short"),
     ("scaling", 1, "--provider slurm --requests-grid 256"),
     ("scaling", 1, "--short"),

@@ -14,9 +14,12 @@ many steps that has had. So each answer, and `openenv status` after each death, 
 
     another environment or generation    answers of another than the client asked for
     a silent new world                   a step that was taken in a world that was not reset
+    a session that was lost elsewhere    its replica was killed neither in this round nor in the
+                                         one before, nor was the gateway or an engine
     a death without its true cause       `status` shows no exit, or one for memory after a kill by
                                          hand; or none for memory after a step that took too much,
                                          or its client was not told
+    what is left                         run folders, processes or containers, after each `down`
 
 Each count has to be zero; otherwise the exit code is 1. After each round the results are written to
 the JSON file, and a later call with the same file continues until `--kills` processes were killed.
@@ -34,7 +37,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +46,15 @@ import psutil
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from load_tests.failures.failover import Home, own_engine
+from load_tests.peers.scaling_servers import openenv
 from load_tests.shared.report import Report, daemon, machine, parse_arguments
+from openenvd.environments.engines.providers import RUN_DIR_VARIABLE
+from openenvd.schema.layout import Layout
+from openenvd.schema.protocol import REPLICA_HEADER
+from smoke_tests.conftest import smoke_cache
+from smoke_tests.engines import docker_engine, slurm_engine
 from smoke_tests.engines.docker_engine import DockerEngine
+from smoke_tests.engines.slurm_engine import SlurmCluster
 
 SOURCE = Path(__file__).parents[1] / "envs_for_load"
 ENVIRONMENTS = ("one", "two")
@@ -64,6 +74,67 @@ FOR_MEMORY = "oom_killed"  # a kind of exit
 SHOWN = 20
 SHORT = {"kills": 12, "sessions": 8, "replicas": 2}
 
+LEFT_SECONDS = 10.0  # for what was stopped to be gone
+
+
+@dataclass(frozen=True)
+class Home:
+    """A daemon's home."""
+
+    environ: dict[str, str]
+    engine: DockerEngine | SlurmCluster | None
+
+    def openenv(self, *words: str) -> Any:
+        return openenv(self.environ, *words)
+
+    def processes(self) -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("OPENENV_HOME") == self.environ["OPENENV_HOME"]:
+                    yield process
+
+    def titled(self, title: str) -> list[psutil.Process]:
+        return [each for each in self.processes() if title in " ".join(each.cmdline())]
+
+    def left_over(self) -> list[str]:
+        """What is left of the environments after each `down`."""
+        layout = Layout(Path(self.environ["OPENENV_HOME"]))
+        deadline = time.monotonic() + LEFT_SECONDS
+        while True:
+            left = [path.name for name in ENVIRONMENTS for path in layout.runs.glob(f"{name}-*")]
+            for process in self.processes():
+                with suppress(psutil.Error):
+                    folder = Path(process.environ().get(RUN_DIR_VARIABLE, "")).name
+                    if folder.startswith(ENVIRONMENTS):
+                        left.append(f"{process.pid} {' '.join(process.cmdline())}")
+            if isinstance(self.engine, SlurmCluster):
+                left += self.engine.jobs("PENDING,RUNNING")
+            elif self.engine is not None:
+                left += self.engine.docker("ps", "--all", "--quiet").split()
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(AGAIN_SECONDS)
+
+
+@contextmanager
+def own_engine(provider: str) -> Iterator[DockerEngine | SlurmCluster | None]:
+    """An engine of one's own, which this process's variables name; None for local replicas."""
+    if provider == "local":
+        yield None
+        return
+    reason = (slurm_engine if provider == "slurm" else docker_engine).why_not()
+    if reason is not None:
+        raise SystemExit(reason)
+    if provider == "slurm":
+        with slurm_engine.slurm_cluster(2) as cluster:
+            os.environ.update(cluster.environ)
+            yield cluster
+        return
+    with smoke_cache() as cache, docker_engine.docker_engine(cache) as engine:
+        os.environ["DOCKER_HOST"] = engine.host
+        yield engine
+
+
 Kill = Callable[[Home, random.Random], Iterable[str]]  # the replicas whose processes it killed
 
 
@@ -75,6 +146,8 @@ class Clients:
         self.generations = {name: {1} for name in urls}  # that may serve a new session
         self.seen = Counter(seen)
         self.wrong = list(wrong)
+        self.lost: list[str] = []  # the replicas of sessions that have ended
+        self.longest_away = 0.0  # without a session, in seconds
 
     def kills(self) -> int:
         """Return how many processes this run and the runs that it continues have killed."""
@@ -85,6 +158,7 @@ class Clients:
         socket: ClientConnection | None = None
         world, steps = "", 0
         allowed: set[int] = set()
+        lost_at: float | None = None
         while True:
             if socket is not None and steps >= EPISODE_STEPS:
                 await socket.close()
@@ -98,7 +172,10 @@ class Clients:
                 answer = await self._ask(socket, "reset" if is_reset else "step")
             except (OSError, TimeoutError, WebSocketException):
                 self.seen["connections that ended or were refused"] += 1
+                lost_at = lost_at or time.monotonic()
                 if socket is not None:
+                    assert socket.response is not None
+                    self.lost.append(socket.response.headers[REPLICA_HEADER])
                     await socket.close()
                 socket = None
                 await asyncio.sleep(AGAIN_SECONDS)
@@ -110,6 +187,9 @@ class Clients:
                 continue
             found = answer["data"]["observation"]
             self.seen["answers"] += 1
+            if lost_at is not None:
+                self.longest_away = max(self.longest_away, time.monotonic() - lost_at)
+                lost_at = None
             self._check(name, allowed, found)
             allowed = {int(found["whose"].rpartition("-")[2])}  # a session stays with its own
             if is_reset:
@@ -174,12 +254,14 @@ def kill_titled(title: str) -> Kill:
 
 
 def kill_daemon(home: Home, _: random.Random) -> tuple[()]:
-    home.kill_daemon()
+    """The next command starts another."""
+    os.kill(home.openenv("status")["daemon"]["pid"], signal.SIGKILL)
     return ()
 
 
 def kill_gateway(home: Home, _: random.Random) -> tuple[()]:
-    home.kill_gateway()
+    gateway = home.openenv("gateway", "status")["gateway"] or {}
+    os.kill(gateway["pid"], signal.SIGKILL)  # KeyError: none runs, or its pid is not known
     return ()
 
 
@@ -198,6 +280,7 @@ KILLS: dict[str, list[tuple[int, Kill]]] = {
     "slurm": [(8, kill_replicas), (1, kill_titled("openenvd: agent"))],
 }
 OF_ALL: list[tuple[int, Kill]] = [(1, kill_daemon), (1, kill_gateway)]
+COSTS_NO_OTHERS = {"kill_replicas", "kill_shard", "kill_agent", "kill_daemon"}
 
 
 class Campaign:
@@ -213,6 +296,7 @@ class Campaign:
         self._words = ["--provider", provider, "--gateway", "--memory", MEMORY, *words]
         self._words += ["--set", "max-surge=1"]
         self._generations = dict.fromkeys(ENVIRONMENTS, 0)
+        self._may_be_lost: set[str] | None = set()  # replicas, since the last round; None: any
         for name in ENVIRONMENTS:
             self._launch(name)
         self.clients = Clients({name: self._url(name) for name in ENVIRONMENTS}, **earlier)
@@ -254,6 +338,7 @@ class Campaign:
             return
         self.clients.seen[f"{KILLED}{kill.__name__}"] += len(killed) or 1
         await self._check_causes(kill.__name__, before, killed)
+        self._check_losses(kill.__name__, killed)
         if not killed:  # the process that counts exits may have been killed: counts start again
             await self._until_ready(*ENVIRONMENTS)
         await asyncio.sleep(self._chance.random() * PAUSE_SECONDS)
@@ -284,6 +369,15 @@ class Campaign:
             if kinds[FOR_MEMORY] > before.get(one, Counter())[FOR_MEMORY]
         ]
 
+    def _check_losses(self, kill: str, killed: list[str]) -> None:
+        """Only sessions of what was killed in this round and the last one may have ended."""
+        lost, self.clients.lost = self.clients.lost, []
+        now = set(killed) if kill in COSTS_NO_OTHERS else None
+        if now is not None and self._may_be_lost is not None:
+            elsewhere = set(lost) - now - self._may_be_lost
+            self.clients.wrong += [f"{kill}: a session of {each} was lost" for each in elsewhere]
+        self._may_be_lost = now
+
     async def _take_memory(self, name: str) -> None:
         """Step until there is no memory left: `status` and the client are to say so."""
         await self._until_ready(*ENVIRONMENTS)
@@ -313,6 +407,7 @@ class Campaign:
         if "memory" not in told:
             self.clients.wrong.append(f"{name}: killed for memory, and its client was told: {told}")
         self.clients.seen[f"{KILLED}for memory"] += 1
+        self._check_losses("for memory", [])
 
     async def _update(self, name: str) -> None:
         """Another generation: it has replicas of its own, whose restart budget is whole."""
@@ -379,15 +474,19 @@ def main() -> int:
 
     os.chdir(SOURCE)
     with own_engine(given.provider) as engine, daemon() as environ:
-        home = Home(environ, given.provider, engine, has_gateway=True)
+        home = Home(environ, engine)
         words = ["--replicas", str(given.replicas)]
         words += ["--token", "auto"] if given.provider == "slurm" else []
         campaign = Campaign(home, given.provider, given.seed, words, kept)
         asyncio.run(campaign.run(given.kills, given.sessions, keep))
-    clients = campaign.clients
+        clients = campaign.clients
+        for name in ENVIRONMENTS:
+            home.openenv("down", name)
+        clients.wrong += [f"left: {each}" for each in home.left_over()]
     report = Report(f"worlds, {given.provider}: {clients.kills()} kills, seed {given.seed}")
     for what, count in sorted(clients.seen.items()):
         report.add(what, "", [count])
+    report.add("longest that a client was without a session", "s", [clients.longest_away])
     report.add("wrong answers and wrong causes", "", [len(clients.wrong)])
     for each in clients.wrong[:SHOWN]:
         report.note(each)

@@ -7,20 +7,14 @@
 
     stdin of a process: {"open": {"host", "port", "path", "count", "sources", "window"}}
                         {"step": {"share", "seconds", "at", "seed"}}
-                        {"play": {"host", "port", "path", "count", "pace_seconds"}}
-                        {"end": {}}
     stdout, a line each: {"opened": n, "failed": n, "why": text}
                         {"latencies": [seconds], "failed": n, "why": text}
-                        {"playing": n}
-                        {"lost": [{"at", "replica", "told", "back_after_seconds"}], "steps": n}
 
 `step` has a random share of the open sessions take one step each: all at the moment `at` (of
 `time.monotonic`), or spread evenly over the seconds after it. A latency counts from the moment at
 which a step was due, not from when the process had time to send it.
 
-`play` has so many sessions step at a pace; one that is lost connects again until it has a session.
-It is answered when all have begun, and `end` says how each was lost: `at` is the monotonic clock,
-`replica` what the handshake said, `told` as of `LightSession`. The end of stdin ends everything.
+The end of stdin ends everything.
 """
 
 from __future__ import annotations
@@ -33,14 +27,12 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from typing import Any
 
 import uvloop
 
 from openenvd.rollouts.bench.generator import CLOSE_FRAME, RESET, Connection, new_socket
-from openenvd.schema.protocol import REPLICA_HEADER
 from openenvd.system.net.websocket import unmasked_client_frame, upgrade_request
 from openenvd.system.process.proc import raise_fd_limit
 
@@ -50,9 +42,6 @@ STEP = unmasked_client_frame(b'{"type":"step","data":{"wait_seconds":0.0}}')
 OPEN_SECONDS = 30.0  # of one session, from its connection to its reset
 STEP_SECONDS = 60.0
 SOON_SECONDS = 0.2  # until a step is due: every client process has read it by then
-CONNECTING_AT_ONCE = 64  # of those that play
-AGAIN_SECONDS = 0.05  # between two attempts of a session to come back
-HANDSHAKE_SECONDS = 10.0
 
 
 class LightSession(Connection):
@@ -60,7 +49,6 @@ class LightSession(Connection):
 
     Attributes:
         ended: Done when its connection is lost.
-        replica: Who serves it, as the handshake said.
         told: What it was told before its connection ended: the code of an error or of a close, the
             status of a refusal, or nothing (`reset`, `eof`).
     """
@@ -69,13 +57,10 @@ class LightSession(Connection):
         super().__init__(upgrade_request(authority, path))
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = loop.create_future()
-        self.replica = ""
         self.told = ""
         self._answer: asyncio.Future[None] = loop.create_future()
 
     def on_open(self, head: str) -> None:
-        headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:])
-        self.replica = headers.get(REPLICA_HEADER.lower(), "")
         self.write(RESET)
 
     def on_refused(self, line: str) -> None:
@@ -155,9 +140,6 @@ class Served:
     def __init__(self) -> None:
         self._held: list[LightSession] = []
         self._failures: list[str] = []
-        self._playing: list[asyncio.Task[None]] = []
-        self._lost: list[Json] = []
-        self._steps = 0
 
     async def open(self, host: str, port: int, path: str, **asked: Any) -> Json:
         """Open them, not more than `window` at once."""
@@ -192,47 +174,6 @@ class Served:
         apart = seconds / max(1, count)
         await asyncio.gather(*(one(each, at + n * apart) for n, each in enumerate(chosen)))
         return {"latencies": latencies, **self._failed()}
-
-    async def play(self, host: str, port: int, path: str, count: int, pace_seconds: float) -> Json:
-        turns = asyncio.Semaphore(CONNECTING_AT_ONCE)
-
-        async def connect() -> LightSession | None:
-            try:
-                async with turns, asyncio.timeout(HANDSHAKE_SECONDS):
-                    return await open_session(host, port, path)
-            except (OSError, TimeoutError):
-                return None
-
-        async def one(begun: asyncio.Event) -> None:
-            lost: Json | None = None
-            while True:
-                session = await connect()
-                if session is None:
-                    await asyncio.sleep(AGAIN_SECONDS)
-                    continue
-                if lost is not None:
-                    lost["back_after_seconds"] = time.monotonic() - lost["at"]
-                begun.set()
-                # Until the connection is lost, which is noticed at once.
-                while not (await asyncio.wait([session.ended], timeout=pace_seconds))[0]:
-                    with suppress(ConnectionError):
-                        await session.step(time.monotonic())
-                        self._steps += 1
-                lost = {"at": time.monotonic(), "replica": session.replica, "told": session.told}
-                self._lost.append(lost)
-
-        begun = [asyncio.Event() for _ in range(count)]
-        self._playing = [asyncio.create_task(one(each)) for each in begun]
-        for each in begun:
-            await each.wait()
-        return {"playing": count}
-
-    async def end(self) -> Json:
-        found = {"lost": self._lost, "steps": self._steps}
-        for task in self._playing:
-            task.cancel()
-        await asyncio.gather(*self._playing, return_exceptions=True)
-        return found
 
     def _failed(self) -> Json:
         failures, self._failures = self._failures, []
@@ -302,18 +243,6 @@ class Clients:
         for why in {answer["why"] for answer in answers if answer["failed"]}:
             print(f"failed: {why}", flush=True)
         return answers
-
-
-@contextmanager
-def playing(host: str, port: int, path: str, sessions: int, pace: float) -> Iterator[ClientProcess]:
-    """Start sessions that step at a fixed pace. Send the command `end` before the block ends."""
-    process = ClientProcess()
-    try:
-        process.tell("play", host=host, port=port, path=path, count=sessions, pace_seconds=pace)
-        process.hear()
-        yield process
-    finally:
-        process.end()
 
 
 async def _serve() -> None:

@@ -179,31 +179,11 @@ class SlurmCluster:
         """What writes to the shared file system from the last node, for the jobs' sake."""
         return [each for each in self.processes_there() if "slurm.job" in _command(each)]
 
-    def kill_node(self) -> None:
-        """Kill the last node's daemon, and all that it runs."""
-        for process in self.processes_there():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        self.processes.pop(f"slurmd-{self.nodes[-1]}").wait()
-
     def start_node(self, name: str) -> None:
         is_other = self.namespace is not None and name == self.nodes[-1]
         # Not `ip netns exec`, which hides the cgroups, too.
         inside = ["nsenter", f"--net=/run/netns/{self.namespace}"] if is_other else []
         self._start(f"slurmd-{name}", *inside, "slurmd", "-D", "-N", name)
-
-    def wait_until_idle(self, name: str) -> None:
-        """Wait until Slurm would give a node the next job.
-
-        One that was cut off while its job was cancelled is COMPLETING, and does not answer, until
-        slurmctld asks it again: every third of `SlurmdTimeout`. Only then that job is ended there.
-        """
-        words = ("--noheader", "--Node", f"--nodes={name}", "--partition=main", "--format=%T")
-        self._wait_for(
-            lambda: self.run("sinfo", *words) == "idle",
-            f"{name} is not idle",
-            within=START_SECONDS + LOST_SECONDS / 3,
-        )
 
     def jobs(self, states: str = "all") -> list[str]:
         """The ids of all jobs that have not ended, or are in these states."""

@@ -16,6 +16,8 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
+from websockets.exceptions import ConnectionClosedError
+from websockets.sync.client import connect
 
 from openenvd.client.errors import SessionError
 from openenvd.client.session import Session
@@ -50,7 +52,10 @@ def answers(address: str) -> bool:
 def test_a_gateway_that_is_killed_comes_back_on_its_port_without_a_launch(machine: Machine) -> None:
     address = launch(machine)
     first = gateway(machine)
-    os.kill(first["pid"], signal.SIGKILL)
+    with connect(f"ws{address.removeprefix('http')}/ws", open_timeout=30) as lost:
+        os.kill(first["pid"], signal.SIGKILL)
+        with pytest.raises(ConnectionClosedError, match="no close frame received or sent"):
+            lost.recv(timeout=30)
     eventually(lambda: answers(address), within=10)
     assert gateway(machine)["address"] == first["address"]
     eventually(lambda: gateway(machine)["restarts"] == 1)
@@ -63,6 +68,17 @@ def test_a_gateway_that_is_killed_comes_back_on_its_port_without_a_launch(machin
     said = machine.ok("status").out
     assert f"ended with its shim (pid {shim.pid}), which was killed or crashed" in said
     assert f"Envoy (pid {first['pid']}) was killed by SIGKILL" in said
+
+
+def test_the_next_daemon_has_the_gateway_of_one_that_is_killed_in_a_step(machine: Machine) -> None:
+    with Session(launch(machine)) as session:
+        session.reset()
+        first = gateway(machine)
+        machine.kill_daemon()
+        session.step({"message": "hello"})
+        eventually(lambda: gateway(machine)["state"] == "READY")  # of the next daemon
+        assert gateway(machine)["pid"] == first["pid"]
+        session.step({"message": "hello"})
 
 
 def test_the_gateway_ends_with_a_daemon_that_is_stopped_before_it_could_stop_it(

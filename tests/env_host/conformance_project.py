@@ -75,6 +75,8 @@ class Base(Environment[Say, Heard, Count]):
         done = action.message == "end"
         reward = {"true": True, "int": 1, "float": 0.1, "none": None}.get(action.message, 0.5)
         metadata = {"n": self._state.step_count} if action.times > 1 else {}
+        if action.message == "hidden":  # in what some versions leave out
+            metadata = {"object": object()}
         text = action.message * action.times
         return Heard(text=text, extras=extras, done=done, reward=reward, metadata=metadata)
 

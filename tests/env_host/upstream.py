@@ -43,11 +43,10 @@ def create_app(env, action_cls, observation_cls, **named):
 '''
 
 
-def write_upstream(folder: Path, **modules: str) -> None:
-    """Write the package, to be imported from there, with these other modules."""
+def write_upstream(folder: Path) -> None:
+    """Write the package, to be imported from there."""
     package = folder / "openenv" / "core" / "env_server"
     package.mkdir(parents=True)
     for each in (package, package.parent, package.parent.parent):
         (each / "__init__.py").write_text("")
-    for name, text in {"http_server": SERVER, **modules}.items():
-        (package / f"{name}.py").write_text(text)
+    (package / "http_server.py").write_text(SERVER)

@@ -3,7 +3,7 @@
 
 Upstream's clients connect again by themselves, in silence, and would take their next step in
 another world; the real one, whose server is killed, is in the smoke tests (`test_upstream.py`,
-`test_lost_sessions.py`).
+`providers/test_sessions.py`).
 """
 
 from __future__ import annotations

@@ -244,6 +244,24 @@ def test_an_idle_session_is_closed_with_its_reason(serve: StartHost, tmp_path: P
     host.emptied()
 
 
+@pytest.mark.parametrize("isolate", [False, True])
+def test_an_older_version_of_upstream_ignores_the_id_of_an_unknown_session(
+    serve: StartHost, tmp_path: Path, isolate: bool
+) -> None:
+    write_upstream(tmp_path)
+    (tmp_path / "app.py").write_text(
+        "from openenv.core.env_server.http_server import create_app\n"
+        "from samples import Counter, Do, Seen\napp = create_app(Counter, Do, Seen)\n"
+    )
+    host = serve(None, app_candidates=("app:app",), isolate=isolate)
+    for wanted in ("nobody", "00000000-0000-4000-a000-000000000001"):
+        with host.open(f"/ws?session_id={wanted}") as client:
+            assert client.ask("reset", {"episode_id": "e"})["type"] == "observation"
+            assert client.ask("state")["data"]["episode_id"] == "e"
+            assert host.http("GET", "/capacity")[1]["sessions"] == 1
+        host.emptied()
+
+
 def test_a_class_without_base_or_types_is_served(serve: StartHost) -> None:
     with serve("Plain").open() as client:
         assert client.ask("reset")["data"]["observation"]["text"] == "plain"

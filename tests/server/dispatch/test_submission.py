@@ -60,8 +60,11 @@ class Desk:
         return await self.submit("down", name="echo", **payload)
 
     async def change(self, operation: str = "scale") -> Request:
-        replicas = {"replicas": 2} if operation == "scale" else {}
-        return await self.submit(operation, name="echo", **replicas)
+        of_its_own: dict[str, dict[str, Any]] = {
+            "launch": {"source": "echo"},
+            "scale": {"replicas": 2},
+        }
+        return await self.submit(operation, name="echo", **of_its_own.get(operation, {}))
 
     def claim(self, schedule: Schedule = Schedule.LONG) -> None:
         self.dispatch.write(dispatching.claim, schedule, 1, 2.0)
@@ -216,29 +219,58 @@ async def test_an_id_may_be_shortened_while_only_one_fits_and_of_several_they_ar
     assert set(caught.value.details["matches"]) == {r.id for r in made if r.id[0] == twice}
 
 
+LAUNCHED, SCALED = "is being launched already", "is being scaled already"
+RESTARTED, STOPPED = "is being restarted already", "is being taken down already"
+CHANGES = ("launch", "scale", "restart")
+UNDER_WAY = {  # and what is told to each of the changes that meets it
+    "launch": ("is being updated to generation 2 already", LAUNCHED, LAUNCHED),
+    "scale": (SCALED, SCALED, SCALED),
+    "restart": (RESTARTED, RESTARTED, RESTARTED),
+    "down": ("is stopping already", STOPPED, STOPPED),
+}
+
+
+@pytest.mark.parametrize("first", UNDER_WAY)
+async def test_a_change_that_meets_another_is_refused_and_a_down_calls_that_off(
+    desk: Desk, first: str
+) -> None:
+    await desk.launched()
+    request = await desk.change(first)
+    for second, told in zip(CHANGES, UNDER_WAY[first], strict=True):
+        with pytest.raises((CannotChange, NameTaken), match=rf"^echo {told}") as refused:
+            await desk.change(second)
+        if refused.type is CannotChange:
+            assert refused.value.message.endswith(f" (request {request.id})")
+            assert refused.value.hint == f"wait for that: openenv wait {request.id}"
+    desk.claim()
+    assert (await desk.down()).state is RequestState.PENDING
+    assert desk.cancelled == ([] if first == "down" else [request.id])
+
+
+@pytest.mark.parametrize("operation", CHANGES)
+async def test_a_generation_that_drains_keeps_nobody_from_a_change(
+    desk: Desk, operation: str
+) -> None:
+    await desk.launched()
+    update = await desk.launch()
+    desk.claim()
+    [generation, _] = await desk.store.read(queries.generations("echo"))
+    switch = observing.switch_generation
+    await desk.store.write(switch, generation, now=2.0, spec=update.payload, address="b")
+    desk.succeed(update)
+    assert (await desk.change(operation)).state is RequestState.PENDING
+
+
 @pytest.mark.parametrize("operation", ["scale", "restart"])
-async def test_one_request_at_a_time_changes_an_environment(desk: Desk, operation: str) -> None:
+async def test_what_is_unknown_or_not_launched_yet_is_not_changed(
+    desk: Desk, operation: str
+) -> None:
     with pytest.raises(NotFound, match="no environment is called 'echo'") as unknown:
         await desk.change(operation)
     assert unknown.value.hint == "none runs; openenv launch SOURCE starts one"
     launch = await desk.launch()
-    told = rf"^echo is being launched already \(request {launch.id}\)$"
-    with pytest.raises(CannotChange, match=told) as refused:
+    with pytest.raises(CannotChange, match=rf"^echo {LAUNCHED} \(request {launch.id}\)$"):
         await desk.change(operation)
-    assert refused.value.hint == f"wait for that: openenv wait {launch.id}"
-    await desk.down()
-    with pytest.raises(CannotChange, match="echo is being taken down already"):
-        await desk.change(operation)
-
-
-async def test_a_change_waits_for_no_other_and_a_down_calls_it_off(desk: Desk) -> None:
-    await desk.launched()
-    scale = await desk.change()
-    with pytest.raises(CannotChange, match=rf"echo is being scaled already \(request {scale.id}"):
-        await desk.change("restart")
-    desk.claim()
-    await desk.down()
-    assert desk.cancelled == [scale.id]
 
 
 @pytest.mark.parametrize(
