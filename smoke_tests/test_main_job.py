@@ -37,20 +37,6 @@ def test_launch_from_nothing_starts_the_daemon_and_prints_an_address(machine: Ma
     assert output_of(PYTHON, "-c", code, env=machine.environ).startswith("{")
 
 
-def test_async_launches_are_seen_pending_running_and_ready(machine: Machine) -> None:
-    ids = [
-        machine.ok("launch", "--async", "echo", "--name", f"echo-{n}").out.strip() for n in range(3)
-    ]
-    states = {r["id"]: r["state"] for r in machine.status()["requests"]}
-    assert set(ids) <= set(states)
-    machine.ok("wait", *ids)
-    names = {e["name"]: e for e in machine.status()["environments"]}
-    assert set(names) == {f"echo-{n}" for n in range(3)}
-    assert len({e["address"] for e in names.values()}) == 3
-    for environment in names.values():
-        say_hello(environment["address"])
-
-
 def test_interrupting_a_launch_detaches_and_prints_how_to_follow_it(
     machine: Machine, tmp_path: Path
 ) -> None:
@@ -70,11 +56,6 @@ def test_interrupting_a_launch_detaches_and_prints_how_to_follow_it(
 def test_openenvd_is_the_same_command_as_openenv(machine: Machine) -> None:
     other = output_of(OPENENV + "d", "status", "--json", env=machine.environ)
     assert json.loads(other).keys() == machine.status().keys()
-
-
-def test_json_is_alone_on_stdout(machine: Machine) -> None:
-    for command in ("status", "requests", "info", "check"):
-        json.loads(machine.ok(command, "--json").out)
 
 
 SIGNALS_OF_THE_PARENT = """

@@ -8,9 +8,6 @@ import sys
 from pathlib import Path
 
 from openenvd.client import options
-from openenvd.schema.operation_options import RolloutOptions
-from openenvd.schema.spec import LaunchOptions
-from openenvd.system.text.options import options_of
 
 SCRIPT = Path(__file__).with_name("sdk_options.py")
 
@@ -21,12 +18,3 @@ def test_the_module_is_the_one_that_is_generated() -> None:
     assert Path(options.__file__).read_text() == printed, (
         "write it again: python tests/repository/sdk_options.py"
     )
-
-
-def test_every_option_is_a_keyword() -> None:
-    for keywords, declaration in (
-        (options.LaunchOptions, LaunchOptions),
-        (options.RolloutOptions, RolloutOptions),
-    ):
-        declared = {each.name for each in options_of(declaration)}
-        assert declared <= set(keywords.__annotations__)

@@ -101,14 +101,6 @@ async def cancel(api: Api, request_id: str, now: float = 400.5) -> Cancellation:
     return result
 
 
-async def test_a_cancelled_pending_request_is_final_at_once(api: Api, queue: Queue) -> None:
-    request = queue.make()
-    result = await cancel(api, request.id)
-    assert (result.before, result.request.state) == (R.PENDING, R.CANCELLED)
-    assert queue.get(request.id) == result.request
-    assert [event.data for event in result.events] == [{"state": "CANCELLED"}]
-
-
 async def test_cancelling_twice_keeps_the_first_time(api: Api, queue: Queue) -> None:
     request = queue.make(R.RUNNING)
     await cancel(api, request.id)
@@ -267,15 +259,6 @@ async def test_a_repeated_update_is_the_first_one(api: Api) -> None:
     first = await updated(api, key="once")
     assert await relaunch(api, key="once") == Duplicate(first.request)
     assert isinstance(await relaunch(api, key="once", max_sessions=7), KeyReused)
-
-
-@pytest.mark.usefixtures("running")
-async def test_a_down_calls_off_an_update(api: Api, queue: Queue) -> None:
-    update = await updated(api)
-    queue.claim(2, Schedule.LONG)
-    result = await api.offer(DOWN, stopping="trial")
-    assert isinstance(result, Submitted)
-    assert update.request.id in result.ends
 
 
 async def test_a_generation_that_is_ready_takes_its_environment_over(

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -70,6 +71,13 @@ class Habits:
         slow = await asyncio.create_subprocess_shell("exec sleep 60")
         slow.kill()
         return [await echoed(how), await slow.wait()]
+
+    @habit(ours=BETTER + "a forked child ends as its program says", unsteady=True)
+    async def forks_child(self, how):
+        """A child by `os.fork` that ends by `sys.exit`, in a coroutine."""
+        if (pid := os.fork()) == 0:
+            sys.exit(6)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     async def runs_loop_in_loop(self, how):
         """An asynchronous step that calls `asyncio.run`, which is refused."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -42,32 +41,12 @@ def number_of_threads(host: Host) -> int:
     return sum(each.num_threads() for each in (server, *server.children(recursive=True)))
 
 
-def test_each_connection_has_an_environment_of_its_own(serve: StartHost) -> None:
-    host = serve()
-    with host.open() as first, host.open() as second:
-        assert [first.step("count"), first.step("count")] == ["1", "2"]
-        assert second.step("count") == "1"
-
-
-SEEN = {
-    "arguments that reset does not take are dropped": (
-        "Counter",
-        "reset",
-        {"seed": 7, "level": "hard"},
-        "seed 7",
-    ),
-    "they reach a reset that takes any": ("Async", "reset", {"level": "hard"}, "async ['level']"),
-    "an asynchronous step runs on the event loop": ("Async", "step", {}, "MainThread"),
-    "in a task, and may time itself out": ("Async", "step", {"what": "time_out"}, "Task"),
-}
-
-
-@pytest.mark.parametrize(("env_class", "kind", "data", "text"), SEEN.values(), ids=SEEN)
-def test_what_an_environment_sees_of_a_call(
-    serve: StartHost, env_class: str, kind: str, data: dict[str, Any], text: str
+def test_an_asynchronous_step_runs_on_the_event_loop_in_a_task_and_may_time_itself_out(
+    serve: StartHost,
 ) -> None:
-    with serve(env_class).open() as client:
-        assert client.ask(kind, data)["data"]["observation"]["text"] == text
+    with serve("Async").open() as client:
+        for data, text in (({}, "MainThread"), ({"what": "time_out"}, "Task")):
+            assert client.ask("step", data)["data"]["observation"]["text"] == text
 
 
 @pytest.mark.parametrize(
