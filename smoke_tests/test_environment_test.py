@@ -14,13 +14,9 @@ from .conftest import Machine, new_machine
 FEW = ("--sessions", "100", "--steps", "2")
 BEGIN = """\
 import asyncio, os, random, threading, time
-from openenvd.env_host.bundled.echo.environment import EchoAction, EchoEnvironment, EchoObservation
-from openenvd.env_host.environment.interfaces import Environment, Observation, State
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 
 KEPT = []
-
-class Other(Observation):
-    said: str = "hello"
 
 class Sample(EchoEnvironment):
 """
@@ -77,11 +73,6 @@ STATE_FAILS = """
     def state(self):
         raise OSError("no state")
 """
-OTHER_CLASS = """
-    def step(self, action, **more):
-        super().step(action, **more)
-        return Other()
-"""
 EXITS = """
     def step(self, action, **more):
         if len(action.message) > 5:
@@ -127,7 +118,6 @@ def faults(found: dict[str, Any]) -> dict[str, list[str]]:
         pytest.param(NO_SEED, "determinism", "differs at step 1: reward", id="no-seed"),
         pytest.param(NOT_RESET, "determinism", "message_length", id="not-reset"),
         pytest.param(STATE_FAILS, "protocol", "state is answered by an error", id="state"),
-        pytest.param(OTHER_CLASS, "protocol", "said is not in it", id="other-class"),
     ],
 )
 def test_an_environment_with_one_fault_fails_for_it_alone(

@@ -73,27 +73,23 @@ NO_ROOM = {"kind": "operation_error", "message": "no room", "hint": None}
 ROLLED_OUT = new_request("2", operation="rollout", payload={"out": "out"}, error=None)
 
 
-def test_an_environment_that_does_not_run_is_offered_to_be_launched(cli: Cli) -> None:
-    unknown(cli, "echo")
-    answer = cli("rollout", "echo", "--out", "out")
-    assert answer.code == 4
-    assert "echo is not running" in answer.err
-    assert "openenv launch echo first, or add --launch" in answer.err
-    assert submitted(cli) == []
-
-
-def test_a_misspelled_name_of_a_bundled_environment_is_offered_to_be_launched(cli: Cli) -> None:
-    unknown(cli, "ecko")
-    answer = cli("rollout", "ecko", "--out", "out", "--launch")
-    assert answer.code == 4
-    assert "did you mean echo? openenv launch echo starts it" in answer.err
-    assert submitted(cli) == []
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "~nobody-here"])
-def test_a_name_that_cannot_be_a_path_is_an_unknown_environment(cli: Cli, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "words", "expected"),
+    [
+        ("echo", [], "echo is not running\n  openenv launch echo first, or add --launch"),
+        ("ecko", ["--launch"], "did you mean echo? openenv launch echo starts it"),
+        ("x" * 300, [], "no environment is called 'xxx"),  # which cannot be a path
+        ("~nobody-here", [], "no environment is called '~nobody-here'"),
+    ],
+)
+def test_an_environment_that_does_not_run_is_offered_to_be_launched_where_it_can_be(
+    cli: Cli, name: str, words: list[str], expected: str
+) -> None:
     unknown(cli, name)
-    assert cli("rollout", name, "--out", "out").code == 4
+    answer = cli("rollout", name, "--out", "out", *words)
+    assert answer.code == 4
+    assert expected in answer.err
+    assert submitted(cli) == []
 
 
 def test_one_that_has_failed_or_was_taken_down_is_offered_with_its_source(cli: Cli) -> None:
