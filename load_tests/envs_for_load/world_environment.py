@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -12,12 +14,26 @@ from openenvd.env_host.environment.interfaces import Action, Environment, Observ
 TAKE_BYTES = 10_000_000
 
 
+def replica_mark(pid: int) -> str:
+    """Return what tells a replica's server from others, by its process id on this machine."""
+    process = Path(f"/proc/{pid}")
+    texts = (text.partition("=") for text in (process / "environ").read_text().split("\0"))
+    fields = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+    return _mark({name: value for name, _, value in texts}, int(fields["NSpid"].split()[-1]))
+
+
+def _mark(environ: Mapping[str, str], pid: int) -> str:
+    """Return its job, its container, or its process id: `pid` is as the process sees it."""
+    return environ.get("SLURM_JOB_ID") or (environ["HOSTNAME"] if pid == 1 else str(pid))
+
+
 class WorldObservation(Observation):
     """Whose it is, as the launch has named it, and where the episode stands."""
 
     whose: str
     world: str
     steps: int
+    replica: str  # see `replica_mark`
 
 
 class WorldEnvironment(Environment[Action, WorldObservation, State]):
@@ -51,4 +67,9 @@ class WorldEnvironment(Environment[Action, WorldObservation, State]):
         return State(episode_id=self._world, step_count=self._steps)
 
     def _seen(self) -> WorldObservation:
-        return WorldObservation(whose=os.environ["WHOSE"], world=self._world, steps=self._steps)
+        return WorldObservation(
+            whose=os.environ["WHOSE"],
+            world=self._world,
+            steps=self._steps,
+            replica=_mark(os.environ, os.getppid()),
+        )

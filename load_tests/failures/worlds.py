@@ -84,8 +84,20 @@ class Home:
     environ: dict[str, str]
     engine: DockerEngine | SlurmCluster | None
 
+    @property
+    def layout(self) -> Layout:
+        return Layout(Path(self.environ["OPENENV_HOME"]))
+
     def openenv(self, *words: str) -> Any:
         return openenv(self.environ, *words)
+
+    def instances(self) -> list[str]:
+        """The engine's jobs or containers."""
+        if self.engine is None:
+            return []
+        if isinstance(self.engine, SlurmCluster):
+            return self.engine.jobs("PENDING,RUNNING")
+        return self.engine.docker("ps", "--all", "--quiet").split()
 
     def processes(self) -> Iterator[psutil.Process]:
         for process in psutil.process_iter():
@@ -98,19 +110,15 @@ class Home:
 
     def left_over(self) -> list[str]:
         """What is left of the environments after each `down`."""
-        layout = Layout(Path(self.environ["OPENENV_HOME"]))
-        deadline = time.monotonic() + LEFT_SECONDS
+        runs, deadline = self.layout.runs, time.monotonic() + LEFT_SECONDS
         while True:
-            left = [path.name for name in ENVIRONMENTS for path in layout.runs.glob(f"{name}-*")]
+            left = [path.name for name in ENVIRONMENTS for path in runs.glob(f"{name}-*")]
             for process in self.processes():
                 with suppress(psutil.Error):
                     folder = Path(process.environ().get(RUN_DIR_VARIABLE, "")).name
                     if folder.startswith(ENVIRONMENTS):
                         left.append(f"{process.pid} {' '.join(process.cmdline())}")
-            if isinstance(self.engine, SlurmCluster):
-                left += self.engine.jobs("PENDING,RUNNING")
-            elif self.engine is not None:
-                left += self.engine.docker("ps", "--all", "--quiet").split()
+            left += self.instances()
             if not left or time.monotonic() > deadline:
                 return left
             time.sleep(AGAIN_SECONDS)

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kills at random while replicas are changed: when all has settled, what is wanted is what runs.
+
+    python -m load_tests.failures.changes [--provider local|docker|slurm] [--kills 2000]
+                                [--seed 1] [--short] [--json FILE]
+
+Each round submits a change of one environment: `launch`, an update, `scale`, `restart` or `down`;
+or it changes the number of sessions of an environment that scales itself. Within some seconds a
+process is killed (SIGKILL): the daemon, a worker, a shim, an agent, a server or Envoy. Then the
+round waits until the request has ended and nothing changes any more. These counts have to be zero:
+
+    not settled                 after two minutes something still starts, drains or is missing
+    another number              a request that succeeded has not left the number that it asked for;
+                                one that failed has changed the number
+    something is left           a process, container, job or run folder of no wanted replica
+    another route               the gateway routes to more or fewer replicas than are wanted
+    a session of a healthy replica has ended      the replica still runs, and Envoy was not killed
+    a request lost, or final more than once       by the events of its row
+
+Otherwise the exit code is 1. After each round the results are written to the JSON file, and a later
+call with the same file continues until `--kills` processes were killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sqlite3
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from websockets.asyncio.client import connect
+from websockets.exceptions import WebSocketException
+
+from load_tests.envs_for_load.world_environment import replica_mark
+from load_tests.failures.worlds import Home, own_engine
+from load_tests.shared.report import Report, daemon, machine, parse_arguments
+
+SOURCE = Path(__file__).parents[1] / "envs_for_load"
+CHANGED, SCALED = ("one", "two"), "scaled"
+MAX_REPLICAS, SLOTS = 3, 4
+SESSIONS = 4  # of each environment that requests change
+KILL_SECONDS = 3.0  # at most, after the change was submitted
+SETTLE_SECONDS = 120.0
+POLL_INTERVAL_SECONDS = 0.3
+PAUSE_SECONDS = 0.2  # of a session, between two steps
+EPISODE_STEPS = 40
+ANSWER_SECONDS = 60.0
+DRAIN = "drain-timeout=1s"
+FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
+SETTLED = ("READY", "FAILED")  # states of replicas; the latter spent its restarts
+TITLES = {
+    "local": ("daemon", "worker", "shim", "host", "gateway"),
+    "docker": ("daemon", "worker", "agent", "host", "gateway"),
+    "slurm": ("daemon", "worker", "agent", "host", "gateway"),
+}
+KILLED = "killed: "
+SHOWN = 20
+SHORT = {"kills": 12}
+
+
+class Sessions:
+    """Sessions of one environment, which step all the time; which replica ended which of them."""
+
+    def __init__(self) -> None:
+        self.url = ""  # no session is begun without one
+        self.ended: list[str] = []  # the replicas, by their marks
+        self.answers = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def hold(self, count: int) -> None:
+        """Have so many sessions from now on."""
+        for task in self._tasks[count:]:
+            task.cancel()
+        self._tasks = self._tasks[:count]
+        self._tasks += [asyncio.create_task(self._play()) for _ in range(count - len(self._tasks))]
+
+    async def _play(self) -> None:
+        while True:
+            mark = ""
+            with suppress(OSError, TimeoutError, WebSocketException):
+                if self.url:
+                    async with connect(self.url, open_timeout=ANSWER_SECONDS) as socket:
+                        kind = "reset"
+                        for _ in range(EPISODE_STEPS):
+                            await socket.send(json.dumps({"type": kind, "data": {}}))
+                            text = await asyncio.wait_for(socket.recv(), ANSWER_SECONDS)
+                            if (answer := json.loads(text))["type"] == "error":
+                                break
+                            mark, kind = answer["data"]["observation"]["replica"], "step"
+                            self.answers += 1
+                            await asyncio.sleep(PAUSE_SECONDS)
+                        else:
+                            mark = ""
+            if mark:
+                self.ended.append(mark)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+class Campaign:
+    """The environments, their sessions, and what was found wrong."""
+
+    def __init__(self, home: Home, given: Any, kept: dict[str, Any]) -> None:
+        self.home = home
+        self.seen, self.wrong = Counter(kept["seen"]), list(kept["wrong"])
+        self._provider = given.provider
+        self._chance = random.Random(f"{given.seed} {sum(self.seen.values())}")
+        self._wanted = dict.fromkeys(CHANGED, 0)
+        self._sessions = {name: Sessions() for name in (*CHANGED, SCALED)}
+
+    def kills(self) -> int:
+        """Return how many processes this run and the runs that it continues have killed."""
+        return sum(count for what, count in self.seen.items() if what.startswith(KILLED))
+
+    async def run(self, kills: int, keep: Callable[[Campaign], None]) -> None:
+        """Change and kill until so many processes were killed."""
+        limits = ["--min", "1", "--max", str(MAX_REPLICAS), "--set", "scale-down=1s"]
+        limits += ["--max-sessions", str(MAX_REPLICAS * SLOTS)]
+        await self._openenv("launch", *self._launch_words(SCALED), *limits)
+        await self._note_urls()
+        for name in CHANGED:
+            self._sessions[name].hold(SESSIONS)
+        while self.kills() < kills:
+            await self._round()
+            print(f"{self.kills()}: {dict(self.seen)}, {self.wrong[-2:]}", file=sys.stderr)
+            keep(self)
+        for each in self._sessions.values():
+            each.hold(0)
+
+    def _launch_words(self, name: str) -> list[str]:
+        words = ["world_environment:WorldEnvironment", "--name", name, "-e", f"WHOSE={name}-1"]
+        words += ["--provider", self._provider, "--gateway", "--set", DRAIN, "--memory", "400M"]
+        return words + (["--token", "auto"] if self._provider == "slurm" else [])
+
+    async def _openenv(self, *words: str) -> Any:
+        return await asyncio.to_thread(self.home.openenv, *words)
+
+    async def _note_urls(self) -> None:
+        for name, sessions in self._sessions.items():
+            sessions.url = ""
+            with suppress(SystemExit):
+                found = await self._openenv("address", name)
+                sessions.url = str(found["base_url"]).replace("http", "ws", 1) + "/ws"
+
+    async def _round(self) -> None:
+        before = await self._marks()
+        name = self._chance.choice((*CHANGED, SCALED))
+        request_id, asked = None, None
+        if name == SCALED:
+            self._sessions[SCALED].hold(self._chance.randrange(MAX_REPLICAS * SLOTS))
+            self.seen["changes: sessions"] += 1
+        else:
+            words, asked = self._change(name)
+            self.seen[f"changes: {words[0]}"] += 1
+            answer = await self._openenv(*words, "--async")
+            [request_id] = answer.get("request_ids") or [answer["request_id"]]
+        await asyncio.sleep(self._chance.random() * KILL_SECONDS)
+        killed, mark = await asyncio.to_thread(self._kill)
+        await self._settle(name, request_id, asked, killed)
+        await self._note_urls()
+        after = await self._marks()
+        for each in self._sessions.values():
+            ended, each.ended = each.ended, []
+            lost = (before & after & set(ended)) - {mark}
+            if lost and killed != "gateway":
+                text = f"sessions of {lost} ended after {killed} was killed"
+                self.wrong.append(f"{text}: {request_id}")
+            self.seen["answers"] += each.answers
+            each.answers = 0
+
+    def _change(self, name: str) -> tuple[list[str], int]:
+        """Draw a change; return its command, and the number of replicas that it asks for."""
+        wanted, count = self._wanted[name], self._chance.randint(1, MAX_REPLICAS)
+        launch = ["launch", *self._launch_words(name), "--replicas", str(count)]
+        kind = self._chance.choice(("launch", "scale", "restart", "down")) if wanted else "launch"
+        match kind:
+            case "launch":
+                return launch, count
+            case "scale":
+                return ["scale", name, str(count)], count
+            case "restart":
+                return ["restart", name], wanted
+            case _:
+                return ["down", name], 0
+
+    def _kill(self) -> tuple[str | None, str | None]:
+        """Kill a process of a kind; return the kind, and the mark of a replica's server."""
+        title = self._chance.choice(TITLES[self._provider])
+        with suppress(psutil.Error, OSError, IndexError, SystemExit):  # none is there any more
+            if title == "host":
+                found = [psutil.Process(pid) for pid in self._pids()]
+            else:
+                found = self.home.titled(f"openenvd: {title}")
+            process = self._chance.choice(found)
+            mark = replica_mark(process.pid) if title == "host" else None
+            process.send_signal(signal.SIGKILL)
+            self.seen[f"{KILLED}{title}"] += 1
+            return title, mark
+        return None, None
+
+    def _pids(self) -> list[int]:
+        shown = self.home.openenv("status")["environments"]
+        return [each["pid"] for one in shown for each in one["replicas"] if each["pid"]]
+
+    async def _marks(self) -> set[str]:
+        """The marks of all replicas that have a process."""
+        with suppress(SystemExit, OSError):
+            return set(map(replica_mark, await asyncio.to_thread(self._pids)))
+        return set()
+
+    async def _settle(
+        self, name: str, request_id: str | None, asked: int | None, killed: str | None
+    ) -> None:
+        """Wait until nothing changes any more; note what is wrong then."""
+        deadline, why = time.monotonic() + SETTLE_SECONDS, ["nothing is known"]
+        state = None
+        while why and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
+            try:
+                why = await asyncio.to_thread(self._differences)  # it starts the daemon again
+                if request_id is not None:
+                    [(state,)] = self._query("SELECT state FROM requests WHERE id = ?", request_id)
+                    why += [] if state in FINAL else [f"it is {state}"]
+            except (SystemExit, psutil.Error) as exc:
+                why = [str(exc)]
+        self.wrong += [
+            f"not settled after {killed} was killed, {request_id}: {each}" for each in why
+        ]
+        if request_id is None or asked is None:
+            return
+        self.seen[f"requests: {state}"] += 1
+        wanted, before = self._rows().get(name, 0), self._wanted[name]
+        if wanted != (asked if state == "SUCCEEDED" else before):
+            self.wrong.append(f"{request_id} is {state}: {wanted} replicas, {before=}, {asked=}")
+        self._wanted[name] = wanted
+        finals = self._finals(request_id)
+        if finals != 1:
+            self.wrong.append(f"{request_id} has {finals} events of its end")
+
+    def _differences(self) -> list[str]:
+        """What is not as it is wanted."""
+        home, wanted, found = self.home, self._rows(), []
+        shown = {each["name"]: each for each in home.openenv("status")["environments"]}
+        gateway = home.openenv("gateway", "status")["gateway"] or {"environments": []}
+        routed = {each["name"]: each["replicas"] for each in gateway["environments"]}
+        for name, count in wanted.items():
+            states = [each["state"] for each in shown.get(name, {}).get("replicas", ())]
+            if len(states) != count or not set(states) <= set(SETTLED):
+                found.append(f"{name}: {count} replicas are wanted, {states} are there")
+            ready = states.count("READY")
+            healthy = [r["is_healthy"] for r in routed.get(name, ()) if not r["is_draining"]]
+            if len(healthy) != ready or not all(healthy):
+                found.append(f"{name}: {ready} replicas are ready, the gateway has {healthy}")
+        every = sum(wanted.values())
+        folders = list(home.layout.runs.glob("*/replica.json"))
+        here = len([each for each in folders if each.parent.name != "gateway"])
+        if here != every:
+            found.append(f"{every} replicas are wanted, {here} run folders are there")
+        instances: list[Any] = home.instances()
+        if home.engine is None:
+            hosts = home.titled("openenvd: host")  # or what these have forked
+            instances = [each for each in hosts if each.name().startswith("host")]
+        if len(instances) != every:
+            found.append(f"{every} replicas are wanted, {instances} are there")
+        return found
+
+    def _query(self, text: str, *values: str) -> list[Any]:
+        address = f"file:{self.home.layout.home}/requests.db?mode=ro"
+        with closing(sqlite3.connect(address, uri=True)) as database:
+            return database.execute(text, values).fetchall()
+
+    def _rows(self) -> dict[str, int]:
+        """How many replicas the rows of environments want, unless their launch has failed."""
+        text = (
+            "SELECT name, spec FROM environments WHERE state IN ('READY', 'DEGRADED') OR"
+            " state = 'FAILED' AND name IN (SELECT environment FROM replicas)"
+        )
+        specs = {name: json.loads(spec) for name, spec in self._query(text)}
+        return {
+            name: max(spec.get("replicas") or 1, spec.get("min_replicas") or 1)
+            for name, spec in specs.items()
+        }
+
+    def _finals(self, request_id: str) -> int:
+        """How many events say that a request has ended."""
+        text = "SELECT data FROM events WHERE kind = 'request.state' AND request_id = ?"
+        return sum(
+            json.loads(data).get("state") in FINAL for (data,) in self._query(text, request_id)
+        )
+
+
+def main() -> int:
+    given = parse_arguments(
+        "Kills at random while replicas are changed.",
+        1,
+        provider={"default": "local", "choices": list(TITLES)},
+        kills={"type": int, "default": 2000},
+        seed={"type": int, "default": 1},
+        short={"action": "store_true"},
+    )
+    if given.short:
+        vars(given).update(SHORT)
+    file = Path(given.json or os.devnull).absolute()
+    earlier = json.loads((file.read_text() if file.exists() else "") or "{}")
+
+    def keep(campaign: Campaign) -> None:
+        found = {"seen": campaign.seen, "wrong": campaign.wrong}
+        told = {"provider": given.provider, "seed": given.seed}
+        file.write_text(json.dumps({**told, "found": found, "machine": machine()}, indent=2) + "\n")
+
+    os.chdir(SOURCE)
+    with own_engine(given.provider) as engine, daemon() as environ:
+        home = Home(environ, engine)
+        campaign = Campaign(home, given, earlier.get("found", {"seen": {}, "wrong": []}))
+        asyncio.run(campaign.run(given.kills, keep))
+    report = Report(f"changes, {given.provider}: {campaign.kills()} kills, seed {given.seed}")
+    for what, count in sorted(campaign.seen.items()):
+        report.add(what, "", [count])
+    report.add("wrong", "", [len(campaign.wrong)])
+    for each in campaign.wrong[:SHOWN]:
+        report.note(each)
+    report.finish(None)
+    return 1 if campaign.wrong or not campaign.seen["answers"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
