@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 72_259,
     "code lines": 46_500,
     "modules": 383,
-    "test lines": 66_994,
+    "test lines": 66_987,
     "words of pages": 24_855,
     "words of decisions": 7_208,
     "folders at the root": 15,
