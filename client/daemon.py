@@ -177,7 +177,7 @@ def stop(paths: Paths) -> Json | None:
         # The end of a process that is not our child can only be looked for, everywhere alike.
         while is_running(paths):
             if time.monotonic() > deadline:
-                raise _silent(paths)
+                raise _silent(paths, identity)
             time.sleep(_POLL_INTERVAL_SECONDS)
         return identity
 
@@ -340,8 +340,8 @@ def _no_room() -> errors.DaemonNotStarted:
     )
 
 
-def _silent(paths: Paths) -> errors.DaemonUnreachable:
-    identity = read_identity(paths) or {}
+def _silent(paths: Paths, known: Json | None = None) -> errors.DaemonUnreachable:
+    identity = read_identity(paths) or known
     who = f" (pid {identity['pid']})" if identity else ""
     return errors.DaemonUnreachable(
         f"a daemon{who} holds {paths.daemon_lock}, but does not answer",

@@ -20,6 +20,7 @@ writes stderr. Uvicorn's records go to the same place.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import gc
 import json
@@ -180,4 +181,6 @@ def _refuse(ready_fd: int | None, error: DaemonError, *, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    atexit._run_exitfuncs()  # noqa: SLF001  no public name has them
+    os._exit(code)  # threads may still wait for an engine that does not answer

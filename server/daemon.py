@@ -28,6 +28,7 @@ import socket
 import syslog
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -74,12 +75,21 @@ def run(
             hold_lock(paths) as lock,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
+            runner.get_loop().set_default_executor(_Threads())
             runner.run(Daemon(paths, settings, ready_fd, zygote, lock, given or {}).main())
     except DaemonError as exc:
         _write_ready_line(ready_fd, exc.to_json())
         log.error("%s%s", exc.message, f" ({exc.hint})" if exc.hint else "")
         return 1
     return 0
+
+
+class _Threads(ThreadPoolExecutor):
+    """Threads for which the end of the daemon does not wait: an engine may not answer them."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Begin no further call."""
+        super().shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(eq=False)

@@ -24,6 +24,8 @@ import psutil
 import pytest
 
 from openenvd.client import daemon, following
+from openenvd.environments.agent_client import ADDRESS_FILE_NAME, EngineAddress
+from openenvd.environments.shim.files import write_json
 from openenvd.schema.settings import FIRST_PORT, PORTS, Paths, Settings
 from openenvd.server.daemon import VITAL_THREADS, Daemon
 from openenvd.server.dispatch.memory_estimates import PROCESSES_OF_DAEMON, check_process_room
@@ -280,6 +282,20 @@ def test_a_daemon_that_stops_leaves_no_folder_of_sockets(outside: Paths) -> None
     assert outside.sockets.exists()
     daemon.stop(outside)
     assert not outside.sockets.exists()
+
+
+def test_a_daemon_stops_while_it_waits_for_an_engine_that_does_not_answer(home: Path) -> None:
+    paths = Paths(home)
+    home.mkdir(mode=0o700)
+    with socket.create_server(("127.0.0.1", 0)) as engine:
+        address = f"tcp://127.0.0.1:{engine.getsockname()[1]}"
+        used = EngineAddress.of("docker", {"DOCKER_HOST": address})
+        (paths.engines / used.key).mkdir(parents=True)
+        write_json(str(paths.engines / used.key / ADDRESS_FILE_NAME), used.to_json())
+        daemon.connect(paths, settings={"port": 0})
+        asked, _ = engine.accept()
+        daemon.stop(paths)
+        asked.close()
 
 
 def test_a_damaged_database_is_reported_and_no_folder_of_sockets_is_left(outside: Paths) -> None:
