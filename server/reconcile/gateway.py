@@ -363,22 +363,30 @@ def backend_of(
     found = sorted(watches, key=lambda watch: watch.run_file.number)
     most = max(weighed.values(), default=1)  # of one that has just come
     full = _full(loads_of(found))
+    serving = [
+        watch
+        for watch in found
+        if watch.replica.state in _SERVING
+        and (watch.is_kept.is_set() or _is_first(watch, environment))
+        and not watch.status.get("held")
+    ]
     endpoints = tuple(
         Endpoint(
             watch.run_file.number,
             *watch.endpoint,
-            is_draining=watch.is_draining or watch.replica.state is ReplicaState.DRAINING,
+            is_draining=_is_draining(watch),
             is_full=watch.run_file.number in full,
             weight=weighed.get(watch.run_file.number, most),
             generation=watch.run_file.request_id,
             replica=watch.run_file.replica_id,
         )
-        for watch in found
-        if watch.replica.state in _SERVING
-        and (watch.is_kept.is_set() or _is_first(watch, environment))
-        and not watch.status.get("held")
+        for watch in serving
     )
-    token = next((watch.run_file.token for watch in found), None)
+    # Health checks send it, too: without that of an update, its replicas would not be healthy.
+    newest = max(
+        serving or found, key=lambda w: (not _is_draining(w), w.run_file.created_at), default=None
+    )
+    token = None if newest is None else newest.run_file.token
     wants_token = environment.spec.get("token") or not is_loopback(
         environment.spec.get("host") or LOOPBACK
     )
@@ -388,6 +396,10 @@ def backend_of(
     is_ours = environment.spec.get("provider", "local") == "local"
     path = "/capacity" if is_ours and not environment.spec.get("serve_as_is") else "/health"
     return Backend(environment.name, endpoints, token, path, holding_socket)
+
+
+def _is_draining(watch: ReplicaWatch) -> bool:
+    return watch.is_draining or watch.replica.state is ReplicaState.DRAINING
 
 
 def _is_first(watch: ReplicaWatch, environment: Environment) -> bool:

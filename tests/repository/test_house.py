@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_259,
-    "code lines": 46_500,
+    "shipped lines": 72_284,
+    "code lines": 46_517,
     "modules": 383,
-    "test lines": 66_987,
+    "test lines": 67_021,
     "words of pages": 24_855,
     "words of decisions": 7_208,
     "folders at the root": 15,

@@ -29,6 +29,7 @@ def new_watch(
     row = Replica(f"trial-{ordinal}-1", "trial", ordinal, "local", state, "/run", 0.0)
     known: Any = {"replica_id": row.id, "environment": "trial", "ordinal": ordinal}
     known |= {"number": ordinal, "request_id": "1", "host": "127.0.0.1", "port": 21000 + ordinal}
+    known["created_at"] = float(ordinal)
     run_file = RunFile.of(Path("/run"), known | data)
     return ReplicaWatch(row, run_file, Timing(), ignore, ignore)
 

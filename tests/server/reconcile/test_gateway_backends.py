@@ -112,6 +112,23 @@ def test_the_token_is_that_of_the_run_files() -> None:
     assert found.token == token
 
 
+@pytest.mark.parametrize(
+    ("states", "token"),
+    [
+        ((ReplicaState.READY, ReplicaState.STARTING), None),  # an update that has just begun
+        ((ReplicaState.READY, ReplicaState.READY), "new"),
+        ((ReplicaState.DRAINING, ReplicaState.READY), "new"),
+        ((ReplicaState.READY, ReplicaState.DRAINING), None),  # one that failed
+    ],
+)
+def test_an_update_has_its_token_sent_from_when_its_replicas_serve(
+    states: tuple[ReplicaState, ReplicaState], token: str | None
+) -> None:
+    old = watch(0, states[0], created_at=1.0)
+    new = watch(1, states[1], created_at=2.0, token="new")
+    assert backend_of(environment(), [old, new]).token == token
+
+
 @pytest.mark.parametrize("spec", [{"token": "auto"}, {"host": "0.0.0.0"}])
 def test_nothing_is_held_for_whoever_cannot_be_asked_for_the_token(spec: dict[str, Any]) -> None:
     assert backend_of(environment(**spec), [], "/held.sock").holding_socket is None
