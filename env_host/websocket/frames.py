@@ -303,17 +303,22 @@ class PartialMessages:
             connection.resume_reading()
 
     def _look(self) -> None:
-        """Read from twice as many held connections each time, until a message is complete."""
+        """Read from twice as many held connections each time, until a message is complete.
+
+        With little room left, from one at a time, which alone goes on.
+        """
         self._timer = None
         self._stalled_looks = 0 if self._is_any_whole else self._stalled_looks + 1
+        has_room = self._total < 1.5 * self._most_bytes
         if self._is_any_whole:
             self._more = max(1, self._more // 2)
-        elif self._total < 1.5 * self._most_bytes:
-            for connection in list(islice(self._held, self._more)):
-                self._read_again(connection)
-            self._more *= 2
-        elif self._stalled_looks * POLL_INTERVAL_SECONDS >= STALL_SECONDS:
+        elif self._stalled_looks * POLL_INTERVAL_SECONDS >= STALL_SECONDS and not has_room:
             self._close_largest()
+        else:
+            more = self._more if has_room else 1
+            for connection in list(islice(self._held, more)):
+                self._read_again(connection)
+            self._more = 2 * more
         if self._held:
             self._timer = asyncio.get_running_loop().call_later(POLL_INTERVAL_SECONDS, self._look)
         self._is_any_whole = False

@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_284,
-    "code lines": 46_517,
+    "shipped lines": 72_289,
+    "code lines": 46_519,
     "modules": 383,
-    "test lines": 67_021,
+    "test lines": 66_948,
     "words of pages": 24_855,
     "words of decisions": 7_208,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
-    "dialect words": 10,
+    "dialect words": 11,
     "private names": 0,
 }
 

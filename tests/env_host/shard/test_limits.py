@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -18,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Opcode
 from websockets.sync.client import connect
 
+from openenvd.env_host.websocket.frames import PartialMessages
 from openenvd.system.net.connection_limit import connections_within
 from openenvd.system.text.units import MB
 
@@ -152,6 +154,25 @@ def test_long_messages_are_answered_behind_unfinished_ones_that_do_not_go_on(hos
         for client in slow:
             client.send(sent[-200_000:])
             assert client.answer()["type"] == "observation"
+
+
+async def test_one_connection_goes_on_where_all_are_held_and_little_room_is_left() -> None:
+    read_again = asyncio.Queue[Any]()
+
+    class Connection:
+        hold_reading = staticmethod(lambda: None)
+
+        def resume_reading(self) -> None:
+            read_again.put_nowait(self)
+
+    partial_messages = PartialMessages(2 * MB)
+    crowd: list[Any] = [Connection() for _ in range(13)]
+    for each in crowd:
+        partial_messages.note(each, MB - 1000)
+        partial_messages.note(each, MB)
+    held = list(filter(partial_messages.is_held, crowd))
+    assert await asyncio.wait_for(read_again.get(), WAIT_SECONDS) is held[0]
+    assert read_again.empty()
 
 
 def test_long_messages_are_answered_beside_unfinished_ones_that_go_on_by_bytes(
