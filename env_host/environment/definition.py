@@ -209,7 +209,7 @@ def _import_class(reference: str, folders: Sequence[str]) -> type:
         raise LoadError(f"{reference!r} is not of the form module:Class")
     try:
         module = importlib.import_module(module_name)
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         if is_absent(exc, [module_name]):
             where = f" in {', '.join(folders)}" if folders else ""
             raise LoadError(f"No module named {module_name!r}{where}") from None

@@ -176,16 +176,16 @@ def differences_in(folders: Sequence[str], newest: str) -> list[str]:
 
 
 def _files_below(folders: Sequence[str], modules: Iterable[ModuleType]) -> list[Path]:
-    roots = [Path(folder).resolve() for folder in folders]
-    named = [getattr(module, "__file__", None) for module in modules]
-    paths = {Path(name).resolve() for name in named if isinstance(name, str)}
-    return sorted(
-        path
-        for path in paths
-        if path.suffix == ".py"
-        and "site-packages" not in path.parts
-        and any(root in path.parents for root in roots)
-    )[:MAX_MODULES]
+    found = (each for module in modules for each in [file_below(folders, module)] if each)
+    return sorted(path for path in {*found} if path.suffix == ".py")[:MAX_MODULES]
+
+
+def file_below(folders: Sequence[str], module: ModuleType) -> Path | None:
+    """Return the file of a module of the project in `folders`; None: it is no such module."""
+    name = getattr(module, "__file__", None)
+    path = Path(name).resolve() if isinstance(name, str) else Path()
+    is_own = any(Path(folder).resolve() in path.parents for folder in folders)
+    return path if is_own and "site-packages" not in path.parts else None
 
 
 def differences_of(module: ast.Module, file: str) -> Iterator[str]:

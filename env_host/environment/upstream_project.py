@@ -20,7 +20,7 @@ import inspect
 import logging
 import operator
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +31,7 @@ from ..errors import LoadError
 from . import deferred_imports
 from .definition import AnyAction, Definition, is_absent
 from .interfaces import Observation, State
+from .source_analysis import file_below
 
 UPSTREAM_SERVER = "openenv.core.env_server.http_server"
 OUR_PATHS = frozenset({"/ws", "/mcp", "/capacity", "/metrics"})
@@ -52,7 +53,7 @@ def import_app(config: HostConfig, note: Callable[[str], None]) -> Any:
     failures: dict[str, BaseException] = {}
     for candidate in _candidates(config, failures):
         try:
-            app = _import_attribute(candidate)
+            app = _import_attribute(candidate, config.import_paths)
         except (Exception, SystemExit) as exc:  # some packages exit where there is no GPU
             failures[candidate] = exc
             continue
@@ -279,7 +280,7 @@ def _without_servers() -> Iterator[None]:
             uvicorn.run = run
 
 
-def _import_attribute(candidate: str) -> Any:
+def _import_attribute(candidate: str, folders: Sequence[str]) -> Any:
     module_name, _, attribute = candidate.partition(":")
     before = set(sys.modules)
     try:
@@ -288,8 +289,10 @@ def _import_attribute(candidate: str) -> Any:
         app = operator.attrgetter(attribute.removesuffix("()") or "app")(module)
         return app() if attribute.endswith("()") else app
     except (Exception, SystemExit):
-        for name in set(sys.modules) - before:  # the next candidate imports them afresh
-            if name.partition(".")[0] == module_name.partition(".")[0]:
+        new = set(sys.modules) - before
+        own = {name.partition(".")[0] for name in new if file_below(folders, sys.modules[name])}
+        for name in new:  # the next candidate imports the project's modules afresh
+            if name.partition(".")[0] in own:
                 del sys.modules[name]
         raise
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,7 @@ _MAIN = "__main__"
 _APPS = ("app", "api")  # the names that `fastapi run` looks for, too
 _SERVERS = ("uvicorn.run", "uvicorn.Config")
 _EVERYTHING = "*"  # stands for the names of a module that cannot be known
+_UNREAD = "from app import *"
 _SCOPES = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda),
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
@@ -52,7 +53,6 @@ class App:
     # The package that the project's folder stands for, where that is known
     package: str | None = None
     note: str | None = None  # a sentence for the user, where there was a choice
-    is_own_form: bool = False  # whether the author's own server imports it by this reference
     fallback: str = DEFAULT_APP  # what is served where it is not there
 
 
@@ -104,7 +104,6 @@ def choose_app(
             cwd=None if command.is_app_dir else own.folder,
             package=package if package != own.asked else None,
             note=note if needs_note else None,
-            is_own_form=own.module == own.asked,
         )
     if named is not None:
         other = usual[0].reference if usual else DEFAULT_APP
@@ -207,14 +206,18 @@ def _locate(folder: Path, asked: Started) -> tuple[str, Path, Path | None] | Non
         main = module / f"{_MAIN}.py"
         if not asked.attribute and main.is_file():
             return f"{asked.module}.{_MAIN}", main, inside
-        for path in (module / "__init__.py", module.with_suffix(".py")):
-            if path.is_file():
-                return asked.module, path, inside
+        if path := _file_of(module):
+            return asked.module, path, inside
     for start in range(1, len(parts)):
         path = folder.joinpath(*parts[start:]).with_suffix(".py")
         if path.is_file():
             return ".".join(parts[start:]), path, None
     return None
+
+
+def _file_of(module: Path) -> Path | None:
+    files = (module / "__init__.py", module.with_suffix(".py"))
+    return next((each for each in files if each.is_file()), None)
 
 
 def _find_folder(named: str, folder: Path) -> Path | None:
@@ -223,10 +226,7 @@ def _find_folder(named: str, folder: Path) -> Path | None:
 
 def _contents(source: str) -> tuple[set[str], set[str], str]:
     """Return the names of a module's values, of its functions, and what it gives to uvicorn."""
-    try:
-        tree = ast.parse(source if len(source) <= MAX_SOURCE_CHARACTERS else "from app import *")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {_EVERYTHING}, set(), ""
+    tree = _parsed(source)
     names: set[str] = set()
     functions: set[str] = set()
     for node in _top_level(tree):
@@ -240,6 +240,49 @@ def _contents(source: str) -> tuple[set[str], set[str], str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
     return names, functions - names, next(_served(tree), "")
+
+
+def _parsed(source: str) -> ast.Module:
+    """Return a module's syntax tree; of what cannot be read, that of one with any names."""
+    try:
+        return ast.parse(source if len(source) <= MAX_SOURCE_CHARACTERS else _UNREAD)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.parse(_UNREAD)
+
+
+def stands_alone(folders: Sequence[Path], module: str) -> bool:
+    """Return whether a module is in one of the folders, and can be imported by its own name.
+
+    If it, or a module there that it imports, has a relative import that leads out of the folders,
+    it can be imported as a part of a package alone.
+    """
+    pending, seen = [module], set[str]()
+    while pending and len(seen) < _MAX_FILES:
+        name = pending.pop()
+        parts = name.split(".")
+        path = next(filter(None, (_file_of(base.joinpath(*parts)) for base in folders)), None)
+        if name in seen or path is None:
+            continue
+        seen.add(name)
+        package = parts if path.stem == "__init__" else parts[:-1]
+        pending.append(".".join(parts[:-1]) or name)
+        for node in _needed_imports(_parsed(read_text(path))):
+            level = getattr(node, "level", 0)
+            if level > len(package):
+                return False
+            base = package[: len(package) - level + 1] if level else []
+            base += filter(None, [getattr(node, "module", None)])
+            pending += [".".join(base), *(".".join([*base, each.name]) for each in node.names)]
+    return module in seen
+
+
+def _needed_imports(scope: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the imports of a module that neither a condition nor a `try` guards."""
+    for node in ast.iter_child_nodes(scope):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif not isinstance(node, (ast.If, ast.Try)):
+            yield from _needed_imports(node)
 
 
 def _top_level(scope: ast.AST) -> Iterator[ast.AST]:

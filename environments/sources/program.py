@@ -16,6 +16,7 @@ from ...schema.errors import InvalidSpec, UnknownSource
 from ...schema.protocol import HostConfig, ServeOptions
 from ...schema.spec import EnvironmentSpec
 from ...system.text.json_lines import Json
+from .app_place import stands_alone
 from .needs import read_toml, table_in
 from .resolve import Bundled, ClassSource, Image, Project, ResolvedSource
 
@@ -126,7 +127,7 @@ def package_of(project: Project) -> str | None:
 
 
 def app_candidates(package: str | None, app: str) -> tuple[str, ...]:
-    """List how an app may be imported, the likeliest first.
+    """List how an app may be imported: in its package, then by its own name.
 
     Some projects can be imported only as part of their package, others only as top-level modules.
     """
@@ -144,8 +145,10 @@ def _project_config(project: Project, python: Path) -> tuple[HostConfig, dict[st
         return replace(config, env_class=manifest.env_class), {}
     package = package_of(project)
     candidates = app_candidates(package, app.reference)
-    if app.is_own_form:
-        candidates = tuple(dict.fromkeys([app.reference, *candidates]))
+    module = app.reference.partition(":")[0]
+    # As the author's own server imports it, which may never import the package's `__init__`.
+    if app.package is None and stands_alone([*app.folders, *map(Path, paths)], module):
+        candidates = candidates[::-1]
     usual = app_candidates(package, app.fallback)
     config = replace(
         config,

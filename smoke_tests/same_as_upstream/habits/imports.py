@@ -28,14 +28,24 @@ def named(path: str) -> Habit:
     return Habit(call, files={path: "OWN = 'mine'"})
 
 
+def packaged(name: str, text: str) -> Habit:
+    """The habit of a package that is not for servers: its `__init__.py` is `text`."""
+
+    def call(self: Any, how: str) -> Any:
+        return how
+
+    call.__name__ = f"package_that_{name}"
+    call.__doc__ = f"A package whose `__init__.py` is `{text}`."
+    return Habit(call, alone=True, files={"__init__.py": text})
+
+
 class Habits:
     for path in NAMES:
         locals()[path] = named(path)
 
-    @habit(alone=True, files={"__init__.py": "import torch_of_the_trainer"})
-    def package_that_fails(self, how):
-        """A package whose `__init__.py` needs what trainers alone have."""
-        return how
+    fails = packaged("fails", "import torch_of_the_trainer")
+    exits = packaged("exits", "__import__('os')._exit(3)")
+    hangs = packaged("hangs", "__import__('time').sleep(9999)")
 
     @habit(files={"game/rules/moves.py": "MOVES = ['left']"})
     def namespace_package(self, how):

@@ -144,7 +144,10 @@ def test_a_projects_class_is_served_and_its_other_routes_kept(
 
 
 @pytest.mark.parametrize("where", ["__init__.py", "client.py"])
-@pytest.mark.parametrize("text", ["import a_library_of_trainers", "raise SystemExit('no GPU')"])
+@pytest.mark.parametrize(
+    "text",
+    ["import a_library_of_trainers", "raise SystemExit('no GPU')", "import os\nos._exit(3)"],
+)
 def test_a_package_that_only_trainers_can_import_is_served_without_it(
     serve: StartHost, upstream: Path, where: str, text: str
 ) -> None:
@@ -165,6 +168,51 @@ def test_a_package_that_only_trainers_can_import_is_served_without_it(
     )
     with host.open() as client:
         assert client.ask("reset")["type"] == "observation"
+
+
+@pytest.mark.parametrize(
+    ("how", "text"), [("os._exit(3)", "os._exit(3)"), ("sys.exit('no GPU')", "no GPU")]
+)
+@pytest.mark.parametrize("config", [{"what": "ending:Class"}, {"app_candidates": ("ending:app",)}])
+def test_an_import_that_ends_the_process_is_named(
+    start: StartHost, tmp_path: Path, how: str, text: str, config: dict[str, Any]
+) -> None:
+    (tmp_path / "ending.py").write_text(f"import os, sys\n{how}\n")
+    message, lines = failure(start(**{"what": None, **config}))
+    assert message == f"SystemExit: {text}"
+    assert f'File "{tmp_path}/ending.py", line 2, in <module>' in "\n".join(lines)
+
+
+def test_children_that_an_import_forks_end_as_they_say(serve: StartHost, tmp_path: Path) -> None:
+    code = "import os\npid = os.fork()\nif not pid: os._exit(7)\n"
+    code += "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\nfrom samples import *\n"
+    (tmp_path / "forking.py").write_text(code)
+    with serve("forking:Counter").open() as client:
+        assert client.step("count") == "1"
+
+
+def test_an_import_that_takes_long_is_logged_with_its_place(
+    serve: StartHost, tmp_path: Path
+) -> None:
+    code = "import pathlib, time\nwhile 'line 2' not in pathlib.Path('host.log').read_text():"
+    (tmp_path / "slow.py").write_text(f"{code} time.sleep(0.1)\nfrom samples import *\n")
+    host = serve("slow:Counter")
+    assert f"it is in {tmp_path}/slow.py, line 2" in host.log.read_text()
+
+
+def test_the_second_form_of_an_import_finds_nothing_of_the_first(
+    serve: StartHost, upstream: Path
+) -> None:
+    (upstream / "package").mkdir()
+    (upstream / "package" / "__init__.py").touch()
+    (upstream / "registry.py").write_text("entries = []\n")
+    (upstream / "package" / "app.py").write_text(
+        "import registry\nregistry.entries.append(1)\nassert len(registry.entries) < 2\n"
+        "from .registry import entries\n"
+    )
+    app = APP.format(name="Counter")
+    (upstream / "app.py").write_text((upstream / "package" / "app.py").read_text()[:-30] + app)
+    serve(None, app_candidates=("package.app:app", "app:app"))
 
 
 ABSENT = {

@@ -70,7 +70,7 @@ def test_the_project_lies_under_the_name_that_it_is_imported_by(project: Path) -
     assert made.recipe.folder == "/app/my_env"
     config = HostConfig.from_json(dict(made.recipe.config))
     assert config.import_paths == ("/app", "/app/my_env")
-    assert config.app_candidates == ("my_env.server.app:app", "server.app:app")
+    assert config.app_candidates == ("server.app:app", "my_env.server.app:app")
     assert config.app_place == "openenv.yaml, line 2"
     assert str(project.parent) not in text_of(project)  # no path of this machine
 

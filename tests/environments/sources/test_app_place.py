@@ -63,7 +63,7 @@ def test_of_two_apps_that_of_the_dockerfile_is_served_and_named(
     text = COMMANDS[command].format(reference=reference, module=reference[:-4], path=path)
     (tmp_path / "Dockerfile").write_text(f"FROM x\n{text}\n")
     found = choose(tmp_path, named)
-    assert (found.reference, found.is_own_form) == (reference, True)
+    assert (found.reference, found.package) == (reference, None)
     assert f"serving {reference}, which Dockerfile starts" in str(found.note)
     assert ("line 2 names other:app" in str(found.note)) is (named is not None)
 

@@ -77,6 +77,35 @@ def test_an_app_is_imported_first_as_the_dockerfile_does(tmp_path: Path) -> None
     assert config.app_place == str(folder / "Dockerfile")
 
 
+# The text of `server/app.py` and of `server/more.py`, and whether the package's form is first.
+FORMS = {
+    "alone": ("", "", False),
+    "beside": ("from . import more", "import models", False),
+    "above": ("from ..models import size", "", True),
+    "above, in a function": ("def later():\n    from ..models import size", "", True),
+    "above, by another module": ("from .more import size", "from ..models import size", True),
+    "above, by another's own name": ("import server.more", "from ... import models", True),
+    "guarded": ("try:\n    from ..models import x\nexcept ImportError: import models", "", False),
+    "on a condition": ("if __package__ != 'server':\n    from ..models import size", "", False),
+    "no Python": ("from ..models import (", "", False),
+}
+
+
+@pytest.mark.parametrize(("app", "more", "is_packaged"), FORMS.values(), ids=FORMS)
+def test_an_app_is_imported_in_its_package_first_where_it_cannot_be_without(
+    tmp_path: Path, app: str, more: str, is_packaged: bool
+) -> None:
+    source = project(tmp_path / "p", MAPPED)
+    server = source.folder / "server"
+    server.mkdir(exist_ok=True)
+    (server / "app.py").write_text(f"app = object()\n{app}\n")
+    (server / "more.py").write_text(more)
+    (source.folder / "models.py").touch()
+    config = program_of(EnvironmentSpec("x", "p"), source, PYTHON).config
+    forms = ("the_thing.server.app:app", "server.app:app")
+    assert config.app_candidates == (forms if is_packaged else forms[::-1])
+
+
 def test_a_package_that_is_the_folder_itself_gets_a_link_and_one_in_it_none(
     tmp_path: Path,
 ) -> None:
