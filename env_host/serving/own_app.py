@@ -45,6 +45,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -73,6 +74,9 @@ ANSWERED_POLL_SECONDS = 0.02  # between two checks whether requests before a han
 CHECK_SECONDS = 30.0  # for the middleware to answer
 ASK_SECONDS = 5.0  # for an app that is asked whether it has sessions
 _LOOPBACK = ("127.0.0.1", 80)
+_READING = ("collections.abc", "starlette.datastructures", "starlette.requests", __name__)
+# Starlette's middleware whose reading of the headers does not tell what the app does.
+_HEEDLESS = {f"starlette.middleware.{name}" for name in ("cors", "errors", "gzip", "trustedhost")}
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 log = logging.getLogger("openenvd.env_host")
@@ -255,24 +259,39 @@ async def check_handshake(app: Any, upgrade: Upgrade, transport: asyncio.Transpo
     return lines.decode("latin-1")
 
 
-class _Headers(list[tuple[bytes, bytes]]):
-    """The headers of a request, and whether they were read."""
+class _Header(tuple[bytes, bytes]):
+    """A header of a request, also in copies of the list: it notes the modules that look at it."""
 
-    are_read = False
+    readers: set[str]
+    __hash__ = tuple.__hash__
 
-    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
-        self.are_read = True
+    def __iter__(self) -> Iterator[bytes]:
+        self._note_reader()
         return super().__iter__()
+
+    def __getitem__(self, index: Any) -> Any:
+        self._note_reader()
+        return super().__getitem__(index)
+
+    def __eq__(self, other: object) -> bool:
+        self._note_reader()
+        return super().__eq__(other)
+
+    def _note_reader(self) -> None:
+        names = (f.f_globals.get("__name__", "") for f, _ in traceback.walk_stack(None))
+        self.readers.add(next(name for name in names if name not in _READING))
 
 
 async def _find_failure(app: Any, scope: Message) -> str | None:
     """Return in one line why an app fails at every request like this one; None: it may not.
 
-    An app that has read the headers may answer a request that has other headers.
+    An app whose code has read the headers may answer a request that has other headers.
     """
-    headers = _Headers(scope["headers"])
+    headers, readers = [_Header(each) for each in scope["headers"]], set[str]()
+    for header in headers:
+        header.readers = readers
     _, failure = await _exchange({**scope, "headers": headers}, app, ASK_SECONDS)
-    if failure is None or headers.are_read or isinstance(failure, TimeoutError):
+    if failure is None or readers - _HEEDLESS or isinstance(failure, TimeoutError):
         return None
     return failure_of(failure)
 

@@ -413,6 +413,13 @@ class Fails:
         await self.app(scope, *rest)
 app.add_middleware(Fails)
 """
+# Around it is middleware that reads the headers itself, and copies them.
+AROUND = """
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import GZipMiddleware
+app.add_middleware(GZipMiddleware)
+app.add_middleware(CORSMiddleware, allow_origins=["*"])
+"""
 
 
 @pytest.mark.parametrize(
@@ -421,13 +428,16 @@ app.add_middleware(Fails)
         (FOREIGN, "True", "every request is answered 500: RuntimeError: no licence ("),
         (UPSTREAMS, "True", "the middleware of this project fails at every handshake: Runtime"),
         (FOREIGN, "b'token' not in dict(scope['headers'])", None),
+        (FOREIGN, "not any(h[0] == b'token' for h in scope['headers'])", None),
+        (FOREIGN, "(b'token', b'7') not in scope['headers']", None),
         (UPSTREAMS, "b'token' not in dict(scope['headers'])", None),
     ],
 )
+@pytest.mark.parametrize("around", ["", AROUND])
 def test_an_app_that_fails_whatever_it_is_asked_is_refused(
-    start: StartHost, upstream: Path, made: str, read: str, expected: str | None
+    start: StartHost, upstream: Path, made: str, read: str, expected: str | None, around: str
 ) -> None:
-    (upstream / "app.py").write_text(made + FAILS.replace("READ", read))
+    (upstream / "app.py").write_text(made + FAILS.replace("READ", read) + around)
     host = start(None, app_candidates=("app:app",))
     if expected is None:
         host.ready()
