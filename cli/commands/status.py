@@ -157,8 +157,8 @@ def _remarks(environment: Json, now: float, *, is_named: bool) -> Iterator[str]:
         are = "is" if held["shards"] == 1 else "are"
         since = phrases.duration(now - held["since"])
         yield (
-            f"  {name}: {held['shards']} of {shards} {are} blocked for {since} "
-            f"(see openenv logs {name})"
+            f"  {name}: {held['shards']} of {shards} {are} blocked for {since}; a step whose "
+            f"client waits is ended by --step-timeout alone (see openenv logs {name})"
         )
     if environment.get("is_exposed") and environment["state"] not in _ENDED:
         host = environment["host"]

@@ -20,7 +20,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...system.net.connection_limit import full_answer
-from ...system.net.websocket import CLOSE, INTERNAL_ERROR_CLOSE, close_payload, frame_head
+from ...system.net.websocket import (
+    CLOSE,
+    INTERNAL_ERROR_CLOSE,
+    OPCODE,
+    PING,
+    PONG,
+    close_payload,
+    frame_head,
+)
 from ...system.process.descriptors import Message
 from ..environment.upstream_types import RpcCode, rpc_error
 from ..errors import WSErrorCode
@@ -73,12 +81,17 @@ class SocketCopies:
         self._count -= 1
         os.close(fd)
 
-    def count_left(self, child: Child) -> int:
-        """Return how many sessions of a child have clients that closed their connections."""
+    def count_left(self, child: Child) -> tuple[int, int]:
+        """Return how many clients of a child have closed their connections, and how many wait.
+
+        Those have sent a request that the child has not read.
+        """
+        fds = {fd for fd, _ in child.socket_copies.values()}
         poll = select.poll()
-        for fd, _ in child.socket_copies.values():
+        for fd in fds:
             poll.register(fd, getattr(select, "POLLRDHUP", select.POLLHUP))
-        return len(poll.poll(0))
+        left = {fd for fd, _ in poll.poll(0)}
+        return len(left), sum(map(_has_request, fds - left))
 
     def notify_clients(self, child: Child, text: str, accept: Callable[[], None]) -> None:
         """Send all clients of a child why their sessions have ended, and close the copies.
@@ -90,7 +103,7 @@ class SocketCopies:
             message = _message(path, text).encode()
             error = frame_head(len(message)) + message
             write_last(fd, error + frame_head(len(close), CLOSE) + close)
-            os.close(fd)
+            close_unread(fd)
             if number % NOTICES_AT_ONCE == 0:
                 accept()
         self._count -= len(child.socket_copies)
@@ -107,10 +120,25 @@ def refuse(fd: int, text: str) -> None:
 
 
 def close_unread(fd: int) -> None:
-    """Close a connection, first reading what its client has sent: a reset would undo the answer."""
+    """Close a connection after `write_last`, reading what its client has sent first.
+
+    Otherwise the kernel would reset the connection, and the client may lose what was written.
+    """
     with contextlib.suppress(OSError):
         os.read(fd, _MAX_UNREAD_BYTES)
     os.close(fd)
+
+
+def _has_request(fd: int) -> bool:
+    """Return whether a connection has unread frames that are neither a ping, a pong nor a close."""
+    connection = socket.socket(fileno=fd)
+    data = b""
+    with contextlib.suppress(OSError):
+        data = connection.recv(_MAX_UNREAD_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    connection.detach()
+    while len(data) > 1 and data[0] & OPCODE in (PING, PONG):
+        data = data[6 + (data[1] & 0x7F) :]
+    return bool(data) and data[0] & OPCODE not in (PING, PONG, CLOSE)
 
 
 def _message(path: str, text: str) -> str:

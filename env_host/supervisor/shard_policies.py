@@ -21,8 +21,8 @@ then notices no time-out and no client that leaves. The supervisor notices inste
 
     the loop has not run for a while      the stacks of the process are logged
       ├─ nor for the time limit of calls  replaced at once: a call that has this limit is in it
-      ├─ all clients have left            replaced at once
-      └─ otherwise                        nothing is done
+      ├─ all clients have left, or wait   replaced at once: nobody waits for the step's answer
+      └─ otherwise                        nothing is done: the step may take as long as it wants
 
 A replica sleeps when it was not used for its time. Any connection is use, whatever is asked
 through it. A shard with a connection is not idle, and writes when it last had something to do; a
@@ -81,12 +81,13 @@ class Replacement(Enum):
 
 
 def replacement_of(
-    row: Counters, now: int, limit: float | None, left: int, *, is_exclusive: bool
+    row: Counters, now: int, limit: float | None, left: int, waiting: int, *, is_exclusive: bool
 ) -> Replacement:
     """Decide on one shard.
 
     A session that `is_exclusive` keeps the only slot that there is. Calls that have a time limit
-    may take `limit` seconds. The clients of `left` sessions have closed their connections.
+    may take `limit` seconds. The clients of `left` sessions have closed their connections; those of
+    `waiting` ones have requests that the shard has not read, so none of their steps blocks it.
     """
     blocked = blocked_seconds(row, now)
     if row[Field.ABANDONED] and abandoned_seconds(row, now) >= PATIENCE_SECONDS:
@@ -98,7 +99,9 @@ def replacement_of(
         return Replacement.NONE
     if limit is not None and row[Field.LIMITED] and blocked >= limit:
         return Replacement.OVERDUE
-    return Replacement.LEFT if left and left >= row[Field.SESSIONS] else Replacement.NONE
+    if not left or left + waiting < row[Field.SESSIONS]:
+        return Replacement.NONE
+    return Replacement.STARVED if waiting else Replacement.LEFT
 
 
 def describe(row: Counters, now: int) -> str:

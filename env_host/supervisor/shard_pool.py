@@ -202,9 +202,9 @@ class ShardPool:
                 log.warning("%s has been blocked for %.0f s", child, held, extra=child.log_fields)
                 os.kill(child.pid, self._stacks_signal)
                 continue
-            left = context.copies.count_left(child) if held else 0
+            left, waiting = context.copies.count_left(child) if held else (0, 0)
             is_exclusive = context.plan.exclusive or child.is_isolated
-            wanted = replacement_of(row, at, limit, left, is_exclusive=is_exclusive)
+            wanted = replacement_of(row, at, limit, left, waiting, is_exclusive=is_exclusive)
             if wanted is Replacement.WHEN_IDLE:
                 if not child.is_isolated and context.distributor.has_passed_on(row):
                     continue

@@ -128,6 +128,23 @@ def test_a_shard_that_a_step_blocks_is_replaced_when_its_time_is_over_or_no_clie
     assert "in do_hold" in host.log.read_text()
 
 
+def test_a_blocked_shard_is_replaced_for_those_that_wait_when_the_steps_client_has_left(
+    serve: StartHost,
+) -> None:
+    host = serve(shards=1, max_sessions=4, env={"PATIENCE": "0.3"})
+    with host.open() as other, host.open() as client:
+        pid = other.pid()
+        client.send("step", {"what": "hold"})
+        until(lambda: "has been blocked for" in host.log.read_text())
+        other.connection.ping()
+        client.connection.socket.shutdown(socket.SHUT_RDWR)
+        host.note_that_has("capacity")
+        assert psutil.pid_exists(pid)  # nobody is kept waiting yet
+        other.send("step", {"what": "count"})
+        answer, code = other.last_word()
+        assert (STARVED in answer["data"]["message"], code) == (True, 1011)
+
+
 @pytest.mark.parametrize("what", ["wait", "wait_then_hold"])
 def test_the_process_of_an_isolated_session_is_ended(
     serve: StartHost, gate: Gate, what: str
@@ -201,27 +218,30 @@ def test_when_a_shard_is_replaced(
 ) -> None:
     now = now_microseconds()
     known = {"PID": 5, "READY": 1, "HEARTBEAT": now, "ABANDONED_SINCE": now - since, **values}
-    assert replacement_of(row(**known), now, None, 0, is_exclusive=is_exclusive) is wanted
+    assert replacement_of(row(**known), now, None, 0, 0, is_exclusive=is_exclusive) is wanted
 
 
 @pytest.mark.parametrize(
-    ("blocked", "limited", "limit", "left", "wanted"),
+    ("blocked", "limited", "limit", "left", "waiting", "wanted"),
     [
-        (60, 1, 59.0, 0, Replacement.OVERDUE),
-        (60, 1, 61.0, 0, Replacement.NONE),  # it may take so long
-        (60, 0, 59.0, 0, Replacement.NONE),  # a constructor, which has no limit
-        (9, 1, 1.0, 2, Replacement.NONE),
-        (60, 0, None, 1, Replacement.NONE),
-        (60, 0, None, 2, Replacement.LEFT),
+        (60, 1, 59.0, 0, 0, Replacement.OVERDUE),
+        (60, 1, 61.0, 0, 0, Replacement.NONE),  # it may take so long
+        (60, 0, 59.0, 0, 0, Replacement.NONE),  # a constructor, which has no limit
+        (9, 1, 1.0, 2, 0, Replacement.NONE),
+        (60, 0, None, 1, 0, Replacement.NONE),
+        (60, 0, None, 2, 0, Replacement.LEFT),
+        (60, 0, None, 1, 1, Replacement.STARVED),
+        (60, 0, None, 0, 1, Replacement.NONE),  # the client of the step waits for its answer
     ],
 )
 def test_when_a_shard_that_is_blocked_is_replaced(
-    blocked: int, limited: int, limit: float | None, left: int, wanted: Replacement
+    blocked: int, limited: int, limit: float | None, left: int, waiting: int, wanted: Replacement
 ) -> None:
     now = 100_000_000
     values = {"SESSIONS": 2, "LIMITED": limited, "HEARTBEAT": now - blocked * 1_000_000}
     blocked_row = row(PID=5, READY=1, **values)
-    assert replacement_of(blocked_row, now, limit, left, is_exclusive=False) is wanted
+    given = (blocked_row, now, limit, left, waiting)
+    assert replacement_of(*given, is_exclusive=False) is wanted
 
 
 def test_a_status_says_since_when_steps_go_on() -> None:
