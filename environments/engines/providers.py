@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -36,9 +37,9 @@ from ...system.text.units import MB
 from .. import run_files
 from ..replica_policy import share_sessions
 from ..run_files import LOCAL, RunFile
-from ..shim.client import Fork
+from ..shim.client import Fork, read_run_file
 from ..shim.files import RUN_FILE_NAME, write_json
-from ..sources.program import Prepared
+from ..sources.program import HOST_PROGRAM, Prepared
 from .local.ports import PortOwner, open_listeners
 from .registry import check_provider
 
@@ -322,6 +323,31 @@ def with_options(data: RunFileData, **changed: Any) -> RunFileData:
         env[MAX_SESSIONS_VARIABLE] = str(share)
     data = data | {"env": env}
     return data | {"plan": data["plan"] | {"env": env}} if "plan" in data else data
+
+
+def of_this_installation(data: RunFileData) -> RunFileData:
+    """Return a local replica's run file without files of a removed or moved installation."""
+    argv = data.get("argv") or [""]
+    host = Path(argv[-1])
+    if host.parts[-2:] != ("env_host", "__main__.py") or host.exists():
+        return data
+    before, now = str(host.parents[1]), str(HOST_PROGRAM.parents[1])
+    python = sys.executable if data.get("entry") else argv[0]
+    cwd = str(data["cwd"]).replace(before, now, 1)
+    # No entry: the shim may be a fork that has imported the modules of the other installation.
+    return data | {"argv": [python, *argv[1:-1], str(HOST_PROGRAM)], "cwd": cwd, "entry": None}
+
+
+def renew(run_file: RunFile) -> None:
+    """Have the next server of a replica, if it is local, start from this installation. Blocks.
+
+    Raises:
+        FileNotFoundError: This installation was removed or moved itself.
+    """
+    data = read_run_file(run_file.run_dir) if run_file.is_local else None
+    if data is not None and (renewed := of_this_installation(data)) is not data:
+        HOST_PROGRAM.stat()
+        write_json(str(run_file.run_dir / RUN_FILE_NAME), renewed, sync=True)
 
 
 def share_out(staying: Iterable[RunFile], shares: Iterable[int | None], replicas: int) -> None:

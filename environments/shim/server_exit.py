@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import sys
 import time
 from signal import SIGKILL
@@ -183,6 +182,4 @@ def why_no_server(exc: OSError) -> str:
 
             return no_room_text()
     where = f": {exc.filename}" if exc.filename else ""
-    if exc.errno == errno.ENOENT and not os.path.exists(__file__):  # noqa: PTH110  light
-        where += ", since its openenvd was removed or moved; openenv restart or launch starts it"
     return f"{exc.strerror}{where}"

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from ...environments import run_files
 from ...environments.engines.local.ports import port_in_use
+from ...environments.engines.providers import renew
 from ...environments.replica_policy import GiveUp, RestartAfter, restart_decision
 from ...environments.replica_state import State, exit_with_shim
 from ...environments.run_files import RunFile
@@ -302,6 +303,12 @@ class ReplicaWatch:
         return self.is_kept.is_set() and not self.is_draining
 
     async def _start_again(self) -> None:
+        while self._is_to_run:
+            try:
+                await asyncio.to_thread(renew, self.run_file)
+                break
+            except FileNotFoundError:  # it waits for the next command, whose daemon adopts it
+                await self._wait(lambda: "openenvd was removed or moved")
         if self._writer is not None:
             self._writer.write(encode_line({"op": "start"}))
             await self._writer.drain()
@@ -323,15 +330,15 @@ class ReplicaWatch:
             except OSError as exc:
                 if exc.errno != errno.EADDRINUSE:
                     raise
-                await self._wait_for_port()
+                await self._wait(lambda: port_in_use(self.run_file.port).message)
             else:
                 return
 
-    async def _wait_for_port(self) -> None:
+    async def _wait(self, find_obstacle: Callable[[], str]) -> None:
+        """Wait a moment until a server may be started, and report once what it waits for."""
         exit_facts = self.replica.exit or {}
         if WAITING not in exit_facts:
-            taken = await asyncio.to_thread(port_in_use, self.run_file.port)
-            waiting = f"{taken.message}: waiting until it is free"
+            waiting = f"{await asyncio.to_thread(find_obstacle)}: waiting until that has changed"
             log.warning("replica %s: %s", self.replica.id, waiting, extra=self._log_fields)
             await self._set_state(ReplicaState.BACKING_OFF, exit={**exit_facts, WAITING: waiting})
         await asyncio.sleep(self.timing.look_again_seconds)

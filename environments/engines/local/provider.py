@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,7 @@ from ....system.memory.limits import (
 from ... import run_files
 from ...run_files import RunFile, by_service
 from ...shim.client import Fork, start_shim
-from ...sources.program import HOST_PROGRAM, Prepared, Program
+from ...sources.program import Prepared, Program
 from .. import host_options, providers
 
 # Workers carry more and the daemon less: the kernel takes a worker before a replica.
@@ -165,12 +164,7 @@ class LocalProvider(providers.Provider):
         config = providers.server_options(data)
         paths = [new if path == old else path for path in config["import_paths"]]
         data = providers.with_options(data, import_paths=paths)
-        host = data["argv"][-1]
-        if not Path(host).exists():  # the installation that launched it was removed or moved
-            before, now = str(Path(host).parents[1]), str(HOST_PROGRAM.parents[1])
-            python = sys.executable if data.get("entry") else data["argv"][0]
-            data["argv"] = [python, *data["argv"][1:-1], str(HOST_PROGRAM)]
-            data["cwd"] = str(data["cwd"]).replace(before, now, 1)
+        data = providers.of_this_installation(data)
         data["door_path"] = door_path(self._layout.doors(like.environment), number)
         env = data["env"]
         env[providers.RUN_DIR_VARIABLE] = run_dir

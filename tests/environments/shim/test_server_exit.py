@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import signal
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.environments.shim.server_exit import DYING_SECONDS, ExitEvidence, why_no_server
+from openenvd.environments.shim.server_exit import DYING_SECONDS, ExitEvidence
 from openenvd.system.memory.cgroup_tree import V2
 from openenvd.system.memory.cgroups import Cgroup
 
@@ -107,10 +106,3 @@ def test_an_exit_that_was_no_kill_takes_no_evidence_from_the_server(
     count_kills(tmp_path, 1)
     assert kind_of_child(evidence, wait_status=status, oom_kills=[0, 0]) != "oom_killed"
     assert kind_of_kill(evidence) == "oom_killed"
-
-
-def test_a_server_whose_installation_is_gone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = OSError(errno.ENOENT, "No such file or directory", "/gone/bin/python")
-    assert why_no_server(missing) == "No such file or directory: /gone/bin/python"
-    monkeypatch.setattr("openenvd.environments.shim.server_exit.__file__", "/gone/server_exit.py")
-    assert "removed or moved; openenv restart or launch starts it" in why_no_server(missing)

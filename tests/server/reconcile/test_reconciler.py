@@ -19,6 +19,7 @@ import pytest
 from sqlalchemy import Connection
 
 from openenvd.environments import replica_policy, run_files, strays
+from openenvd.environments.engines import providers
 from openenvd.environments.gateway import process
 from openenvd.environments.gateway.configuration import GatewayOptions
 from openenvd.environments.gateway.process import config_folder
@@ -406,6 +407,29 @@ async def test_a_replica_whose_port_was_taken_waits_for_it(world: World) -> None
     await world.becomes(S.READY)
     with socket.create_connection(("127.0.0.1", port)):
         pass
+
+
+async def test_a_replica_whose_installation_was_removed_is_started_again_from_the_present_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that is removed as well, it waits, and spends no budget."""
+    await world.reconcile(Timing(look_again_seconds=0.01))
+    launch = await world.launch()
+    await world.started(launch, words=["/gone/env_host/__main__.py"])
+    await world.replica_becomes(ReplicaState.READY)
+    await world.succeeds(launch)
+    host = providers.HOST_PROGRAM
+    monkeypatch.setattr(providers, "HOST_PROGRAM", Path("/gone/too"))
+    os.kill(int((await world.replica()).pid or 0), signal.SIGKILL)
+
+    async def waits() -> bool:
+        return "was removed or moved" in ((await world.replica()).exit or {}).get(WAITING, "")
+
+    await until(world.bus, waits)
+    assert (await world.replica()).state is ReplicaState.BACKING_OFF
+    monkeypatch.setattr(providers, "HOST_PROGRAM", host)
+    await world.becomes(S.READY)
+    assert run_files.of_environment(world.paths.runs, "trial")[0].data["argv"][-1] == str(host)
 
 
 def changed(run: dict[str, Any], **changes: Any) -> bytes:
