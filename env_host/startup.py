@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
-from .sessions.threads import start_thread
-
 HOME = 0  # the shard that answers the project's own routes (`serving/own_app.py`)
 STOPPING = "The environment is stopping."  # why sessions end, or do not begin
 
@@ -100,9 +98,8 @@ def no_collections() -> Iterator[None]:
 @contextlib.contextmanager
 def explained_import(seconds: float = 10.0) -> Iterator[None]:
     """Raise `SystemExit` where an import calls `os._exit`, and log where one is that takes long."""
-    importing = (os.getpid(), _thread.get_ident())
+    importing, is_running = (os.getpid(), _thread.get_ident()), _thread.allocate_lock()
     shared, exit_at_once = vars(sys.modules["os"]), os._exit
-    is_running, is_watched = _thread.allocate_lock(), _thread.allocate_lock()
 
     def exit_or_raise(status: int) -> None:
         if is_running.locked() and importing == (os.getpid(), _thread.get_ident()):
@@ -110,25 +107,21 @@ def explained_import(seconds: float = 10.0) -> Iterator[None]:
         exit_at_once(status)
 
     def watch() -> None:
-        if not is_running.acquire(timeout=seconds):
-            frames = traceback.walk_stack(sys._current_frames()[importing[1]])  # noqa: SLF001
-            frame, line = next(each for each in frames if each[0].f_code.co_name == "<module>")
-            text = "the import has taken %g s so far; it is in %s, line %d"
-            log.warning(text, seconds, frame.f_code.co_filename, line)
-            is_running.acquire()
-        is_running.release()
-        is_watched.release()
+        if is_running.acquire(timeout=seconds):
+            is_running.release()
+            return
+        frames = traceback.walk_stack(sys._current_frames()[importing[1]])  # noqa: SLF001
+        frame, line = next(each for each in frames if each[0].f_code.co_name == "<module>")
+        text = "the import has taken %g s so far; it is in %s, line %d"
+        log.warning(text, seconds, frame.f_code.co_filename, line)
 
-    is_running.acquire()
-    is_watched.acquire()
-    start_thread(watch)
-    shared["_exit"] = exit_or_raise
-    try:
-        yield
-    finally:
-        shared["_exit"] = exit_at_once
-        is_running.release()
-        is_watched.acquire()  # a fork needs a process of one thread
+    with is_running:
+        _thread.start_new_thread(watch, ())
+        shared["_exit"] = exit_or_raise
+        try:
+            yield
+        finally:
+            shared["_exit"] = exit_at_once
 
 
 def sessions_of_process(limit: int) -> int:

@@ -3,8 +3,7 @@
 
 Their number, and how many sessions each may have (`decide`, `share_sessions`).
 
-Their replacement, one after another or several at a time (`replacement_step`,
-`replacement_room`).
+Their replacement, one after another or several at a time (`replacement_step`, `replacement_room`).
 
 Their weights: which share of the new sessions each gets, by the room that it has. Replicas get
 sessions in turn, each as many, as long as none has less than half the room of another: so a crowd

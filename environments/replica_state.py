@@ -3,19 +3,12 @@
 
 `advance` decides without I/O; shims and agents carry out its actions.
 
-| event | starting | ready | draining | exited, asleep | stopping |
-|---|---|---|---|---|---|
-| start | | | | starting: start | |
-| ready | ready | | | | |
-| drain | drain | drain | drain | stopping: stop | |
-| drains | draining | draining | | | |
-| stop | stopping: stop | stopping: stop | stopping: stop | stopping: stop | |
-| left | kill | kill | kill | | kill |
-| exited | exited | exited | exited | | stop |
-| slept | asleep: listen | asleep: listen | asleep: listen | | stop |
-| renewed | | starting | starting | | stop |
-| time | | | | | kill |
-| gone | | | | | stopped |
+| event | starting | ready | draining | exited, asleep | stopping | |---|---|---|---|---|---| |
+start | | | | starting: start | | | ready | ready | | | | | | drain | drain | drain | drain |
+stopping: stop | | | drains | draining | draining | | | | | stop | stopping: stop | stopping: stop |
+stopping: stop | stopping: stop | | | left | kill | kill | kill | | kill | | exited | exited |
+exited | exited | | stop | | slept | asleep: listen | asleep: listen | asleep: listen | | stop | |
+renewed | | starting | starting | | stop | | time | | | | | kill | | gone | | | | | stopped |
 
 A cell names the next state and the action; nothing follows from an event in an empty one. Once a
 drain has been asked for, `exited`, `slept`, `renewed` and `time` lead to "stopping: stop" in any

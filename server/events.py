@@ -5,9 +5,8 @@
     API, reconciler   ──publish────────────────┘
 
 A subscription holds what has arrived and not yet been taken. It is bounded: a client that does not
-read loses its place (`lagged`), must reconnect, and resumes from the database with
-`Last-Event-ID`; the daemon's memory stays bounded. Everything here runs on the loop, except
-`publish_from_thread`.
+read loses its place (`lagged`), must reconnect, and resumes from the database with `Last-Event-ID`;
+the daemon's memory stays bounded. Everything here runs on the loop, except `publish_from_thread`.
 
 Workers and replicas write their logs by file descriptor, so the daemon does not see the writes: it
 looks at the size of a log that is followed ten times a second, and at no other.

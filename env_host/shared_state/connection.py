@@ -5,9 +5,8 @@
 
 A call counts as in flight until its *reply* comes, not only while its caller waits: a stalled state
 process is not flooded with abandoned calls. Calls wait for room in the order in which they come;
-there is none while the socket is full.
-A request id is never used twice on a connection, and a reply to no call ends the connection: no
-caller can get the reply of another.
+there is none while the socket is full. A request id is never used twice on a connection, and a
+reply to no call ends the connection: no caller can get the reply of another.
 
 `StateProxy`: what an environment sees of the shared state, as `self.world`.
 

@@ -21,7 +21,7 @@ then notices no time-out and no client that leaves. The supervisor notices inste
 
     the loop has not run for a while      the stacks of the process are logged
       ├─ nor for the time limit of calls  replaced at once: a call that has this limit is in it
-      ├─ all clients have left, or wait   replaced at once: nobody waits for the step's answer
+      ├─ all clients have left, or wait   replaced at once: no client expects an answer
       └─ otherwise                        nothing is done: the step may take as long as it wants
 
 A replica sleeps when it was not used for its time. Any connection is use, whatever is asked

@@ -11,10 +11,9 @@
 `server.py` calls each when the state machine says so. What the server reports through its pipe, one
 JSON object a line, is listed in `schema/protocol.py`.
 
-`fork` and `exec` by hand rather than `subprocess`: that module costs a shim 1.1 MB, and between
-the two the child must do more than it offers (die with its parent, enter its cgroup). Safe
-because the shim has one thread.
-Light: a shim imports it.
+`fork` and `exec` by hand rather than `subprocess`: that module costs a shim 1.1 MB, and between the
+two the child must do more than it offers (die with its parent, enter its cgroup). Safe because the
+shim has one thread. Light: a shim imports it.
 """
 
 from __future__ import annotations

@@ -61,11 +61,10 @@ Kinds, and the fields of their entities (times are seconds since the epoch, size
                             created_at, started_at, finished_at, error, report: as a row of
                             the history of `GET /v1/rollouts/{id}`
 
-How a source registers itself: a class with `async def refresh(self, state, turn)`
-(`Source` in `live_state.py`) and a line in `routes.py`. It is called in turns: after
-events, at most four times a second, and once a second (`turn.is_tick`); not while no page is open.
-`turn.is_first` asks for everything.
-A source does not block the loop: what reads files goes through `asyncio.to_thread`.
+How a source registers itself: a class with `async def refresh(self, state, turn)` (`Source` in
+`live_state.py`) and a line in `routes.py`. It is called in turns: after events, at most four times
+a second, and once a second (`turn.is_tick`); not while no page is open. `turn.is_first` asks for
+everything. A source does not block the loop: what reads files goes through `asyncio.to_thread`.
 
 How a part of the page registers itself: a module in `static/panels/` and a line in
 `static/panels.js`. A *panel* is a section of the overview, a *page* is shown alone at
@@ -82,9 +81,8 @@ How a part of the page registers itself: a module in `static/panels/` and a line
 
 `app` is described in `static/app.js`; elements and formats are in `static/dom.js`. Trusted Types
 are required: no `innerHTML`, no inline style or script; `element.style.width = …` is allowed.
-Images come from `data:` and `blob:` alone.
-A new module has a line `modulepreload` in `index.html` too, if the overview needs it; pages are
-loaded when they are first shown (`static/later.js`).
+Images come from `data:` and `blob:` alone. A new module has a line `modulepreload` in `index.html`
+too, if the overview needs it; pages are loaded when they are first shown (`static/later.js`).
 
 Failure cases:
 

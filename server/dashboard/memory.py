@@ -2,9 +2,8 @@
 """`MemoryHistory`: memory by what holds it, now and over the last hour; and what shows the machine.
 
 Measured each 30 seconds, and each few while a page is open; in a thread, and more seldom where it
-takes long, as many replicas do: it takes half a percent of a core at most, and while a page
-looks a twentieth.
-Sizes are bytes.
+takes long, as many replicas do: it takes half a percent of a core at most, and while a page looks a
+twentieth. Sizes are bytes.
 
 The hour is kept in a file, and so survives a restart of the daemon.
 
