@@ -36,7 +36,7 @@ from ..system.process.signal_pipe import take_over
 from .environment import deferred_imports
 from .errors import ConfigError, LoadError, ShardFailed, StartError
 from .ipc.reports import Notifier
-from .startup import explained_import, no_collections, write_bytecode_below
+from .startup import contained_import, no_collections, write_bytecode_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +122,7 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
     if not config.serve_as_is:
         deferred_imports.keep_gradio_out()
     newest = next(reversed(sys.modules))
-    with no_collections(), explained_import():
+    with no_collections(), contained_import():
         definition, app = _load(config, notifier.note)
     if definition is None:
         _serve_as_it_is(inputs, notifier, app)
@@ -157,7 +157,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
     from .serving.own_app import AppAsItIs
     from .serving.uvicorn_server import serve
 
-    served = AppAsItIs(app, example_route(app), has_route=has_session_route(app))
+    served = AppAsItIs(app, example_route(app), has_session_route(app))
 
     def report_ready() -> None:
         if served.failure is not None:

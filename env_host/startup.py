@@ -96,10 +96,24 @@ def no_collections() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explained_import(seconds: float = 10.0) -> Iterator[None]:
-    """Raise `SystemExit` where an import calls `os._exit`, and log where one is that takes long."""
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an object another attribute meanwhile."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def contained_import(seconds: float = 10.0) -> Iterator[None]:
+    """Let an import neither end this process nor serve, and log where one is that takes long.
+
+    `os._exit` raises `SystemExit` there, and `uvicorn.run` returns at once.
+    """
     importing, is_running = (os.getpid(), _thread.get_ident()), _thread.allocate_lock()
-    shared, exit_at_once = vars(sys.modules["os"]), os._exit
+    exit_at_once = os._exit
 
     def exit_or_raise(status: int) -> None:
         if is_running.locked() and importing == (os.getpid(), _thread.get_ident()):
@@ -115,13 +129,11 @@ def explained_import(seconds: float = 10.0) -> Iterator[None]:
         text = "the import has taken %g s so far; it is in %s, line %d"
         log.warning(text, seconds, frame.f_code.co_filename, line)
 
-    with is_running:
+    no_exit = replaced(sys.modules["os"], "_exit", exit_or_raise)
+    no_server = replaced(sys.modules["uvicorn"], "run", lambda *_, **__: None)
+    with is_running, no_exit, no_server:
         _thread.start_new_thread(watch, ())
-        shared["_exit"] = exit_or_raise
-        try:
-            yield
-        finally:
-            shared["_exit"] = exit_at_once
+        yield
 
 
 def sessions_of_process(limit: int) -> int:

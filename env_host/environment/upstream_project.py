@@ -28,6 +28,7 @@ from typing import Any
 from ...schema.protocol import HostConfig
 from ...system.net.http_limits import Message, Receive, Send
 from ..errors import LoadError
+from ..startup import replaced
 from . import deferred_imports
 from .definition import AnyAction, Definition, is_absent
 from .interfaces import Observation, State
@@ -258,34 +259,16 @@ def _noted_servers() -> Iterator[list[tuple[Any, Any]]]:
         noted.append((self, app))
         return register(self, app, *args, **kwargs)
 
-    server_class.register_routes = note
     server_class._validate_concurrency_safety = lambda self: None  # noqa: SLF001
-    try:
+    with replaced(server_class, "register_routes", note):
         yield noted
-    finally:
-        server_class.register_routes = register
-
-
-@contextmanager
-def _without_servers() -> Iterator[None]:
-    """Make `uvicorn.run` return at once, because some modules call it when they are imported."""
-    uvicorn: Any = sys.modules.get("uvicorn")  # None: the project has something else of this name
-    run = getattr(uvicorn, "run", None)
-    if run is not None:
-        uvicorn.run = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        if run is not None:
-            uvicorn.run = run
 
 
 def _import_attribute(candidate: str, folders: Sequence[str]) -> Any:
     module_name, _, attribute = candidate.partition(":")
     before = set(sys.modules)
     try:
-        with _without_servers():
-            module = importlib.import_module(module_name)
+        module = importlib.import_module(module_name)
         app = operator.attrgetter(attribute.removesuffix("()") or "app")(module)
         return app() if attribute.endswith("()") else app
     except (Exception, SystemExit):

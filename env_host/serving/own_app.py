@@ -82,6 +82,7 @@ _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 log = logging.getLogger("openenvd.env_host")
 
 
+@dataclass(eq=False)
 class AppAsItIs:
     """An app that is not upstream's. If it has no sessions, handshakes of sessions are refused.
 
@@ -91,12 +92,11 @@ class AppAsItIs:
     asked when it starts.
     """
 
-    def __init__(self, app: Any, route: str | None, *, has_route: bool) -> None:
-        self._app = app
-        self._route = route
-        self._has_route = has_route
-        self._has_sessions: bool | None = None  # None: it has not been asked
-        self.failure: str | None = None  # why every request is answered 500
+    _app: Any
+    _route: str | None
+    _has_route: bool
+    _has_sessions: bool | None = None  # None: it has not been asked
+    failure: str | None = None  # why every request is answered 500
 
     @property
     def how(self) -> Message:

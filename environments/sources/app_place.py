@@ -32,10 +32,10 @@ _NO_PLACES = frozenset({"tests", "test", "examples", "scripts", "venv", "node_mo
 _FACTORY = re.compile(r"(create|make|build|get)_\w*app")
 MAX_SOURCE_CHARACTERS = 256 * 1024  # of a module that is read: it takes a hundred times as much
 _MAIN = "__main__"
+_IMPORT = re.compile(r"^(?:from +(\.*)([\w.]*) +)?import +\(?([\w., \n]*)", re.MULTILINE)
 _APPS = ("app", "api")  # the names that `fastapi run` looks for, too
 _SERVERS = ("uvicorn.run", "uvicorn.Config")
 _EVERYTHING = "*"  # stands for the names of a module that cannot be known
-_UNREAD = "from app import *"
 _SCOPES = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda),
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
@@ -226,7 +226,10 @@ def _find_folder(named: str, folder: Path) -> Path | None:
 
 def _contents(source: str) -> tuple[set[str], set[str], str]:
     """Return the names of a module's values, of its functions, and what it gives to uvicorn."""
-    tree = _parsed(source)
+    try:
+        tree = ast.parse(source if len(source) <= MAX_SOURCE_CHARACTERS else "from app import *")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {_EVERYTHING}, set(), ""
     names: set[str] = set()
     functions: set[str] = set()
     for node in _top_level(tree):
@@ -242,47 +245,29 @@ def _contents(source: str) -> tuple[set[str], set[str], str]:
     return names, functions - names, next(_served(tree), "")
 
 
-def _parsed(source: str) -> ast.Module:
-    """Return a module's syntax tree; of what cannot be read, that of one with any names."""
-    try:
-        return ast.parse(source if len(source) <= MAX_SOURCE_CHARACTERS else _UNREAD)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ast.parse(_UNREAD)
-
-
 def stands_alone(folders: Sequence[Path], module: str) -> bool:
     """Return whether a module is in one of the folders, and can be imported by its own name.
 
     If it, or a module there that it imports, has a relative import that leads out of the folders,
-    it can be imported as a part of a package alone.
+    it can be imported as a part of a package alone. Imports in a block may be guarded or late.
     """
     pending, seen = [module], set[str]()
     while pending and len(seen) < _MAX_FILES:
-        name = pending.pop()
-        parts = name.split(".")
+        parts = (name := pending.pop()).split(".")
         path = next(filter(None, (_file_of(base.joinpath(*parts)) for base in folders)), None)
         if name in seen or path is None:
             continue
         seen.add(name)
         package = parts if path.stem == "__init__" else parts[:-1]
         pending.append(".".join(parts[:-1]) or name)
-        for node in _needed_imports(_parsed(read_text(path))):
-            level = getattr(node, "level", 0)
-            if level > len(package):
+        for dots, base, names in _IMPORT.findall(read_text(path)):
+            if len(dots) > len(package):
                 return False
-            base = package[: len(package) - level + 1] if level else []
-            base += filter(None, [getattr(node, "module", None)])
-            pending += [".".join(base), *(".".join([*base, each.name]) for each in node.names)]
+            above = package[: len(package) - len(dots) + 1] if dots else []
+            start = ".".join(filter(None, [*above, base]))
+            each = [one.split()[0] for one in names.split(",") if one.strip()]
+            pending += [start, *(f"{start}.{one}".lstrip(".") for one in each)]
     return module in seen
-
-
-def _needed_imports(scope: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports of a module that neither a condition nor a `try` guards."""
-    for node in ast.iter_child_nodes(scope):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node
-        elif not isinstance(node, (ast.If, ast.Try)):
-            yield from _needed_imports(node)
 
 
 def _top_level(scope: ast.AST) -> Iterator[ast.AST]:

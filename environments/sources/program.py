@@ -131,9 +131,8 @@ def app_candidates(package: str | None, app: str) -> tuple[str, ...]:
 
     Some projects can be imported only as part of their package, others only as top-level modules.
     """
-    if package is None or app.startswith(f"{package}."):
-        return (app,)
-    return (f"{package}.{app}", app)
+    is_one = package is None or app.startswith(f"{package}.")
+    return (app,) if is_one else (f"{package}.{app}", app)
 
 
 def _project_config(project: Project, python: Path) -> tuple[HostConfig, dict[str, Path]]:

@@ -80,14 +80,14 @@ def test_an_app_is_imported_first_as_the_dockerfile_does(tmp_path: Path) -> None
 # The text of `server/app.py` and of `server/more.py`, and whether the package's form is first.
 FORMS = {
     "alone": ("", "", False),
-    "beside": ("from . import more", "import models", False),
+    "beside": ("from . import (\n    more as also,\n)", "import os, models", False),
+    "above, by a module in brackets": ("from . import (\n    more,\n)", "from .. import x", True),
     "above": ("from ..models import size", "", True),
-    "above, in a function": ("def later():\n    from ..models import size", "", True),
+    "above, in a block": ("if True:\n    from ..models import size", "", False),
     "above, by another module": ("from .more import size", "from ..models import size", True),
     "above, by another's own name": ("import server.more", "from ... import models", True),
     "guarded": ("try:\n    from ..models import x\nexcept ImportError: import models", "", False),
     "on a condition": ("if __package__ != 'server':\n    from ..models import size", "", False),
-    "no Python": ("from ..models import (", "", False),
 }
 
 
