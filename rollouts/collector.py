@@ -25,19 +25,12 @@ from typing import Any
 
 from ..system.process.loop_lag import EventLoopLagMonitor
 from ..system.text.units import MB
+from . import session_pool
 from .buffers import ByteBudget, ConcurrencyLimit, Hold, HoldStep
 from .episode_runner import Attempt, Rules, RunContext
 from .episodes import Episode, ProgressStats, Step, StepSink
 from .errors import LoopLagged, RolloutError
 from .policies.policy import CallablePolicy, CpuThreads, Policy
-from .session_pool import (
-    DEFAULT_TIMING,
-    Followed,
-    SessionPool,
-    SessionTiming,
-    environment_url,
-    reserve_descriptors,
-)
 
 
 class BatchSink:
@@ -117,8 +110,8 @@ class RolloutCollector(Rules):
     group: int = 1
     buffer_bytes: int = DEFAULT_BUFFER_BYTES
     max_loop_lag_seconds: float | None = None
-    timing: SessionTiming = DEFAULT_TIMING
-    followed: Mapping[str, Followed] | None = None
+    timing: session_pool.SessionTiming = session_pool.DEFAULT_TIMING
+    followed: Mapping[str, session_pool.Followed] | None = None
     tracer: Any = None
     stats: ProgressStats = field(default_factory=ProgressStats, init=False)
     lag: EventLoopLagMonitor = field(
@@ -134,7 +127,7 @@ class RolloutCollector(Rules):
         if self.group < 1:
             raise ValueError(f"a group has at least one episode, not {self.group}")
         for address in addresses:
-            environment_url(address)
+            session_pool.environment_url(address)
 
     def _addresses(self) -> Sequence[str]:
         return (self.env,) if isinstance(self.env, str) else self.env
@@ -185,7 +178,9 @@ class RolloutCollector(Rules):
 
         Raises `RolloutError`: the sink failed, or the event loop was held (`LoopLagged`).
         """
-        pool = SessionPool(self.concurrency, timing=self.timing, followed=self.followed)
+        pool = session_pool.SessionPool(
+            self.concurrency, timing=self.timing, followed=self.followed
+        )
         threads = CpuThreads(on_hung=self.stats.hang)
         policy = self.policy if isinstance(self.policy, Policy) else CallablePolicy(self.policy)
         context = RunContext(self, self.group, policy, threads, pool, sink, self.stats)
@@ -196,7 +191,7 @@ class RolloutCollector(Rules):
         limit = ConcurrencyLimit(self.buffer_bytes, keeps_episodes=keeps_episodes)
         with self.lag:
             try:
-                await asyncio.to_thread(reserve_descriptors, self.concurrency)
+                await asyncio.to_thread(session_pool.reserve_descriptors, self.concurrency)
                 await self._play_all(iter(numbers), context, limit)
             finally:  # no session and no thread is left behind
                 try:

@@ -21,18 +21,9 @@ from typing import Any
 import msgspec
 
 from ..system.net.access import without_token
+from . import episodes
 from .answers import Answer
 from .buffers import HoldStep
-from .episodes import (
-    Episode,
-    EpisodeStatus,
-    Failure,
-    FailureReason,
-    ProgressStats,
-    Step,
-    StepSink,
-    episode_id,
-)
 from .errors import EpisodeFailed, PolicyHangs
 from .policies.policy import Act, CpuThreads, Encoded, Policy, Turn, at_most, pause, policy_failed
 from .session_pool import EpisodeSession, SessionPool, is_no_capacity
@@ -108,8 +99,8 @@ class RunContext:
     policy: Policy
     threads: CpuThreads
     pool: SessionPool
-    sink: StepSink
-    stats: ProgressStats
+    sink: episodes.StepSink
+    stats: episodes.ProgressStats
     turns: StepTurns = field(default_factory=StepTurns)
     traced: Callable[[RunContext, int, str, HoldStep, int], Attempt] | None = None
 
@@ -122,7 +113,7 @@ class Attempt:
     """One attempt; `run` it once."""
 
     def __init__(self, stage: RunContext, number: int, address: str, hold: HoldStep) -> None:
-        self._id = episode_id(number)
+        self._id = episodes.episode_id(number)
         self._seed = stage.seed_of(number)
         self._address = address
         self._context = stage
@@ -137,7 +128,7 @@ class Attempt:
         self._size_bytes = 0
         self._answer = Answer(b"null", None, done=False)
 
-    async def run(self) -> Episode:
+    async def run(self) -> episodes.Episode:
         """Return how it went; its steps are in the sink, whose errors are raised."""
         try:
             async with self._deadline:
@@ -145,7 +136,9 @@ class Attempt:
         except TimeoutError as exc:
             _forget_frames(exc)
             seconds = self._rules.episode_timeout_seconds
-            return self._ended(FailureReason.EPISODE_TIMED_OUT, f"it took more than {seconds:g} s")
+            return self._ended(
+                episodes.FailureReason.EPISODE_TIMED_OUT, f"it took more than {seconds:g} s"
+            )
         except EpisodeFailed as exc:
             _forget_frames(exc)
             return self._ended(exc.reason, str(exc))
@@ -175,7 +168,7 @@ class Attempt:
                 if is_no_capacity(exc):
                     may_come_in_later = await self._pool.wait_for_room(self._address)
                 else:
-                    is_gone = exc.reason is FailureReason.NOT_CONNECTED
+                    is_gone = exc.reason is episodes.FailureReason.NOT_CONNECTED
                     may_come_in_later = is_gone and await self._pool.wait_for_reconnection(
                         self._address
                     )
@@ -188,7 +181,7 @@ class Attempt:
             except EpisodeFailed as exc:
                 self._pool.drop(self._address, session)
                 # A server may have closed what idled. Nothing was played in it yet.
-                fresh = was_used and exc.reason is FailureReason.CONNECTION_LOST
+                fresh = was_used and exc.reason is episodes.FailureReason.CONNECTION_LOST
                 room = is_no_capacity(exc) and await self._pool.wait_for_room(self._address)
                 if not (fresh or room):
                     raise
@@ -212,7 +205,7 @@ class Attempt:
         self._answer = after = await self._answered(session, decided)
         info = _info(decided.info_json, after.metadata_json)
         texts = before.observation_json, decided.action_json
-        await self._put(Step(*texts, after.reward, after.done, info, decided.arrays))
+        await self._put(episodes.Step(*texts, after.reward, after.done, info, decided.arrays))
 
     async def _answered(self, session: EpisodeSession, decided: Encoded) -> Answer:
         seconds = self._rules.step_timeout_seconds
@@ -236,7 +229,7 @@ class Attempt:
         except Exception as exc:
             raise policy_failed(exc) from exc
 
-    async def _put(self, step: Step) -> None:
+    async def _put(self, step: episodes.Step) -> None:
         size_bytes = step.size_bytes
         self._hold(size_bytes, len(self._answer.observation_json))
         go_on = pause(self._deadline)  # a slow disk is not the environment's fault
@@ -252,17 +245,21 @@ class Attempt:
         self._size_bytes += size_bytes
         self._context.stats.step(size_bytes)
 
-    def _ended(self, reason: FailureReason | None = None, message: str = "") -> Episode:
-        failure = None if reason is None else Failure(reason, message, self._steps)
+    def _ended(
+        self, reason: episodes.FailureReason | None = None, message: str = ""
+    ) -> episodes.Episode:
+        failure = None if reason is None else episodes.Failure(reason, message, self._steps)
         last = self._answer.observation_json
-        status = EpisodeStatus.DONE if self._answer.done else EpisodeStatus.TRUNCATED
-        return Episode(
+        status = (
+            episodes.EpisodeStatus.DONE if self._answer.done else episodes.EpisodeStatus.TRUNCATED
+        )
+        return episodes.Episode(
             id=self._id,
             environment=without_token(self._address)[0],
             seed=self._seed,
             steps=(),
             total_reward=math.nan if self._odd_rewards else self._reward,
-            status=status if failure is None else EpisodeStatus.FAILED,
+            status=status if failure is None else episodes.EpisodeStatus.FAILED,
             started_at=self._started_at,
             finished_at=time.time(),
             failure=failure,

@@ -44,16 +44,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...schema.protocol import door_path
-from ...system.process.descriptors import (
-    MAX_PACKET_BYTES,
-    Message,
-    close_all,
-    receive_message,
-    send_message,
-)
+from ...system.process import descriptors
 from ...system.text.json_lines import Json
 
-MAX_CARRIED_BYTES = MAX_PACKET_BYTES - 8192  # with a connection, in the message itself
+MAX_CARRIED_BYTES = descriptors.MAX_PACKET_BYTES - 8192  # with a connection, in the message itself
 
 
 class MessageChannel:
@@ -66,20 +60,20 @@ class MessageChannel:
         self,
         end: socket.socket,
         *,
-        on_message: Callable[[Message], None] | None = None,
+        on_message: Callable[[descriptors.Message], None] | None = None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._end = end
         self._on_message = on_message
         self._on_end = on_end
-        self._unsent: deque[Message] = deque()
+        self._unsent: deque[descriptors.Message] = deque()
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._is_writing = False
         if on_message is not None:
             self._loop.add_reader(end.fileno(), self._read)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: descriptors.Message) -> None:
         """Send a message now, or as soon as there is room."""
         self._unsent.append(message)
         if len(self._unsent) == 1:
@@ -102,14 +96,14 @@ class MessageChannel:
     def _flush(self) -> None:
         while self._unsent:
             try:
-                if not send_message(self._end, self._unsent[0]):
+                if not descriptors.send_message(self._end, self._unsent[0]):
                     if not self._is_writing and not self._closed:
                         self._is_writing = True
                         self._loop.add_writer(self._end.fileno(), self._flush)
                     return
             except OSError:  # reading reports it
                 pass
-            close_all(self._unsent.popleft().fds)
+            descriptors.close_all(self._unsent.popleft().fds)
         if self._is_writing and not self._closed:
             self._is_writing = False
             self._loop.remove_writer(self._end.fileno())
@@ -118,24 +112,24 @@ class MessageChannel:
         assert self._on_message is not None
         # One at a time, so that the loop has its turn; the selector calls again if there are more.
         try:
-            if not self._closed and (message := receive_message(self._end)) is not None:
+            if not self._closed and (message := descriptors.receive_message(self._end)) is not None:
                 self._on_message(message)
         except EOFError:
             self.close()
             self._on_end()
 
 
-def connection_message(head: Json, fds: tuple[int, ...], data: bytes = b"") -> Message:
+def connection_message(head: Json, fds: tuple[int, ...], data: bytes = b"") -> descriptors.Message:
     """Make the message of connections, or of one and what was read. Raises `OSError`."""
     if len(data) <= MAX_CARRIED_BYTES:
-        return Message(head, data, fds)
+        return descriptors.Message(head, data, fds)
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()
-        return Message({**head, "in_file": True}, b"", (*fds, os.dup(file.fileno())))
+        return descriptors.Message({**head, "in_file": True}, b"", (*fds, os.dup(file.fileno())))
 
 
-def carried_bytes(message: Message) -> bytes:
+def carried_bytes(message: descriptors.Message) -> bytes:
     """Return what was read of the connection in a message, and close the file of it."""
     if "in_file" not in message.head:
         return message.body
@@ -202,14 +196,14 @@ class PeerReplicas:
         else:
             self._send(replica, message)
 
-    def _send(self, replica: int, message: Message) -> None:
+    def _send(self, replica: int, message: descriptors.Message) -> None:
         if (end := self._connect(replica)) is not None:
             with end, contextlib.suppress(OSError):  # it may listen no more
-                if not send_message(end, message):
+                if not descriptors.send_message(end, message):
                     loop = asyncio.get_running_loop()
                     loop.call_later(RETRY_SECONDS, self._send, replica, message)
                     return
-        close_all(message.fds)
+        descriptors.close_all(message.fds)
 
     def _connect(self, replica: int) -> socket.socket | None:
         end = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

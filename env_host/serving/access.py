@@ -24,14 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ...schema.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER, REPLICA_HEADER, RETRY_HEADER
-from ...system.net.access import (
-    bearer,
-    is_allowed_host,
-    is_allowed_origin,
-    is_token,
-    split_target,
-    without_parameter,
-)
+from ...system.net import access
 from ...system.net.http_limits import Headers, Message, Receive, Send, send_answer
 
 if TYPE_CHECKING:
@@ -90,7 +83,7 @@ class Access:
     def origin_refusal(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
         """Return why a request is refused by its Host and Origin; None when both are allowed."""
         host = headers.get(b"host", b"").decode("latin-1")
-        if not is_allowed_host(host, self._bound, self._origins):
+        if not access.is_allowed_host(host, self._bound, self._origins):
             return Refusal(403, _not_allowed("Host", host, "http://NAME:PORT names it"))
         origin = headers.get(b"origin")
         if origin is None:
@@ -101,7 +94,7 @@ class Access:
                 return None
             site = "Sec-Fetch-Site 'cross-site'"
             return Refusal(403, f"{site} is not allowed: a page loads this as its own")
-        if not is_allowed_origin(text := origin.decode("latin-1"), host, self._origins):
+        if not access.is_allowed_origin(text := origin.decode("latin-1"), host, self._origins):
             return Refusal(403, _not_allowed("Origin", text, "it is named"))
         return None
 
@@ -109,8 +102,8 @@ class Access:
         """Return why a request is refused by its token; None when none is wanted, or it is sent."""
         if self._token is None:
             return None
-        sent = bearer(headers.get(b"authorization", b"")), without_parameter(query)[1]
-        if any(is_token(one, self._token) for one in sent):
+        sent = access.bearer(headers.get(b"authorization", b"")), access.without_parameter(query)[1]
+        if any(access.is_token(one, self._token) for one in sent):
             return None
         return Refusal(
             401,
@@ -135,7 +128,7 @@ class AccessGuard:
         headers, twice = _by_name(scope["headers"])
         if scope["path"] == "/" and (query := scope["query_string"]):
             # A route that was appended to a base URL with a token goes where it belongs.
-            path, scope["query_string"] = split_target(b"/?" + query)
+            path, scope["query_string"] = access.split_target(b"/?" + query)
             scope["path"], scope["raw_path"] = unquote(path.decode("latin-1")), path
         refusal = twice or self._access.other_refusal(headers)
         refusal = refusal or self._access.origin_refusal(headers)
@@ -151,7 +144,7 @@ class AccessGuard:
             lines = [(b"content-type", b"application/json"), *refusal.headers]
             await _answer(scope, receive, send, refusal.status, lines, body)
             return
-        scope["query_string"] = without_parameter(scope["query_string"])[0]
+        scope["query_string"] = access.without_parameter(scope["query_string"])[0]
         await self._app(scope, receive, send)
 
 

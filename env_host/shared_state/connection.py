@@ -30,20 +30,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from .frames import (
-    Buffer,
-    Frame,
-    Kind,
-    WireError,
-    WireProtocol,
-    WorldBusy,
-    WorldCallFailed,
-    WorldError,
-    WorldLost,
-    WorldTimeout,
-    encode,
-    encode_value,
-)
+from . import frames
 
 MAX_CALLS = 1024  # of one shard, sent and not answered; the others wait in the shard
 GREETING_SECONDS = 5.0  # between connect and WELCOME
@@ -51,7 +38,7 @@ RETRY_SECONDS = 0.05  # between two attempts to connect again
 MAX_SENT_BYTES = 32 << 20  # of their bodies, before the last one that is sent
 EXPIRED = "expired"  # a failure's type, where the call's time was over; no exception's name
 
-OnLost = Callable[[WorldLost], None]
+OnLost = Callable[[frames.WorldLost], None]
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -65,7 +52,7 @@ class Sent(NamedTuple):
     body_bytes: int
 
 
-class Connection(WireProtocol):
+class Connection(frames.WireProtocol):
     """One connection to one epoch of the state process."""
 
     def __init__(self, on_lost: OnLost) -> None:
@@ -80,23 +67,25 @@ class Connection(WireProtocol):
         self._request_ids, self.session_numbers = itertools.count(1), itertools.count(1)
         self.epoch = self.state_pid = 0
         self.welcomed: asyncio.Future[None] = self._loop.create_future()
-        self.lost: WorldLost | None = None
+        self.lost: frames.WorldLost | None = None
         self.closed = asyncio.Event()
 
     async def call(
-        self, session: int, method: str, arguments: Any, body: Buffer | None, deadline: float
+        self, session: int, method: str, arguments: Any, body: frames.Buffer | None, deadline: float
     ) -> Any:
         """Return the method's result; `deadline` is monotonic. Raises as `StateProxy.call`."""
-        value = encode_value([method, deadline, arguments])
+        value = frames.encode_value([method, deadline, arguments])
         future = None
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 async with self._turn:
                     await self._room.wait()
                     if self.lost is not None:
-                        raise WorldLost(str(self.lost))
+                        raise frames.WorldLost(str(self.lost))
                     request_id, size = next(self._request_ids), memoryview(body or b"").nbytes
-                    frame = encode(Kind.CALL, self.epoch, session, request_id, value, body)
+                    frame = frames.encode(
+                        frames.Kind.CALL, self.epoch, session, request_id, value, body
+                    )
                     future = self._loop.create_future()
                     self._sent[request_id] = Sent(future, session, method, size)
                     self._sent_bytes += size
@@ -106,13 +95,13 @@ class Connection(WireProtocol):
         except TimeoutError:
             if future is not None:
                 text = "was not answered in time; whether it had effects is not known."
-                raise WorldTimeout(f"world.{method} {text}") from None
+                raise frames.WorldTimeout(f"world.{method} {text}") from None
             text = f"was not sent in time: {len(self._sent)} calls have not been answered."
-            raise WorldBusy(f"world.{method} {text}") from None
+            raise frames.WorldBusy(f"world.{method} {text}") from None
 
     def leave(self, session: int) -> None:
         """Report to the state process that a session is over."""
-        self.send(encode(Kind.LEAVE, self.epoch, session))
+        self.send(frames.encode(frames.Kind.LEAVE, self.epoch, session))
 
     def pause_writing(self) -> None:
         """Make calls wait: the state process does not read those that were sent."""
@@ -128,13 +117,13 @@ class Connection(WireProtocol):
         """Fail all calls at once; none is sent again."""
         super().connection_lost(exc)
         reason = f": {self.fault or exc}" if self.fault or exc else ""
-        self.lost = WorldLost(
+        self.lost = frames.WorldLost(
             f"The process that holds the shared state (pid {self.state_pid}, epoch {self.epoch}) "
             f"is gone{reason}. What the session did there is lost; open a new session."
         )
         for future in (self.welcomed, *(sent.future for sent in self._sent.values())):
             if not future.done():
-                future.set_exception(WorldLost(str(self.lost)))
+                future.set_exception(frames.WorldLost(str(self.lost)))
                 future.exception()  # its caller may have given up
         self._room.set()  # for those that wait, to see that it is lost
         self.closed.set()
@@ -147,31 +136,36 @@ class Connection(WireProtocol):
         else:
             self._room.clear()
 
-    def _handle(self, frame: Frame) -> None:
+    def _handle(self, frame: frames.Frame) -> None:
         if not self.welcomed.done():
-            if frame.kind != Kind.WELCOME or not isinstance(frame.value, int):
-                raise WireError("the first frame is not WELCOME")
+            if frame.kind != frames.Kind.WELCOME or not isinstance(frame.value, int):
+                raise frames.WireError("the first frame is not WELCOME")
             self.epoch, self.state_pid = frame.epoch, frame.value
             self.welcomed.set_result(None)
             self._note_room()
-        elif frame.epoch != self.epoch or frame.kind not in (Kind.REPLY, Kind.FAILURE):
-            raise WireError(f"a frame of kind {frame.kind} and epoch {frame.epoch} of the state")
+        elif frame.epoch != self.epoch or frame.kind not in (
+            frames.Kind.REPLY,
+            frames.Kind.FAILURE,
+        ):
+            raise frames.WireError(
+                f"a frame of kind {frame.kind} and epoch {frame.epoch} of the state"
+            )
         else:
             self._answer(frame)
 
-    def _answer(self, frame: Frame) -> None:
+    def _answer(self, frame: frames.Frame) -> None:
         sent = self._sent.get(frame.request_id)
         if sent is None or sent.session != frame.session:
-            raise WireError(f"a reply to call {frame.request_id}, which is not in flight")
+            raise frames.WireError(f"a reply to call {frame.request_id}, which is not in flight")
         del self._sent[frame.request_id]
         self._sent_bytes -= sent.body_bytes
         self._note_room()
         if sent.future.done():  # its caller has given up
             return
-        if frame.kind == Kind.FAILURE:
+        if frame.kind == frames.Kind.FAILURE:
             kind, message = frame.value
-            late = WorldTimeout(f"world.{sent.method} did not finish in time: {message}.")
-            failed = WorldCallFailed(f"world.{sent.method}: {kind}: {message}")
+            late = frames.WorldTimeout(f"world.{sent.method} did not finish in time: {message}.")
+            failed = frames.WorldCallFailed(f"world.{sent.method}: {kind}: {message}")
             sent.future.set_exception(late if kind == EXPIRED else failed)
         elif frame.body is None or not frame.has_value:
             sent.future.set_result(frame.value if frame.body is None else frame.body)
@@ -198,7 +192,7 @@ class StateLink:
                 while self.connection is None and not self._keeping.done():
                     await self._connected.wait()
         if self.connection is None:
-            raise WorldError("The process that holds the shared state cannot be reached.")
+            raise frames.WorldError("The process that holds the shared state cannot be reached.")
         return self.connection
 
     async def close(self) -> None:
@@ -215,7 +209,7 @@ class StateLink:
         while True:
             try:
                 self.connection = await self._connect()
-            except (OSError, WorldLost) as exc:
+            except (OSError, frames.WorldLost) as exc:
                 log.debug("shared state: not connected: %s", exc)
                 await asyncio.sleep(RETRY_SECONDS)
             else:
@@ -240,7 +234,7 @@ class StateLink:
             raise
         return connection
 
-    def _lost(self, lost: WorldLost) -> None:
+    def _lost(self, lost: frames.WorldLost) -> None:
         if self.connection is not None:  # else it was never welcomed
             self.connection = None
             self._connected.clear()
@@ -293,7 +287,7 @@ class StateProxy(Methods):
     async def call(
         self,
         method: str,
-        body: Buffer | None = None,
+        body: frames.Buffer | None = None,
         /,
         *,
         within_seconds: float = CALL_SECONDS,

@@ -19,16 +19,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...system.net import websocket
 from ...system.net.connection_limit import full_answer
-from ...system.net.websocket import (
-    CLOSE,
-    INTERNAL_ERROR_CLOSE,
-    OPCODE,
-    PING,
-    PONG,
-    close_payload,
-    frame_head,
-)
 from ...system.process.descriptors import Message
 from ..environment.upstream_types import RpcCode, rpc_error
 from ..errors import WSErrorCode
@@ -36,6 +28,7 @@ from .children import Child, Children
 
 NOTICES_AT_ONCE = 256
 _MAX_UNREAD_BYTES = 64 * 1024
+_UNASKED = (websocket.PING, websocket.PONG, websocket.CLOSE)
 
 
 @dataclass(eq=False, slots=True)
@@ -98,11 +91,11 @@ class SocketCopies:
 
         They connect again at once: `accept` is called between, before the kernel's queue is full.
         """
-        close = close_payload(INTERNAL_ERROR_CLOSE, text)
+        close = websocket.close_payload(websocket.INTERNAL_ERROR_CLOSE, text)
         for number, (fd, path) in enumerate(child.socket_copies.values(), 1):
             message = _message(path, text).encode()
-            error = frame_head(len(message)) + message
-            write_last(fd, error + frame_head(len(close), CLOSE) + close)
+            error = websocket.frame_head(len(message)) + message
+            write_last(fd, error + websocket.frame_head(len(close), websocket.CLOSE) + close)
             close_unread(fd)
             if number % NOTICES_AT_ONCE == 0:
                 accept()
@@ -136,9 +129,9 @@ def _has_request(fd: int) -> bool:
     with contextlib.suppress(OSError):
         data = connection.recv(_MAX_UNREAD_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     connection.detach()
-    while len(data) > 1 and data[0] & OPCODE in (PING, PONG):
+    while len(data) > 1 and data[0] & websocket.OPCODE in _UNASKED[:2]:
         data = data[6 + (data[1] & 0x7F) :]
-    return bool(data) and data[0] & OPCODE not in (PING, PONG, CLOSE)
+    return bool(data) and data[0] & websocket.OPCODE not in _UNASKED
 
 
 def _message(path: str, text: str) -> str:

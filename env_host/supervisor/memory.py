@@ -41,13 +41,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...system.memory.cgroup_tree import read_keyed
 from ...system.memory.cgroups import Cgroup, own_group
-from ...system.process.proc import (
-    descendants_of,
-    is_dying,
-    read_stat,
-    rollup_bytes,
-    shared_limit_sentence,
-)
+from ...system.process import proc
 from ...system.text.units import MB
 
 if TYPE_CHECKING:
@@ -115,7 +109,9 @@ class KillCount:
         if self._counted <= self._explained:
             return 0
         seconds = self._looked_at - self._counted_at
-        if seconds < SETTLE_SECONDS or (seconds < DYING_SECONDS and any(map(is_dying, own_pids))):
+        if seconds < SETTLE_SECONDS or (
+            seconds < DYING_SECONDS and any(map(proc.is_dying, own_pids))
+        ):
             return 0
         return self._take_unexplained()
 
@@ -148,7 +144,7 @@ def was_for_memory(evidence: dict[str, Any], wait_status: int) -> bool:
 
 def memory_clause(limit_bytes: int | None) -> str:
     """Return the words for a process that was killed for the memory of the whole server."""
-    why = f": {shared_limit_sentence(limit_bytes)}" if limit_bytes else ""
+    why = f": {proc.shared_limit_sentence(limit_bytes)}" if limit_bytes else ""
     return f"probably for memory{why}"
 
 
@@ -176,14 +172,14 @@ class MemoryWatchdog:
         self._next_check = now + CHECK_SECONDS
         for each in children:
             # A page that n processes share counts as 1/n.
-            if _is_uncapped(each) and (rollup_bytes(each.pid, "Pss") or 0) > self._limit:
+            if _is_uncapped(each) and (proc.rollup_bytes(each.pid, "Pss") or 0) > self._limit:
                 each.killed_for = cap_sentence(self._limit)
                 os.kill(each.pid, signal.SIGKILL)
 
 
 def private_bytes(pid: int) -> int:
     """Return what would be free again if the process exited: the pages it shares with no other."""
-    return rollup_bytes(pid, "Private_Clean", "Private_Dirty") or 0
+    return proc.rollup_bytes(pid, "Private_Clean", "Private_Dirty") or 0
 
 
 def cap_sentence(limit_bytes: int) -> str:
@@ -243,13 +239,13 @@ class ProgramWatch:
         found: list[dict[str, Any]] = []
         own = {os.getpid(), *self._children.pids, state_pid}
         for pid in self._running() - self._known - own:
-            size, stat = private_bytes(pid), read_stat(pid)
+            size, stat = private_bytes(pid), proc.read_stat(pid)
             if size >= MIN_LEFT_BYTES and stat is not None:
                 found.append({"pid": pid, "name": stat.name, "bytes": round(size / MB) * MB})
         return sorted(found, key=lambda one: -one["bytes"])[:MAX_NAMED]
 
     def _running(self) -> set[int]:
-        below = descendants_of(os.getpid())
+        below = proc.descendants_of(os.getpid())
         return below if self._group is None else below | set(self._group.pids())
 
     def _report(self, kills: KillCount, count: int, cap_bytes: int | None) -> None:

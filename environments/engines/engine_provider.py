@@ -17,13 +17,8 @@ import os
 from dataclasses import replace
 from functools import partial
 
+from ...schema import protocol
 from ...schema.errors import InvalidSpec
-from ...schema.protocol import (
-    HOST_CONFIG_VARIABLE,
-    HOST_OPTIONS_VARIABLE,
-    TRIAL_VARIABLE,
-    ServeOptions,
-)
 from ...schema.replica import RunFileData
 from ...schema.spec import EnvironmentSpec
 from ...system.text.json_lines import Json
@@ -86,7 +81,7 @@ class EngineProvider(providers.Provider):
             base = providers.child_environment(
                 os.environ, home=home, max_sessions=None, given=spec.env
             )
-            base[HOST_CONFIG_VARIABLE] = json.dumps(config.to_json())
+            base[protocol.HOST_CONFIG_VARIABLE] = json.dumps(config.to_json())
         plan = ReplicaPlan(
             labels=Labels(self._layout.home_label, spec.name, replica_id, launch_id),
             **program,
@@ -115,7 +110,7 @@ def _with_own_plan(data: RunFileData, _: int | None) -> RunFileData:
     plan = replace(
         plan,
         labels=replace(plan.labels, replica=data["replica_id"]),
-        env={name: text for name, text in plan.env.items() if name != TRIAL_VARIABLE},
+        env={name: text for name, text in plan.env.items() if name != protocol.TRIAL_VARIABLE},
         port=data["port"],
         ordinal=data["number"],
     )
@@ -139,7 +134,7 @@ def _environment(
     spec: EnvironmentSpec, data: RunFileData, max_sessions: int | None
 ) -> dict[str, str]:
     """Return the variables of one replica: nothing of this machine's, the user's over ours."""
-    asked = ((item, getattr(spec, item.name)) for item in options_of(ServeOptions))
+    asked = ((item, getattr(spec, item.name)) for item in options_of(protocol.ServeOptions))
     options = {
         # The image has its own for those that were not set.
         **{
@@ -154,9 +149,9 @@ def _environment(
         "replica": data["number"],
         "owns_cgroup": True,
     }
-    ours = {HOST_OPTIONS_VARIABLE: json.dumps(options)}
+    ours = {protocol.HOST_OPTIONS_VARIABLE: json.dumps(options)}
     if data["ordinal"] == 0:  # one replica of a launch is enough
-        ours[TRIAL_VARIABLE] = "1"
+        ours[protocol.TRIAL_VARIABLE] = "1"
     if max_sessions is not None:
         ours[providers.MAX_SESSIONS_VARIABLE] = str(max_sessions)
     return {**ours, **spec.env}

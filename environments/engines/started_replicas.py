@@ -7,13 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...schema.errors import (
-    EnvironmentsError,
-    NoProcesses,
-    NotReady,
-    ReplicaFailed,
-    with_last_lines,
-)
+from ...schema import errors
 from ...schema.replica import StatusLine
 from ...system.files.log_files import last_lines
 from ...system.memory.limits import HINT as ROOM_HINT
@@ -89,12 +83,12 @@ def raise_if_ended(run_file: run_files.RunFile, status: StatusLine) -> None:
     lines = status.get("log_tail") or last_lines(run_file.log_path, LAST_LINES)
     lines = readable(lines, run_file.run_dir / IMPORTS)
     if tells_no_room("\n".join([status.get("failed") or "", *lines])):
-        raise NoProcesses(f"{who} cannot be started: {no_room_text()}", ROOM_HINT)
+        raise errors.NoProcesses(f"{who} cannot be started: {no_room_text()}", ROOM_HINT)
     if failure := status.get("failed"):
         if [line.strip() for line in lines] == [failure]:  # the log repeats it
             lines = []
-        raise ReplicaFailed(
-            with_last_lines(f"{who} failed to start: {failure}", lines),
+        raise errors.ReplicaFailed(
+            errors.with_last_lines(f"{who} failed to start: {failure}", lines),
             "install the package that has the module, with --with PACKAGE or in the project's"
             " pyproject.toml, and launch again"
             if failure.startswith("ModuleNotFoundError")
@@ -102,11 +96,11 @@ def raise_if_ended(run_file: run_files.RunFile, status: StatusLine) -> None:
         )
     how = status.get("exit")
     if status["state"] != "exited" or not how:
-        raise ReplicaFailed(f"{who} was stopped before it was ready")
+        raise errors.ReplicaFailed(f"{who} was stopped before it was ready")
     reason = ExitReason.from_json(how)
     message = f"{who} {reason.sentence()} before it was ready"
     hint = f"full log: openenv logs {run_file.environment}"
-    raise ReplicaFailed(
+    raise errors.ReplicaFailed(
         _with_heading(message, lines),
         "give it more: --memory 2G" if reason.is_oom else hint,
         is_oom=reason.is_oom,
@@ -129,12 +123,12 @@ def readable(lines: list[str], imports: Path) -> list[str]:
 def _with_heading(message: str, lines: list[str]) -> str:
     if not lines:
         return f"{message}, without any output"
-    return with_last_lines(f"{message}; its last lines:", lines)
+    return errors.with_last_lines(f"{message}; its last lines:", lines)
 
 
 def not_ready(
     run_file: run_files.RunFile, timeout_seconds: float, why: str | None, ready: int
-) -> EnvironmentsError:
+) -> errors.EnvironmentsError:
     """Return the error of a replica that was not ready in time; `ready`: how many others were."""
     lines = last_lines(run_file.log_path, LAST_LINES)
     message = f"{_name_of(run_file)} was not ready after {timeout_seconds:g} s"
@@ -145,11 +139,11 @@ def not_ready(
         hint = "its launch says how long that may take: --set ready-timeout=DURATION"
     elif ready and why is not None:  # its engine has no place for more, perhaps
         hint += f", or ask for {ready}: as many were ready"
-    return NotReady(_with_heading(message, lines), hint)
+    return errors.NotReady(_with_heading(message, lines), hint)
 
 
-def shim_lost(run_file: run_files.RunFile) -> ReplicaFailed:
+def shim_lost(run_file: run_files.RunFile) -> errors.ReplicaFailed:
     """Return the error of a replica whose shim was killed while it was being started."""
     lines = last_lines(run_file.log_path, LAST_LINES)
     message = f"the shim of {_name_of(run_file)} ended unexpectedly"
-    return ReplicaFailed(_with_heading(message, lines), "launch it again")
+    return errors.ReplicaFailed(_with_heading(message, lines), "launch it again")

@@ -36,14 +36,7 @@ from ...system.memory.limits import read_limits
 from ...system.process.exit_reason import ExitReason
 from ...system.text.units import MB
 from .. import run_files
-from ..engines.local.ports import (
-    FIRST_PORT,
-    LAST_PORT,
-    PortOwner,
-    port_in_use,
-    reserve,
-    reserved_for,
-)
+from ..engines.local import ports
 from ..engines.providers import RUN_DIR_VARIABLE, child_environment
 from ..run_files import RunFile, SetAside
 from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, start_shim
@@ -359,7 +352,9 @@ def _start(gateway: Gateway, reservation: socket.socket) -> None:
     make_private(Path(run_file.socket_path).parent)
     make_private(Path(run_file.log_path).parent)
     write_start_files(gateway.config_folder, gateway.options, gateway.admin_socket)
-    reserve(gateway.options.port, PortOwner(NAME, run_file.run_dir.parent))  # also while it is away
+    ports.reserve(
+        gateway.options.port, ports.PortOwner(NAME, run_file.run_dir.parent)
+    )  # also while it is away
     start_shim(run_file.run_dir, run_file.data, listen_fds=[reservation.fileno()])
 
 
@@ -410,9 +405,9 @@ def _reserved(
     wanted: GatewayOptions, layout: Layout, *, may_be_held: bool = False
 ) -> Iterator[tuple[GatewayOptions, socket.socket]]:
     """Reserve the port that is wanted, or any; the shim keeps the socket when this closes it."""
-    candidates = [wanted.port] if wanted.port else range(LAST_PORT, FIRST_PORT - 1, -1)
+    candidates = [wanted.port] if wanted.port else range(ports.LAST_PORT, ports.FIRST_PORT - 1, -1)
     for port in candidates:
-        if reserved_for(port, PortOwner(NAME, layout.runs)) is not None:
+        if ports.reserved_for(port, ports.PortOwner(NAME, layout.runs)) is not None:
             continue
         try:
             reservation = _reserve(wanted.host, port, may_be_held=may_be_held)
@@ -425,8 +420,8 @@ def _reserved(
             yield replace(wanted, port=port), reservation
         return
     if not wanted.port:
-        raise GatewayFailed(f"all ports from {FIRST_PORT} to {LAST_PORT} are in use")
-    taken = port_in_use(wanted.port)
+        raise GatewayFailed(f"all ports from {ports.FIRST_PORT} to {ports.LAST_PORT} are in use")
+    taken = ports.port_in_use(wanted.port)
     hint = f"choose another: openenv up --gateway-port, or {PORT_VARIABLE}"
     raise PortInUse(f"{taken.message}, and the gateway is to have it", hint)
 

@@ -34,13 +34,7 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from ... import __version__
-from ...schema.errors import (
-    EngineFailed,
-    InvalidSpec,
-    ManifestError,
-    PreparationFailed,
-    with_last_lines,
-)
+from ...schema import errors
 from ...schema.layout import Layout
 from ...schema.spec import EnvironmentSpec
 from ...system.text.json_lines import Json
@@ -48,15 +42,8 @@ from ...system.text.safe_text import plain
 from .. import run_files
 from ..engines.base import BUILT_LABEL
 from ..engines.docker.options import INSTALL, hint_on
+from ..sources import resolve
 from ..sources.program import program_of
-from ..sources.resolve import (
-    REPOSITORY,
-    Project,
-    ResolvedSource,
-    check_reference,
-    digest_in_repository,
-    tag_of,
-)
 from .image_context import context_of
 from .uv import Say, run_command
 
@@ -69,7 +56,7 @@ _TEDIOUS = ("--->", "Removing intermediate", "+ ", "Downloaded ", "DEPRECATED:")
 
 
 def ensure_image(
-    spec: EnvironmentSpec, source: ResolvedSource, say: Say, *, tag: str | None = None
+    spec: EnvironmentSpec, source: resolve.ResolvedSource, say: Say, *, tag: str | None = None
 ) -> str:
     """Return the image of a source, with our env host in it; it is built if there is none yet.
 
@@ -80,11 +67,11 @@ def ensure_image(
         PreparationFailed: The image cannot be built.
         UnknownSource: The base or `tag` cannot be the name of an image.
     """
-    check_reference(spec.base)
+    resolve.check_reference(spec.base)
     program = program_of(spec, source, None)
     context = context_of(source, program, spec.base, spec.with_packages)
-    own = tag_of(program.config.name, context.digest)
-    tags = [own] if tag is None else [own, check_reference(tag)]
+    own = resolve.tag_of(program.config.name, context.digest)
+    tags = [own] if tag is None else [own, resolve.check_reference(tag)]
     docker = DockerCli(say)
     if tag is None and docker.id_of(own):
         return own
@@ -105,7 +92,7 @@ def ensure_image(
 
 
 def build_dockerfile(
-    project: ResolvedSource, path: str, say: Say, *, tag: str | None = None
+    project: resolve.ResolvedSource, path: str, say: Say, *, tag: str | None = None
 ) -> str:
     """Build a project's own Dockerfile, which has a server of its own; returns the image.
 
@@ -114,12 +101,14 @@ def build_dockerfile(
         ManifestError: The project has no such file.
         EngineFailed, PreparationFailed, UnknownSource
     """
-    if not isinstance(project, Project):
-        raise InvalidSpec("only a project's folder has a Dockerfile", "leave out --dockerfile")
+    if not isinstance(project, resolve.Project):
+        raise errors.InvalidSpec(
+            "only a project's folder has a Dockerfile", "leave out --dockerfile"
+        )
     file = project.folder / path
     if not file.is_file():
-        raise ManifestError(project.manifest.path, f"there is no {path} beside it")
-    named = check_reference(tag) if tag else tag_of(project.manifest.name, "latest")
+        raise errors.ManifestError(project.manifest.path, f"there is no {path} beside it")
+    named = resolve.check_reference(tag) if tag else resolve.tag_of(project.manifest.name, "latest")
     say(f"building {file} as {named}")
     DockerCli(say).run("build", *_OURS, "--tag", named, "--file", str(file), str(project.folder))
     return named
@@ -135,7 +124,7 @@ class DockerCli:
     def __init__(self, say: Say) -> None:
         found = shutil.which("docker")
         if found is None:
-            raise EngineFailed("the command docker is not installed", INSTALL)
+            raise errors.EngineFailed("the command docker is not installed", INSTALL)
         self._docker = found
         self._say = say
 
@@ -150,7 +139,7 @@ class DockerCli:
     def digest_of(self, image: str) -> str | None:
         """Return the name of an image that its registry has for good; raises as `id_of` does."""
         found = self._ask("inspect", "--format", "{{json .RepoDigests}}", image)
-        return digest_in_repository(image, json.loads(found or "null") or ())
+        return resolve.digest_in_repository(image, json.loads(found or "null") or ())
 
     def fetch(self, image: str) -> None:
         """Pull an image from its registry, unless it is here; raises as `id_of` and `run` do."""
@@ -168,7 +157,7 @@ class DockerCli:
         """Remove a name of an image, and the image with its last; Docker keeps what is in use."""
         try:
             return self._ask("rm", image) is not None
-        except (EngineFailed, TimeoutExpired):
+        except (errors.EngineFailed, TimeoutExpired):
             return False
 
     def _ask(self, *words: str) -> str | None:
@@ -182,7 +171,7 @@ class DockerCli:
         )
         if asked.returncode != 0 and "no such image" not in asked.stderr.lower():
             said = asked.stderr.strip() or f"docker exited with code {asked.returncode}"
-            raise EngineFailed(f"Docker cannot be used: {said}", hint_on(said) or INSTALL)
+            raise errors.EngineFailed(f"Docker cannot be used: {said}", hint_on(said) or INSTALL)
         return asked.stdout.strip() if asked.returncode == 0 else None
 
     def run(
@@ -207,7 +196,9 @@ class DockerCli:
         if code != 0:
             end = [text for line in lines if (text := plain(line).rstrip())][-LAST_LINES:]
             text = f"docker {what} exited with code {code}; its last lines:"
-            raise PreparationFailed(with_last_lines(text, end), hint_on("\n".join(end)))
+            raise errors.PreparationFailed(
+                errors.with_last_lines(text, end), hint_on("\n".join(end))
+            )
 
     def _relay(self, line: str) -> None:
         text = plain(line).rstrip()
@@ -225,7 +216,7 @@ def prune_images(layout: Layout) -> list[str]:
     try:
         docker = DockerCli(lambda _: None)
         found = docker.images_built()
-    except (EngineFailed, TimeoutExpired):
+    except (errors.EngineFailed, TimeoutExpired):
         return []
     plans = (run_file.data.get("plan") or {} for run_file in run_files.all_of(layout.runs))
     used = {name for plan in plans for name in (plan.get("image"), plan.get("image_name"))}
@@ -245,7 +236,7 @@ def unused(images: list[Json], used: set[str | None]) -> list[str]:
             found.append(image["Id"])
         for name in names:
             repository, _, _ = name.rpartition(":")
-            if repository.startswith(f"{REPOSITORY}/"):
+            if repository.startswith(f"{resolve.REPOSITORY}/"):
                 named.setdefault(repository, []).append((image["Created"], name, image))
     for versions in named.values():
         _, *earlier = sorted(versions, key=lambda each: each[0], reverse=True)

@@ -32,12 +32,7 @@ from types import SimpleNamespace
 from typing import IO, Any
 
 from ... import __version__
-from ...schema.protocol import (
-    CONTAINER_PORT,
-    HOST_CONFIG_VARIABLE,
-    HOST_LIBRARIES,
-    LISTEN_ADDRESS_VARIABLE,
-)
+from ...schema import protocol
 from ..engines.base import BUILT_LABEL, ENV_HOST_LABEL
 from ..sources import resolve
 from ..sources.needs import Way, allows_python, metadata_of
@@ -324,7 +319,7 @@ def _installation(recipe: Recipe) -> Iterable[str]:
     if recipe.more:
         yield f"uv pip install --no-cache -- {shlex.join(recipe.more)}"
     extras = shlex.join(HOST_EXTRAS)
-    libraries = f"{VENV}/{HOST_LIBRARIES}"
+    libraries = f"{VENV}/{protocol.HOST_LIBRARIES}"
     install = f"uv pip install --no-cache --target {libraries} --only-binary :all: {extras}"
     yield f"mkdir {libraries} && {install} || echo continuing without {extras}"
     if recipe.metadata:
@@ -340,11 +335,11 @@ def _image_stage(recipe: Recipe) -> Iterable[str]:
         yield f"COPY {PROJECT} {recipe.folder}"
     yield f"WORKDIR {recipe.workdir}"
     yield f"ENV PATH={VENV}/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \\"
-    yield f"    {LISTEN_ADDRESS_VARIABLE}=0.0.0.0:{CONTAINER_PORT} \\"
+    yield f"    {protocol.LISTEN_ADDRESS_VARIABLE}=0.0.0.0:{protocol.CONTAINER_PORT} \\"
     config = json.dumps(dict(recipe.config), sort_keys=True)
-    yield f"    {HOST_CONFIG_VARIABLE}={_quoted(config)}"
+    yield f"    {protocol.HOST_CONFIG_VARIABLE}={_quoted(config)}"
     yield f"LABEL {ENV_HOST_LABEL}={_quoted(recipe.version)}"
-    yield f"EXPOSE {CONTAINER_PORT}"
+    yield f"EXPOSE {protocol.CONTAINER_PORT}"
     host = [f"{VENV}/bin/python", "-P", f"{PACKAGE_FOLDER}/env_host/__main__.py"]
     yield f"ENTRYPOINT {json.dumps(host)}"
 

@@ -54,15 +54,8 @@ from typing import Any, NoReturn
 import setproctitle
 
 from ...system.memory.cgroup_tree import read_text
+from ...system.process import forking
 from ...system.process.descriptors import Message, close_all, receive_message, send_message
-from ...system.process.forking import (
-    close_all_but,
-    preload,
-    reset_handlers,
-    reset_signals,
-    run_and_exit,
-    thread_count,
-)
 from ...system.process.prctl import adopt_orphans
 from ...system.process.proc import children_of, prefer_own_session
 from ...system.process.signal_pipe import SignalPipe
@@ -151,7 +144,7 @@ class Zygote:
     def _fork_for_call(self, entry: str, payload: Json, fds: Sequence[int]) -> None:
         module = entry.partition(":")[0]
         if module not in sys.modules:
-            preload([module])
+            forking.preload([module])
             self.end_if_unsafe()
             importlib.import_module(module)  # raises what `preload` has printed
         pid = os.fork()
@@ -161,7 +154,7 @@ class Zygote:
 
     def end_if_unsafe(self) -> None:
         """End this process if it has threads, with which it must not fork."""
-        if (threads := thread_count()) > 1:
+        if (threads := forking.thread_count()) > 1:
             with contextlib.suppress(OSError):  # then its end says so
                 self.send({"unsafe": threads})
             os._exit(0)
@@ -170,7 +163,7 @@ class Zygote:
         self, name: str, daemons_end: socket.socket, pipe: socket.socket
     ) -> NoReturn:
         try:
-            reset_handlers()
+            forking.reset_handlers()
             signal.signal(signal.SIGINT, signal.default_int_handler)
             daemons_end.close()
             self._control.close()
@@ -210,10 +203,10 @@ def _become_called(entry: str, payload: Json, fds: Sequence[int]) -> NoReturn:
     """Call `entry` in the forked child, as a program of its own would be started."""
     try:
         os.setsid()
-        reset_signals()
-        close_all_but(fds)
+        forking.reset_signals()
+        forking.close_all_but(fds)
         os.chdir("/")
-        run_and_exit(entry, payload, fds)
+        forking.run_and_exit(entry, payload, fds)
     finally:
         # Never return into the zygote's loop, whatever happened.
         os._exit(70)
@@ -250,8 +243,8 @@ def prefork_zygote(modules: Sequence[str], home: str) -> PreforkedZygote | None:
     Raises `OSError`: the system will not fork.
     """
     began = time.monotonic()
-    preload(modules, collect=False)  # the daemon is being waited for
-    if thread_count() > 1:
+    forking.preload(modules, collect=False)  # the daemon is being waited for
+    if forking.thread_count() > 1:
         return None
     ours, zygotes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     death_pipe = os.pipe()
@@ -276,7 +269,7 @@ def _run_zygote(
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)
-        close_all_but({control.fileno(), death_pipe[0]})
+        forking.close_all_but({control.fileno(), death_pipe[0]})
         sys.stdout.flush()  # into /dev/null: no worker is to print what the daemon began
         os.environ.update(worker_environment(os.environ))
         os.chdir(home)
@@ -293,7 +286,7 @@ def main() -> NoReturn:
     control = socket.socket(fileno=config["control"])
     for descriptor in (config["control"], config["death_pipe"]):
         os.set_inheritable(descriptor, False)
-    preload(config["preload"])
+    forking.preload(config["preload"])
     become_zygote(control, death_pipe=config["death_pipe"], home=config["home"], began=began)
 
 

@@ -39,18 +39,7 @@ from ...system.files.log_files import last_lines
 from ...system.process.diagnose import Evidence, diagnose_exit
 from ...system.process.exit_reason import ExitKind, ExitReason
 from ...system.process.oom_evidence import read_oom_counters
-from ..messages import (
-    LONG,
-    Cancelled,
-    Died,
-    EventSink,
-    ExecutorEvent,
-    Progressed,
-    Raised,
-    Started,
-    Succeeded,
-    TaskError,
-)
+from .. import messages
 from ..policy.memory import Timing
 from ..policy.plan import reason_to_recycle
 from .channels import Channels, WakeUp
@@ -67,11 +56,11 @@ Frame = dict[str, Any]
 class EventBuffer:
     """Events in their order, until they are delivered."""
 
-    def __init__(self, on_event: EventSink) -> None:
+    def __init__(self, on_event: messages.EventSink) -> None:
         self._on_event = on_event
-        self._events: deque[ExecutorEvent] = deque()
+        self._events: deque[messages.ExecutorEvent] = deque()
 
-    def add(self, event: ExecutorEvent) -> None:
+    def add(self, event: messages.ExecutorEvent) -> None:
         """Have the event delivered at the end of the round. Any thread."""
         self._events.append(event)
 
@@ -97,7 +86,7 @@ class Tasks:
     _events: EventBuffer
     _timing: Timing
 
-    def place(self, run: Run) -> Started | None:
+    def place(self, run: Run) -> messages.Started | None:
         """Give the task to an idle worker, here and now; else have it wait for one.
 
         Only then is the supervisor woken up: to request a worker.
@@ -114,16 +103,18 @@ class Tasks:
         """Cancel a task that waits for a worker."""
         self._pools.remove_run(run)
         self._pools.by_schedule[run.task.schedule].waiting.remove(run)
-        self._events.add(Cancelled(run.task.id, time.time()))
+        self._events.add(messages.Cancelled(run.task.id, time.time()))
         self._wake_up.wake()
 
-    def _assign(self, pool: Pool, worker: PooledWorker, run: Run) -> Started:
+    def _assign(self, pool: Pool, worker: PooledWorker, run: Run) -> messages.Started:
         """Write the task into the worker's pipe."""
         now = time.monotonic()
-        started = Started(run.task.id, worker.name, worker.pid, worker.started_at, time.time())
+        started = messages.Started(
+            run.task.id, worker.name, worker.pid, worker.started_at, time.time()
+        )
         if run.task.memory_bytes is not None:
             self._memory.apply_limit(worker, run.task.memory_bytes)
-        if worker.cgroup is None and run.task.schedule == LONG:
+        if worker.cgroup is None and run.task.schedule == messages.LONG:
             # Too dear for SHORT tasks; where there are cgroups they tell better.
             run.machine_oom_kills = read_oom_counters(None).vmstat
         self._memory.note_busy(worker, now)
@@ -150,7 +141,7 @@ class Tasks:
         if run is None or frame["task"] != run.task.id:
             return False  # a thread that an operation left reports on a task that is over
         if frame["kind"] == "progress":
-            self._events.add(Progressed(run.task.id, frame["data"], time.time()))
+            self._events.add(messages.Progressed(run.task.id, frame["data"], time.time()))
             return False
         event = self._outcome(worker, run, frame)
         self._events.add(event)
@@ -194,13 +185,15 @@ class Tasks:
         for run in refused:
             kind = ExitKind.STOPPED if stopped else ExitKind.LOST
             reason = ExitReason(kind, pid=0, evidence=why)
-            self._events.add(Died(run.task.id, "", reason, (), None, time.time()))
+            self._events.add(messages.Died(run.task.id, "", reason, (), None, time.time()))
 
-    def _outcome(self, worker: PooledWorker, run: Run, frame: Frame) -> ExecutorEvent:
+    def _outcome(self, worker: PooledWorker, run: Run, frame: Frame) -> messages.ExecutorEvent:
         if frame["kind"] == "succeeded":
-            if worker.schedule == LONG:  # too dear for a SHORT task that simply succeeded
+            if worker.schedule == messages.LONG:  # too dear for a SHORT task that simply succeeded
                 self._memory.read_counters(worker)
-            return Succeeded(run.task.id, frame["result"], frame["peak_bytes"], time.time())
+            return messages.Succeeded(
+                run.task.id, frame["result"], frame["peak_bytes"], time.time()
+            )
         evidence = self._memory.evidence(worker, run, None, has_exited=False)
         return failure_event(worker, run, frame, evidence)
 
@@ -219,10 +212,12 @@ class Tasks:
         log.info("stopping worker %s: %s", worker.name, why_leave, extra=worker.log_fields)
         return True
 
-    def _why_leave(self, worker: PooledWorker, event: ExecutorEvent) -> str | None:
+    def _why_leave(self, worker: PooledWorker, event: messages.ExecutorEvent) -> str | None:
         if self._pools.is_stopping:
             return "the executor is stopping"
-        if isinstance(event, Died):  # what a `MemoryError` left half done is not to be trusted
+        if isinstance(
+            event, messages.Died
+        ):  # what a `MemoryError` left half done is not to be trusted
             return "its task ran out of memory"
         if worker.source_number != self._pools.source_number:
             return "its zygote is gone"
@@ -231,15 +226,15 @@ class Tasks:
 
 def failure_event(
     worker: PooledWorker, run: Run, frame: Frame, evidence: Evidence
-) -> ExecutorEvent:
+) -> messages.ExecutorEvent:
     """Make the event of a task whose failure its worker reported."""
     task_id, peak = run.task.id, frame["peak_bytes"]
     if run.stop_reason is StopReason.CANCELLED:
-        return Cancelled(task_id, time.time())
+        return messages.Cancelled(task_id, time.time())
     raised = frame["kind"] == "raised"
     memory_error = raised and frame["error"]["type"] == "MemoryError"
     if raised and not (memory_error or evidence.cgroup_killed or run.stop_reason):
-        return Raised(task_id, TaskError(**frame["error"]), peak, time.time())
+        return messages.Raised(task_id, messages.TaskError(**frame["error"]), peak, time.time())
     # A worker that reports a cancellation without a request for one got a foreign SIGTERM.
     status = None if raised else int(signal.SIGTERM)
     known = replace(
@@ -251,10 +246,12 @@ def failure_event(
     return replace(_died(worker, run, known), peak_bytes=peak)
 
 
-def exit_event(worker: PooledWorker, run: Run, evidence: Evidence) -> Died | Cancelled:
+def exit_event(
+    worker: PooledWorker, run: Run, evidence: Evidence
+) -> messages.Died | messages.Cancelled:
     """Make the event of a task whose worker has exited."""
     if run.stop_reason is StopReason.CANCELLED:
-        return Cancelled(run.task.id, time.time())
+        return messages.Cancelled(run.task.id, time.time())
     exited, violation = worker.exited, worker.limit_violation
     peak = _largest(None if exited is None else exited.peak_bytes, evidence.peak_bytes)
     known = replace(evidence, peak_bytes=peak, was_alone=exited is not None and exited.was_alone)
@@ -268,7 +265,7 @@ def exit_event(worker: PooledWorker, run: Run, evidence: Evidence) -> Died | Can
     return _died(worker, run, known)
 
 
-def _died(worker: PooledWorker, run: Run, evidence: Evidence) -> Died:
+def _died(worker: PooledWorker, run: Run, evidence: Evidence) -> messages.Died:
     reason = diagnose_exit(
         replace(
             evidence,
@@ -278,7 +275,7 @@ def _died(worker: PooledWorker, run: Run, evidence: Evidence) -> Died:
         )
     )
     tail = tuple(last_lines(run.task.log_path, LOG_TAIL_LINES))
-    return Died(run.task.id, worker.name, reason, tail, reason.peak_bytes, time.time())
+    return messages.Died(run.task.id, worker.name, reason, tail, reason.peak_bytes, time.time())
 
 
 def _largest(*sizes: int | None) -> int | None:

@@ -33,15 +33,7 @@ from sqlalchemy.sql.dml import ReturningUpdate
 
 from ...schema.states import FINAL_STATES, EnvironmentState, GenerationState, RequestState
 from ..records import RETRYING
-from .rows import (
-    ENVIRONMENTS,
-    ESTIMATES,
-    EVENTS,
-    GENERATIONS,
-    PRIORITY_STEP_SECONDS,
-    REPLICAS,
-    REQUESTS,
-)
+from . import rows
 from .tables import (
     environments,
     events,
@@ -94,12 +86,12 @@ def _claimed(seqs: Any) -> ReturningUpdate[Any]:
     """The claim of those of these numbers that are still pending."""
     pending = update(requests).where(_r.state == _PENDING, _r.seq.in_(seqs))
     values = {"state": _RUNNING, "attempts": _r.attempts + 1, "started_at": bindparam("now")}
-    return pending.values(values).returning(*REQUESTS.columns)
+    return pending.values(values).returning(*rows.REQUESTS.columns)
 
 
 CLAIM = _claimed(_head(_waiting, _waiting.c.seq).scalar_subquery())
 # The head of the queue, only read; then the requests that were chosen of it.
-FIRST_PENDING = _head(requests, *REQUESTS.columns)
+FIRST_PENDING = _head(requests, *rows.REQUESTS.columns)
 CLAIM_CHOSEN = _claimed(bindparam("seqs", expanding=True))
 # The order of the queue; the claim's index answers it alone.
 PLACES = _head(requests, _r.seq)
@@ -111,7 +103,7 @@ STARTED = _running.values(_given(*_RAN))
 FINISH = (
     _running.values(_given(_r.state, _r.finished_at, _r.result, _r.error, _r.peak_bytes))
     .values({c: func.coalesce(bindparam(f"to_{c.name}", type_=c.type), c) for c in _RAN})
-    .returning(*REQUESTS.columns)
+    .returning(*rows.REQUESTS.columns)
 )
 
 # Before it began: the attempt does not count.
@@ -133,7 +125,7 @@ ASK_TO_CANCEL = _not_asked.values(cancel_requested_at=bindparam("now"))
 
 # Finding requests.
 
-_requests = select(*REQUESTS.columns)
+_requests = select(*rows.REQUESTS.columns)
 REQUEST_BY_ID = _requests.where(_r.id == bindparam("of_id"))
 REQUEST_BY_KEY = _requests.where(_r.idempotency_key == bindparam("key"))
 REQUESTS_BY_PREFIX = _page(
@@ -155,7 +147,7 @@ CURRENT = select(_r.id, _r.seq, _r.environment, _r.state, _r.cancel_requested_at
 _x = expectations.c
 # A row that is written in the place of another has the highest number that there is.
 _row_number: ColumnElement[int] = literal_column("rowid")
-LATEST_ESTIMATES = _page(select(*ESTIMATES.columns), _row_number.desc())
+LATEST_ESTIMATES = _page(select(*rows.ESTIMATES.columns), _row_number.desc())
 DELETE_ESTIMATE = delete(expectations).where(
     _x.operation == bindparam("of_operation"), _x.source == bindparam("of_source")
 )
@@ -206,7 +198,7 @@ PENDING_OF = (
 LAST_EVENT = select(_t.last_event)
 INSERT_EVENT = insert(events)
 
-_events = select(*EVENTS.columns)
+_events = select(*rows.EVENTS.columns)
 EVENTS_AFTER = _page(_events.where(_v.seq > bindparam("after_seq")), _v.seq)
 _request_seq = select(_r.seq).where(_r.id == bindparam("of_request")).scalar_subquery()
 EVENTS_OF_AFTER = EVENTS_AFTER.where(_v.request_seq == _request_seq)
@@ -224,8 +216,8 @@ EVENTS_OF_NONE = _page(_of_none.where(_v.seq > bindparam("after_seq")), _v.seq)
 
 # Environments and replicas.
 
-ENVIRONMENT_BY_NAME = select(*ENVIRONMENTS.columns).where(_e.name == bindparam("of_name"))
-ALL_ENVIRONMENTS = select(*ENVIRONMENTS.columns).order_by(_e.name)
+ENVIRONMENT_BY_NAME = select(*rows.ENVIRONMENTS.columns).where(_e.name == bindparam("of_name"))
+ALL_ENVIRONMENTS = select(*rows.ENVIRONMENTS.columns).order_by(_e.name)
 ENVIRONMENTS_NOT_STOPPED = ALL_ENVIRONMENTS.where(_e.state != EnvironmentState.STOPPED.value)
 # Of these nothing is known but a launch, which has failed.
 _is_failed_launch = and_(
@@ -256,7 +248,7 @@ FORGOTTEN_ENVIRONMENTS = ENDED_ENVIRONMENTS.where(
 )
 
 # Newest first.
-_generations = select(*GENERATIONS.columns)
+_generations = select(*rows.GENERATIONS.columns)
 _of_environment = _g.environment == bindparam("of_environment")
 GENERATIONS_OF = _generations.where(_of_environment).order_by(_g.number.desc())
 # Whose launches are under way, or whose sessions end.
@@ -275,12 +267,12 @@ DELETE_GENERATIONS = delete(generations).where(
     _of_environment, _g.number <= bindparam("up_to_number")
 )
 
-REPLICA_BY_ID = select(*REPLICAS.columns).where(_p.id == bindparam("of_id"))
-ALL_REPLICAS = select(*REPLICAS.columns).order_by(_p.environment, _p.ordinal, _p.id)
+REPLICA_BY_ID = select(*rows.REPLICAS.columns).where(_p.id == bindparam("of_id"))
+ALL_REPLICAS = select(*rows.REPLICAS.columns).order_by(_p.environment, _p.ordinal, _p.id)
 REPLICAS_OF = ALL_REPLICAS.where(_p.environment == bindparam("of_environment"))
 INSERT_REPLICA = insert(replicas)
 UPDATE_REPLICA = (
-    update(replicas).where(_p.id == bindparam("to_id")).values(_given(*REPLICAS.columns))
+    update(replicas).where(_p.id == bindparam("to_id")).values(_given(*rows.REPLICAS.columns))
 )
 DELETE_REPLICA = delete(replicas).where(_p.id == bindparam("of_id"))
 DELETE_REPLICAS_OF = delete(replicas).where(_p.environment == bindparam("of_environment"))
@@ -299,7 +291,7 @@ INSERT_MARK = insert(marks)
 _passed = select(func.max(_m.run_seconds)).where(_m.run_seconds <= bindparam("until"))
 OLD_EVENT = select(_m.last_event).where(_m.run_seconds == _passed.scalar_subquery())
 DELETE_MARKS = delete(marks).where(_m.run_seconds < _passed.scalar_subquery())
-LATEST_ARRIVAL = select(func.max(_r.rank + PRIORITY_STEP_SECONDS * _r.priority)).where(
+LATEST_ARRIVAL = select(func.max(_r.rank + rows.PRIORITY_STEP_SECONDS * _r.priority)).where(
     _r.finished_at.is_(None)
 )
 

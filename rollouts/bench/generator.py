@@ -43,20 +43,8 @@ from typing import cast
 import orjson
 import uvloop
 
+from ...system.net import websocket
 from ...system.net.access import bearer_header
-from ...system.net.websocket import (
-    CLOSE,
-    FIN,
-    NO_CODE_CLOSE,
-    NORMAL_CLOSE,
-    OPCODE,
-    PING,
-    PONG,
-    close_payload,
-    parse_head,
-    unmasked_client_frame,
-    upgrade_request,
-)
 from ...system.process.proc import raise_fd_limit
 from ...system.text.json_lines import Json
 
@@ -64,9 +52,11 @@ HANDSHAKE_SECONDS = 10.0  # as upstream's client gives it (`connect_timeout_s`)
 # Linux: `connect` chooses the port, knowing both ends; `bind` would reserve one for all peers.
 _IP_BIND_ADDRESS_NO_PORT = 24
 MAX_MESSAGE_CHARS = 300  # of an error
-RESET = unmasked_client_frame(b'{"type":"reset","data":{}}')
-CLOSE_FRAME = unmasked_client_frame(close_payload(NORMAL_CLOSE), CLOSE)
-_CLOSING = unmasked_client_frame(b'{"type":"close"}') + CLOSE_FRAME
+RESET = websocket.unmasked_client_frame(b'{"type":"reset","data":{}}')
+CLOSE_FRAME = websocket.unmasked_client_frame(
+    websocket.close_payload(websocket.NORMAL_CLOSE), websocket.CLOSE
+)
+_CLOSING = websocket.unmasked_client_frame(b'{"type":"close"}') + CLOSE_FRAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +112,16 @@ class Connection(asyncio.Protocol):
             self.on_open(head)
         while not self.is_closed and (found := parse_frame(data, start)) is not None:
             opcode, is_last, payload, start = found
-            if opcode == PING:
-                self.write(unmasked_client_frame(payload, PONG))
-            elif opcode == CLOSE:
-                code = int.from_bytes(payload[:2], "big") if len(payload) >= 2 else NO_CODE_CLOSE
+            if opcode == websocket.PING:
+                self.write(websocket.unmasked_client_frame(payload, websocket.PONG))
+            elif opcode == websocket.CLOSE:
+                code = (
+                    int.from_bytes(payload[:2], "big")
+                    if len(payload) >= 2
+                    else websocket.NO_CODE_CLOSE
+                )
                 self.on_close(code, payload[2:].decode("utf-8", "replace"))
-            elif opcode != PONG:
+            elif opcode != websocket.PONG:
                 self._text += payload
                 if is_last:
                     text, self._text = self._text, b""
@@ -259,8 +253,10 @@ class Generator:
         found = socket.getaddrinfo(batch.host, batch.port, socket.AF_INET, socket.SOCK_STREAM)
         self._address = found[0][4]
         headers = "".join(f"{k}: {v}\r\n" for k, v in bearer_header(batch.token).items())
-        opening = upgrade_request(f"{batch.host}:{batch.port}", f"{batch.path}/ws", headers)
-        step = unmasked_client_frame(orjson.dumps({"type": "step", "data": batch.action}))
+        opening = websocket.upgrade_request(
+            f"{batch.host}:{batch.port}", f"{batch.path}/ws", headers
+        )
+        step = websocket.unmasked_client_frame(orjson.dumps({"type": "step", "data": batch.action}))
         self._room = asyncio.Semaphore(batch.window or max(1, batch.count))
         self._sessions = [Session(opening, step, self._room.release) for _ in range(batch.count)]
         sources = batch.sources or ("",)
@@ -340,10 +336,10 @@ def parse_frame(data: bytes, start: int) -> tuple[int, bool, bytes, int] | None:
     Returns:
         Opcode, whether the frame ends its message, payload, and where the frame ends.
     """
-    if (head := parse_head(data, start)) is None or len(data) < head[3]:
+    if (head := websocket.parse_head(data, start)) is None or len(data) < head[3]:
         return None
     first, _, payload_at, end = head
-    return first & OPCODE, first >= FIN, data[payload_at:end], end
+    return first & websocket.OPCODE, first >= websocket.FIN, data[payload_at:end], end
 
 
 def _write(message: Json) -> None:

@@ -18,18 +18,8 @@ import msgspec
 
 from ...system.files.disk_space import is_full
 from ..errors import OutputDamaged
+from . import readers
 from .disk import Disk, stamp_of
-from .readers import (
-    EPISODES,
-    FILE,
-    PACKING,
-    PACKS,
-    is_group,
-    loose_files,
-    names,
-    pack_names,
-    places_in,
-)
 from .rows import END_OF_LINE, parsed_end, without_index
 
 PACK_BYTES = 64 << 20
@@ -82,14 +72,18 @@ def write_pack(
 
 def next_number(folder: Path) -> int:
     """The number of a folder's next pack."""
-    return max((int(name.partition(".")[0]) for name in pack_names(folder)), default=-1) + 1
+    return max((int(name.partition(".")[0]) for name in readers.pack_names(folder)), default=-1) + 1
 
 
 def small_files(folder: Path) -> list[Path]:
     """Files that are worth packing, in the order of their names."""
-    packs = (folder / PACKS / name for name in pack_names(folder) if name.endswith(FILE))
+    packs = (
+        folder / readers.PACKS / name
+        for name in readers.pack_names(folder)
+        if name.endswith(readers.FILE)
+    )
     found = []
-    for path in chain(loose_files(folder), packs):
+    for path in chain(readers.loose_files(folder), packs):
         stamp = stamp_of(path)  # None: its episode is lost on purpose
         if stamp is not None and stamp[0] < SMALL_BYTES:
             found.append(path)
@@ -121,7 +115,7 @@ def pack(
             log.warning("small episodes stay in files of their own: %s", exc)
             return
         if packed:  # if this fails, the next writer completes the operation
-            packing = folder / PACKS / f"{next(numbers):05}{PACKING}"
+            packing = folder / readers.PACKS / f"{next(numbers):05}{readers.PACKING}"
             disk.rename(made.path, packing)
             disk.sync(packing.parent)
             _put_in_place(folder, packing, packed, disk)
@@ -129,13 +123,15 @@ def pack(
 
 def finish_interrupted(folder: Path, disk: Disk) -> None:
     """Removes files whose episodes are in an unfinished pack, then names that pack."""
-    packs = folder / PACKS
-    for packing in (packs / name for name in pack_names(folder) if name.endswith(PACKING)):
-        packed = places_in(packing).keys()
+    packs = folder / readers.PACKS
+    for packing in (
+        packs / name for name in readers.pack_names(folder) if name.endswith(readers.PACKING)
+    ):
+        packed = readers.places_in(packing).keys()
         doubled = []
         for path in small_files(folder):
             # A file of one episode has its name, also when it is damaged.
-            ids = places_in(path) if path.parent == packs else [unquote(path.stem)]
+            ids = readers.places_in(path) if path.parent == packs else [unquote(path.stem)]
             if not packed.isdisjoint(ids):
                 doubled.append(path)
         _put_in_place(folder, packing, doubled, disk)
@@ -158,13 +154,13 @@ def _add_file(made: Pack, path: Path) -> bool:
 
 
 def _put_in_place(folder: Path, packing: Path, packed: Sequence[Path], disk: Disk) -> None:
-    (folder / EPISODES).mkdir(exist_ok=True)  # someone may have removed it
+    (folder / readers.EPISODES).mkdir(exist_ok=True)  # someone may have removed it
     for path in packed:
         disk.remove(path)
-    for name in names(folder / EPISODES):
-        if is_group(name) and not names(folder / EPISODES / name):
-            disk.remove(folder / EPISODES / name)
-    disk.sync(folder / EPISODES)
+    for name in readers.names(folder / readers.EPISODES):
+        if readers.is_group(name) and not readers.names(folder / readers.EPISODES / name):
+            disk.remove(folder / readers.EPISODES / name)
+    disk.sync(folder / readers.EPISODES)
     disk.sync(packing.parent)
-    disk.rename(packing, packing.with_suffix(FILE))
+    disk.rename(packing, packing.with_suffix(readers.FILE))
     disk.sync(packing.parent)

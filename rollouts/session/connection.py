@@ -20,21 +20,16 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 
 from ...schema.protocol import MAX_MESSAGE_BYTES
-from ...system.net.websocket import (
-    BINARY,
-    CLOSE,
-    FIN,
-    MAX_CONTROL_BYTES,
-    PING,
-    PONG,
-    TEXT,
-    parse_head,
-)
+from ...system.net import websocket
 
 Message = bytes | bytearray
 
-_WHOLE = (FIN | TEXT, FIN | BINARY)
-_CONTROL = (FIN | CLOSE, FIN | PING, FIN | PONG)
+_WHOLE = (websocket.FIN | websocket.TEXT, websocket.FIN | websocket.BINARY)
+_CONTROL = (
+    websocket.FIN | websocket.CLOSE,
+    websocket.FIN | websocket.PING,
+    websocket.FIN | websocket.PONG,
+)
 _END_OF_HANDSHAKE = b"\r\n\r\n"
 
 
@@ -116,7 +111,7 @@ class Connection(ClientConnection):
 
     def _take_frame(self, data: bytes, at: int) -> int:
         """Take the frame that begins there, or keep its beginning; return where the next begins."""
-        if (head := parse_head(data, at)) is None:
+        if (head := websocket.parse_head(data, at)) is None:
             self._head = data[at:]
             return len(data)
         first, is_masked, payload_at, end = head
@@ -127,7 +122,7 @@ class Connection(ClientConnection):
                 self._missing_bytes = end - len(data)
             else:
                 self._take(data[payload_at:end])
-        elif first in _CONTROL and not is_masked and size_bytes <= MAX_CONTROL_BYTES:
+        elif first in _CONTROL and not is_masked and size_bytes <= websocket.MAX_CONTROL_BYTES:
             if end > len(data):
                 self._head = data[at:]
             else:

@@ -11,15 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ...requests_db.records import (
-    Environment,
-    Event,
-    Generation,
-    Replica,
-    Request,
-    RequestError,
-    label_of,
-)
+from ...requests_db import records
 from ...schema.protocol import LOOPBACK
 from ...schema.replica import EARLIER, WAITING, Capacity, StatusLine, max_sessions_of
 from ...schema.states import FAILING, EnvironmentState, ReplicaState, RequestState
@@ -45,7 +37,7 @@ _SHOWN_OF_REQUEST = (
 
 
 def request_view(
-    request: Request, pending_reason: str | None = None, retried: Json | None = None
+    request: records.Request, pending_reason: str | None = None, retried: Json | None = None
 ) -> Json:
     """One request, with why it waits, and the last death after which it was queued again.
 
@@ -60,16 +52,16 @@ def request_view(
     }
 
 
-def short_request_view(request: Request) -> Json:
+def short_request_view(request: records.Request) -> Json:
     """One request, without what may be large."""
     return {name: getattr(request, name) for name in _SHOWN_OF_REQUEST} | {
-        "label": hide_credentials(label_of(request)),
+        "label": hide_credentials(records.label_of(request)),
         "environment": hide_credentials(request.environment),
         "error": error_view(request.error, request.payload),
     }
 
 
-def error_view(error: RequestError | None, payload: Json) -> Json | None:
+def error_view(error: records.RequestError | None, payload: Json) -> Json | None:
     """Return why something failed, without the secrets that it was given; None when nothing did."""
     if error is None:
         return None
@@ -77,7 +69,7 @@ def error_view(error: RequestError | None, payload: Json) -> Json | None:
 
 
 def environment_view(
-    environment: Environment, replicas: list[Replica], live: dict[str, StatusLine]
+    environment: records.Environment, replicas: list[records.Replica], live: dict[str, StatusLine]
 ) -> Json:
     """One environment with its replicas. `live` holds the shims' last status by replica id."""
     spec = environment.spec
@@ -112,7 +104,7 @@ def environment_view(
     }
 
 
-def generation_view(generation: Generation) -> Json:
+def generation_view(generation: records.Generation) -> Json:
     """One generation of an environment; its spec was written without secrets."""
     names = ("number", "state", "request_id", "spec", "created_at", "served_at", "ended_at")
     view = {name: getattr(generation, name) for name in names}
@@ -120,7 +112,9 @@ def generation_view(generation: Generation) -> Json:
 
 
 def replica_view(
-    replica: Replica, live: StatusLine | None, environment: Environment | None = None
+    replica: records.Replica,
+    live: StatusLine | None,
+    environment: records.Environment | None = None,
 ) -> Json:
     """One replica, with its shim's last status."""
     status: StatusLine = live or {}
@@ -156,7 +150,7 @@ def gpus_of(spec: Json) -> Json | None:
     return {"each": each, "resource": resource} if each and math.isfinite(each) else None
 
 
-def _replica_message(replica: Replica) -> str | None:
+def _replica_message(replica: records.Replica) -> str | None:
     if replica.state is ReplicaState.ASLEEP:
         return SLEEPING
     if replica.exit is None:
@@ -169,7 +163,7 @@ def _replica_message(replica: Replica) -> str | None:
     return how
 
 
-def event_view(event: Event) -> Json:
+def event_view(event: records.Event) -> Json:
     """One entry of the event log."""
     names = ("seq", "at", "kind", "request_id", "environment", "data")
     view = {name: getattr(event, name) for name in names}
@@ -226,7 +220,7 @@ def _held_view(capacities: Iterable[Capacity]) -> Json | None:
 def exit_views(
     live: Mapping[str, Any] | None,
     shown: Json | None = None,
-    environment: Environment | None = None,
+    environment: records.Environment | None = None,
     *,
     server: str = "the server",
 ) -> list[Json]:

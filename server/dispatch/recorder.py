@@ -19,15 +19,7 @@ import time
 from collections import Counter, deque
 from dataclasses import asdict, dataclass, field, replace
 
-from ...executor.messages import (
-    Died,
-    ExecutorEvent,
-    Progressed,
-    Raised,
-    Started,
-    Succeeded,
-    TaskError,
-)
+from ...executor import messages
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import (
     MemoryEstimate,
@@ -76,18 +68,18 @@ class Recorder:
         self.kills: Counter[tuple[str, str]] = Counter()  # for memory: by operation and detector
         self.retries: Counter[str] = Counter()  # by operation
         self._context = context
-        self._inbox: deque[ExecutorEvent] = deque()
-        self._started: list[ExecutorEvent] = []  # not yet written
+        self._inbox: deque[messages.ExecutorEvent] = deque()
+        self._started: list[messages.ExecutorEvent] = []  # not yet written
         self._started_due = math.inf
         self._unwritten: dict[tuple[str, str], MemoryEstimate] = {}  # by operation and source
         self._estimates_due = -math.inf  # when those may be written
         self._ended = Ended()
 
-    def deliver(self, event: ExecutorEvent) -> None:
+    def deliver(self, event: messages.ExecutorEvent) -> None:
         """Take an event of the executor, to be written by the next `record` (any thread)."""
         self._inbox.append(event)
 
-    def note_started(self, event: Started) -> None:
+    def note_started(self, event: messages.Started) -> None:
         """Take an event that may be written `Timing.started_seconds` later."""
         self._started.append(event)
         due = time.monotonic() + self._context.timing.started_seconds
@@ -115,7 +107,7 @@ class Recorder:
         with contextlib.suppress(DatabaseError):
             self._context.store.write(dispatching.record, learned=list(self._unwritten.values()))
 
-    def _write_all(self, batch: list[ExecutorEvent]) -> None:
+    def _write_all(self, batch: list[messages.ExecutorEvent]) -> None:
         """Write the batch; an event that cannot be written costs itself and no other."""
         try:
             self._write(batch)
@@ -131,12 +123,14 @@ class Recorder:
             extra = {"request_id": getattr(event, "task_id", None)}
             log.exception("%s cannot be written", type(event).__name__, extra=extra)
             if isinstance(event, FinalEvent):
-                error = TaskError(type(exc).__name__, f"its outcome cannot be written: {exc}")
-                self._write([Raised(event.task_id, error, None, event.at)])
+                error = messages.TaskError(
+                    type(exc).__name__, f"its outcome cannot be written: {exc}"
+                )
+                self._write([messages.Raised(event.task_id, error, None, event.at)])
 
-    def _write(self, batch: list[ExecutorEvent]) -> None:
-        started = [e for e in batch if isinstance(e, Started)]
-        progressed = [e for e in batch if isinstance(e, Progressed)]
+    def _write(self, batch: list[messages.ExecutorEvent]) -> None:
+        started = [e for e in batch if isinstance(e, messages.Started)]
+        progressed = [e for e in batch if isinstance(e, messages.Progressed)]
         endings = [self._ending(e) for e in batch if isinstance(e, FinalEvent)]
         samples = [
             (ending.request, sample)
@@ -177,7 +171,11 @@ class Recorder:
     def _ending(self, event: FinalEvent) -> _Ending:
         request, reason = self._context.running.get(event.task_id), reason_of(event)
         context = None
-        if request is not None and reason is not None and isinstance(event, Died | Raised):
+        if (
+            request is not None
+            and reason is not None
+            and isinstance(event, messages.Died | messages.Raised)
+        ):
             context = FailureContext(
                 request,
                 self.estimates.peaks_of(request),
@@ -193,7 +191,7 @@ class Recorder:
         """Append how its worker died to the request's log."""
         if ending.retry is not None:
             text = ending.retry.message
-        elif isinstance(ending.event, Died):
+        elif isinstance(ending.event, messages.Died):
             text = what_happened(ending.event)
         else:
             return
@@ -231,7 +229,7 @@ class Recorder:
             peak_bytes=getattr(ending.event, "peak_bytes", None),
         )
 
-    def _log_start(self, event: Started) -> None:
+    def _log_start(self, event: messages.Started) -> None:
         request = self._context.running.get(event.task_id)
         if request is not None and log.isEnabledFor(level := _level_of(request)):
             extra = log_fields(request, worker=event.worker, pid=event.pid)
@@ -270,7 +268,7 @@ def _log_end(request: Request, ending: _Ending) -> None:
         assert ending.outcome is not None
         how = ending.outcome.state.lower()
     extra = log_fields(request)
-    if isinstance(ending.event, Died):
+    if isinstance(ending.event, messages.Died):
         extra |= {"worker": ending.event.worker, "pid": ending.event.exit.pid}
     log.log(level, "request %s (%s) %s", request.id, label_of(request), how, extra=extra)
 
@@ -280,7 +278,7 @@ def sample_of(event: FinalEvent) -> PeakSample | None:
 
     A request that raised may have done so at once, and teaches nothing.
     """
-    if isinstance(event, Succeeded) and event.peak_bytes is not None:
+    if isinstance(event, messages.Succeeded) and event.peak_bytes is not None:
         return PeakSample(event.at, event.peak_bytes + left_bytes(event.result))
     reason = reason_of(event)
     if reason is None or not reason.is_oom:

@@ -45,14 +45,8 @@ from ....system.net.listening_sockets import descriptors_text, http_address
 from ....system.process.prctl import die_with_parent
 from ....system.text.json_lines import Json
 from ...shim import __file__ as _shim_file
+from ...shim import files
 from ...shim.client import ShimClient, ShimGone, clean_up_after_shim, read_status_file
-from ...shim.files import (
-    CONTROL_FD_VARIABLE,
-    LISTEN_FD_VARIABLE,
-    RUN_FILE_NAME,
-    open_control_socket,
-    write_json,
-)
 from ..host_options import listen, server_options
 
 if TYPE_CHECKING:
@@ -159,13 +153,13 @@ class RayReplica:
         threading.Event().wait()  # its end would be the shim's
 
     def _start(self) -> ShimClient:
-        write_json(str(self._folder / RUN_FILE_NAME), self._run_file())
+        files.write_json(str(self._folder / files.RUN_FILE_NAME), self._run_file())
         program = Path(_shim_file).with_name("__main__.py")
         fds = [one.fileno() for one in self._listeners]
-        with open_control_socket(self._socket_path) as control:
+        with files.open_control_socket(self._socket_path) as control:
             environ = {
-                CONTROL_FD_VARIABLE: str(control.fileno()),
-                LISTEN_FD_VARIABLE: descriptors_text(fds),
+                files.CONTROL_FD_VARIABLE: str(control.fileno()),
+                files.LISTEN_FD_VARIABLE: descriptors_text(fds),
             }
             with self._log_path.open("ab") as log:
                 subprocess.Popen(

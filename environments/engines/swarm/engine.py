@@ -40,18 +40,7 @@ from ....system.net.access import is_loopback, new_token, with_token
 from ....system.text.json_lines import Json
 from ...access import ask
 from .. import base
-from ..docker.engine import (
-    LOG_FILE_SIZE,
-    LOG_FILES,
-    DockerEngine,
-    events_of,
-    exit_of,
-    explained,
-    gone_is_fine,
-    has_env_host,
-    port_inside,
-    since,
-)
+from ..docker import engine
 from ..docker.options import host_config
 from ..host_options import check_gpus, host_options, served_anywhere, with_host_options
 from ..instance_logs import pieces_after
@@ -79,7 +68,7 @@ _EXPOSED = (
 )
 
 
-class SwarmEngine(DockerEngine):
+class SwarmEngine(engine.DockerEngine):
     """Runs replicas as services of one task."""
 
     _what: ClassVar[str] = "service"
@@ -90,7 +79,7 @@ class SwarmEngine(DockerEngine):
 
     def check(self) -> base.Check:
         """Check whether this node is a manager of a swarm."""
-        with explained():
+        with engine.explained():
             info = self._api.info()
             binding = self._services.publishing_address("bridge")
         version, swarm = info["ServerVersion"], info["Swarm"]
@@ -103,7 +92,7 @@ class SwarmEngine(DockerEngine):
         return base.Check(version=version, notes=() if is_loopback(binding) else (_EXPOSED,))
 
     def list(self) -> Iterable[base.Instance]:
-        with explained():
+        with engine.explained():
             services = self._api.services(filters={"label": base.HOME_LABEL})
             found = self._api.tasks(filters={"label": base.HOME_LABEL})
             down = {node["ID"] for node in self._api.nodes() if is_down(node)}
@@ -127,18 +116,18 @@ class SwarmEngine(DockerEngine):
             raise base.NameTaken(
                 f"another service has the name {name}", f"docker service rm {name}"
             )
-        with explained():
+        with engine.explained():
             return self._services.instance(service)
 
     def start(self, plan: base.ReplicaPlan) -> base.Instance:
-        with explained():
+        with engine.explained():
             return self._find_or_create(plan)
 
     def signal(self, instance: base.Instance, number: int) -> None:
         """Send a signal to the task's server; on another node, the one to drain alone."""
         container = self._services.local_container(instance.id)
         if container is not None:
-            with explained(), gone_is_fine():
+            with engine.explained(), engine.gone_is_fine():
                 self._api.kill(container, signal=number)
         elif number == signal.SIGUSR1:
             self._ask_to_drain(instance)
@@ -149,7 +138,7 @@ class SwarmEngine(DockerEngine):
         """Stop the task; its container stays, if this node has it."""
         container = self._services.local_container(instance.id)
         if container is not None:
-            with explained(), gone_is_fine():
+            with engine.explained(), engine.gone_is_fine():
                 self._api.stop(container, timeout=math.ceil(grace_seconds))
         else:
             self._services.scale_to_zero(instance.id, grace_seconds)
@@ -157,19 +146,19 @@ class SwarmEngine(DockerEngine):
 
     def remove(self, instance: base.Instance) -> None:
         """Remove a service, and its task's container, if this node has it."""
-        with explained(), gone_is_fine():
+        with engine.explained(), engine.gone_is_fine():
             containers = self._services.containers(instance.id)
             with contextlib.suppress(docker.errors.NotFound):
                 self._api.remove_service(instance.id)
         for container in containers:
-            with explained(), gone_is_fine():
+            with engine.explained(), engine.gone_is_fine():
                 self._api.remove_container(container, v=True, force=True)
 
     def changes(self) -> Iterator[None]:
         """Yield every second: Swarm has no events about the states of tasks."""
         while True:
             time.sleep(POLL_INTERVAL_SECONDS)
-            with explained():
+            with engine.explained():
                 self._api.ping()
             yield None
 
@@ -200,8 +189,8 @@ class SwarmEngine(DockerEngine):
         has_ended = False
         while not has_ended:
             has_ended = self._services.has_ended(service)
-            with explained(), contextlib.suppress(docker.errors.NotFound):  # it was removed
-                text = self._api.service_logs(service, **options, **since(cursor))
+            with engine.explained(), contextlib.suppress(docker.errors.NotFound):  # it was removed
+                text = self._api.service_logs(service, **options, **engine.since(cursor))
                 for chunk in pieces_after(text, cursor):
                     cursor = chunk.cursor
                     yield chunk
@@ -218,14 +207,14 @@ class SwarmEngine(DockerEngine):
         docker_options, placement = split_options(plan.options)
         host, own = host_config(docker_options, sandbox=plan.sandbox)
         if self._services.is_exposed(plan):
-            if not has_env_host(image) or host_options(plan.env).get("token") is None:
+            if not engine.has_env_host(image) or host_options(plan.env).get("token") is None:
                 raise base.EngineRefused(_PUBLISHED, f"launch with --token auto; or {_ON_LOOPBACK}")
             # From another node it is drained by a request.
             env = with_host_options(served_anywhere(plan.env), drain_secret=new_token())
             plan = dataclasses.replace(plan, env=env)
         port = {
             "Protocol": "tcp",
-            "TargetPort": port_inside(plan, image),
+            "TargetPort": engine.port_inside(plan, image),
             "PublishedPort": plan.port,
             "PublishMode": "host",
         }
@@ -264,7 +253,7 @@ def _template(plan: base.ReplicaPlan, container: Json) -> Json:
         "RestartPolicy": {"Condition": "none", "MaxAttempts": 0},
         "LogDriver": {
             "Name": "json-file",
-            "Options": {"max-size": LOG_FILE_SIZE, "max-file": LOG_FILES},
+            "Options": {"max-size": engine.LOG_FILE_SIZE, "max-file": engine.LOG_FILES},
         },
     }
 
@@ -286,7 +275,7 @@ class Services:
 
     def find(self, name: str) -> Json | None:
         """Return a service by its name or id."""
-        with explained():
+        with engine.explained():
             try:
                 return dict(self._api.inspect_service(name))
             except docker.errors.NotFound:
@@ -317,7 +306,7 @@ class Services:
 
     def local_container(self, service: str) -> str | None:
         """Return the container of a service's task, if this node has it."""
-        with explained():
+        with engine.explained():
             status = (self._task(service) or {}).get("Status") or {}
             container = (status.get("ContainerStatus") or {}).get("ContainerID")
             return container if container in self.containers(service) else None
@@ -333,7 +322,7 @@ class Services:
         found = self.find(service)
         if found is None:
             return True
-        with explained():
+        with engine.explained():
             task = self._task(service)
             return state_of(found, task, self._down_node(task)) is base.InstanceState.EXITED
 
@@ -351,7 +340,7 @@ class Services:
         spec = found["Spec"]
         template = spec["TaskTemplate"]
         template["ContainerSpec"]["StopGracePeriod"] = int(grace_seconds * NANOSECONDS)
-        with explained(), gone_is_fine():
+        with engine.explained(), engine.gone_is_fine():
             self._api.update_service(
                 found["ID"],
                 version=found["Version"]["Index"],
@@ -377,7 +366,7 @@ class Services:
 
     def node_resources(self) -> tuple[Json, ...]:
         """Return the resources of each node that takes tasks."""
-        with explained():
+        with engine.explained():
             return tuple(
                 node["Description"]["Resources"]
                 for node in self._api.nodes()
@@ -405,7 +394,7 @@ class Services:
         if identity := container.get("ContainerID"):
             with contextlib.suppress(docker.errors.NotFound):
                 found = self._api.inspect_container(identity)
-                return exit_of(found, events_of(self._api, found))
+                return engine.exit_of(found, engine.events_of(self._api, found))
         if status["State"] == "rejected" or not identity:
             return base.ExitFacts(error=status.get("Err") or f"its task was {status['State']}")
         return base.ExitFacts(exit_code=container.get("ExitCode"), evidence=status.get("Err"))
