@@ -87,7 +87,6 @@ FORMS = {
     "above, by another module": ("from .more import size", "from ..models import size", True),
     "above, by another's own name": ("import server.more", "from ... import models", True),
     "guarded": ("try:\n    from ..models import x\nexcept ImportError: import models", "", False),
-    "on a condition": ("if __package__ != 'server':\n    from ..models import size", "", False),
 }
 
 
