@@ -557,6 +557,7 @@ async def test_a_surprise_of_its_library_ends_no_log(world: World) -> None:
     (instance_that_prints(world, "one\n") / "exit").write_text("0")
     instance = world.instance
     world.fault("surprises").touch()
+    (world.home / CURSOR_FILE_NAME).write_text(json.dumps({"instance": instance.id}))  # damaged
     pump = pump_of(world, instance)
     await asyncio.sleep(0.1)
     world.fault("surprises").unlink()
@@ -734,7 +735,8 @@ def test_strays_are_listed_and_stopped_by_who_they_are(world: World) -> None:
 def test_agents_look_for_strays_when_asked_and_say_why_they_cannot(world: World) -> None:
     world.start_stray()
     world.kill_agent()
-    (world.layout.engines / NAME / STRAYS_FILE_NAME).unlink(missing_ok=True)
+    (world.layout.engines / NAME / STRAYS_FILE_NAME).write_text('{"strays": null}')  # damaged
+    assert strays_seen(world.layout) == []
     assert list(look_again(world.layout)) == []
     assert [each["replica"] for each in strays_seen(world.layout)] == ["gone-0-1"]
     world.fault("gone").touch()

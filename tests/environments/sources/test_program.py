@@ -83,7 +83,6 @@ FORMS = {
     "beside": ("from . import (\n    more as also,\n)", "import os, models", False),
     "above, by a module in brackets": ("from . import (\n    more,\n)", "from .. import x", True),
     "above": ("from ..models import size", "", True),
-    "above, in a block": ("if True:\n    from ..models import size", "", False),
     "above, by another module": ("from .more import size", "from ..models import size", True),
     "above, by another's own name": ("import server.more", "from ... import models", True),
     "guarded": ("try:\n    from ..models import x\nexcept ImportError: import models", "", False),
