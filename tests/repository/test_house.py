@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_289,
-    "code lines": 46_519,
+    "shipped lines": 72_283,
+    "code lines": 46_478,
     "modules": 383,
-    "test lines": 66_948,
+    "test lines": 67_068,
     "words of pages": 24_855,
     "words of decisions": 7_208,
     "folders at the root": 15,
