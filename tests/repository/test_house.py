@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 72_283,
     "code lines": 46_478,
     "modules": 383,
-    "test lines": 67_068,
+    "test lines": 67_070,
     "words of pages": 24_855,
     "words of decisions": 7_208,
     "folders at the root": 15,

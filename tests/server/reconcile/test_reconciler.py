@@ -25,6 +25,7 @@ from openenvd.environments.gateway.configuration import GatewayOptions
 from openenvd.environments.gateway.process import config_folder
 from openenvd.environments.shim.client import ShimClient, ShimGone, read_status_file
 from openenvd.environments.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
+from openenvd.environments.sources.program import HOST_PROGRAM
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.errors import DatabaseFull
@@ -418,7 +419,6 @@ async def test_a_replica_whose_installation_was_removed_is_started_again_from_th
     await world.started(launch, words=["/gone/env_host/__main__.py"])
     await world.replica_becomes(ReplicaState.READY)
     await world.succeeds(launch)
-    host = providers.HOST_PROGRAM
     monkeypatch.setattr(providers, "HOST_PROGRAM", Path("/gone/too"))
     os.kill(int((await world.replica()).pid or 0), signal.SIGKILL)
 
@@ -427,9 +427,11 @@ async def test_a_replica_whose_installation_was_removed_is_started_again_from_th
 
     await until(world.bus, waits)
     assert (await world.replica()).state is ReplicaState.BACKING_OFF
-    monkeypatch.setattr(providers, "HOST_PROGRAM", host)
+    monkeypatch.setattr(providers, "HOST_PROGRAM", HOST_PROGRAM)
     await world.becomes(S.READY)
-    assert run_files.of_environment(world.paths.runs, "trial")[0].data["argv"][-1] == str(host)
+    assert run_files.of_environment(world.paths.runs, "trial")[0].data["argv"][-1] == str(
+        HOST_PROGRAM
+    )
 
 
 def changed(run: dict[str, Any], **changes: Any) -> bytes:
