@@ -12,6 +12,7 @@
     python -m load_tests.held_sessions   65,536 open sessions: memory, and steps of some of them
     python -m load_tests.failures.changing_replicas  updates and autoscaling under sessions
     python -m load_tests.failures.worlds  kills at random: whose is each answer, what each death
+    python -m load_tests.failures.rollout_crashes  the same of rollouts: each episode exactly once
     python -m load_tests.steps           steps a second by sessions and weight; peer, limit
     python -m load_tests.run_short       the short form of all of them
     python -m load_tests.brigade         singers of one state at once, in one process and in shards

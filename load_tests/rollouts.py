@@ -6,9 +6,9 @@
 
 Each way runs in a process of its own (`rollout_ways.py`), against one `openenv launch benchmark`.
 Memory is the process's peak less what it had when its modules were imported. Rollouts that are
-killed in the middle are in `smoke_tests/rollouts/test_rollouts.py`.
+killed in the middle are in `failures/rollout_crashes.py`.
 
-Ours has the environment variables for the C library's heap that workers have, from the daemon.
+Ours runs in no worker: variables of the C library keep its heap as small as a worker's.
 
 The naive way keeps everything in memory, more than twice. Where that exceeds half of what is free
 here, it is first shown how far it comes, and then measured with as many episodes as fit: compare

@@ -20,6 +20,7 @@ PROGRAMS = (  # those that take longest first; the stage `dashboard` has the one
     ("rollouts", 1, "--short --sizes 1000 100000"),
     ("failures.worlds", 1, "--short"),
     ("failures.changes", 1, "--short"),
+    ("failures.rollout_crashes", 1, "--short"),
     ("scaling", 1, "--provider slurm --requests-grid 256"),
     ("scaling", 1, "--short"),
     ("steps", 1, "--short --alone"),  # upstream is tried by a stage of its own

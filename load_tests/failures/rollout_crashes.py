@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kills at random during rollouts: is each episode in the folder exactly once?
+
+    python -m load_tests.failures.rollout_crashes [--kills 200] [--seed 1] [--short] [--json FILE]
+
+Each rollout is one of four kinds: plain; in groups; with `--retry-oom` and a policy that takes more
+memory than its worker may have; in an environment that is killed for memory in a step. Meanwhile
+the worker, the daemon or the environment's process is killed at random moments. The same command
+continues the folder until the rollout has succeeded. Then each episode must be in the folder
+exactly once, with each of its steps: by the files themselves, and by the product's reader, whose
+checksums must agree. Otherwise, or if a kind that runs out of memory did not, the exit code is 1.
+
+After each folder the results are written to the JSON file, and a later call with the same file
+continues until `--kills` processes were killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import chdir, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from load_tests.failures import worlds
+from load_tests.failures.worlds import FOR_MEMORY, KILLED, Home
+from load_tests.shared.api_client import FINAL
+from load_tests.shared.report import Report, daemon, machine, parse_arguments
+from openenvd.rollouts.folder.readers import open_rollouts
+
+EPISODES, STEPS, GROUP = 100, 5, 4  # two thirds in files of their own, packed at the end
+MAX_KILLS = 5  # of one rollout: fewer than an environment may exit
+PAUSE_SECONDS = 1.0  # at most, between two kills
+POLL_INTERVAL_SECONDS = 0.2
+EXPLAINED_SECONDS, MAX_SECONDS = 60.0, 300.0  # of a death for memory; of a rollout
+KINDS = {
+    "plain": (),
+    "groups": ("--group", str(GROUP), "--advantages", "leave-one-out"),
+    "worker for memory": ("--retry-oom", "--memory", "120M", "--env", "LEAK_BYTES=400000"),
+    "environment for memory": ("--env", "TAKE_MEMORY=1"),
+}
+POLICIES = """
+import asyncio, os
+from pathlib import Path
+from openenvd.rollouts import Array, Decision
+
+leaked = []
+
+async def act(observation, turn):
+    leaked.append(os.urandom(int(os.environ.get("LEAK_BYTES", 0))))
+    await asyncio.sleep(0.03)
+    number = int(turn.episode_id)
+    if number == 20 and turn.number == 3 and "TAKE_MEMORY" in os.environ:
+        try:
+            Path(__file__).with_name("taken").touch(exist_ok=False)  # once
+            return {"metadata": {"take_memory": True}}
+        except FileExistsError:
+            pass
+    noise = os.urandom(60_000 if number % 3 else 0)
+    return Decision({}, arrays={"noise": Array(noise, "uint8", (len(noise),))})
+"""
+
+
+class Campaign:
+    """Rollouts one after another, the processes that were killed, and the faults of folders."""
+
+    def __init__(self, home: Home, seed: int, seen: dict[str, int], wrong: list[str]) -> None:
+        self._home = home
+        self._chance = random.Random(f"{seed} {seen}")
+        self.seen = Counter(seen)
+        self.wrong = list(wrong)
+
+    def kills(self) -> int:
+        return sum(count for what, count in self.seen.items() if what.startswith(KILLED))
+
+    def play(self, kind: str, folder: Path) -> None:
+        """Play one rollout to its end, and count what is in its folder."""
+        (folder / "policies.py").write_text(POLICIES)
+        self._home.openenv("launch", "world_environment:WorldEnvironment", "--name", "world", "-e",
+                           "WHOSE=world-1", "--memory", "250M")  # fmt: skip
+        request, left = self._begin(kind, folder), MAX_KILLS
+        if "memory" in kind:
+            self._await_death(kind, request)
+        deadline = time.monotonic() + MAX_SECONDS
+        while (state := self._request(request)["state"]) != "SUCCEEDED":
+            if time.monotonic() > deadline:
+                break  # episodes are missing
+            if state in FINAL:
+                self.seen["commands that were repeated"] += 1
+                request = self._begin(kind, folder)
+            time.sleep(self._chance.random() * PAUSE_SECONDS)
+            if left and self._kill():
+                left -= 1
+        self.wrong += [f"{kind}: {fault}" for fault in faults(folder / "out", kind)]
+        self.seen[f"folders: {kind}"] += 1
+        self._home.openenv("down", "world")
+
+    def _begin(self, kind: str, folder: Path) -> str:
+        with chdir(folder):  # where the policy is
+            answer = self._home.openenv(
+                "rollout", "world", "--async", "--out", "out", "--policy", "policies:act",
+                "--episodes", str(EPISODES), "--max-steps", str(STEPS), "--concurrency", "4",
+                "--retries", "20", *KINDS[kind],
+            )  # fmt: skip
+        return str(answer["request_id"])
+
+    def _request(self, request: str) -> Any:
+        return self._home.openenv("status", request)["requests"][0]
+
+    def _await_death(self, kind: str, request: str) -> None:
+        """Wait until a death for memory is shown as one."""
+        deadline = time.monotonic() + EXPLAINED_SECONDS
+        while time.monotonic() < deadline:
+            shown = self._request(request)["attempts"] > 1  # `--retry-oom`
+            if shown or any(found[FOR_MEMORY] for found in worlds.exits(self._home).values()):
+                self.seen[f"{KILLED}{kind}"] += 1
+                return
+            time.sleep(POLL_INTERVAL_SECONDS)
+        self.wrong.append(f"{kind}: no death for memory is shown")
+
+    def _kill(self) -> bool:
+        """Kill one process; return False if it does not run now."""
+        what = self._chance.choice(["worker", "daemon", "environment"])
+        with suppress(psutil.Error, LookupError, ProcessLookupError):
+            if what == "worker":
+                workers = self._home.openenv("info")["workers"]
+                found = [each["pid"] for each in workers if each["label"] == "rollout world"]
+                psutil.Process(self._chance.choice(found)).kill()
+            elif what == "daemon":
+                worlds.kill_daemon(self._home, self._chance)
+            elif not list(worlds.kill_replicas(self._home, self._chance)):
+                return False
+            self.seen[f"{KILLED}{what}"] += 1
+            return True
+        return False
+
+
+def faults(out: Path, kind: str) -> list[str]:
+    """Compare a folder with what was to be played, without our reader and with it."""
+    files = out.glob("[ep]*/**/*.jsonl")  # episodes and packs
+    rows = [json.loads(line) for path in files for line in path.read_bytes().splitlines()]
+    ends = Counter(row["episode_id"] for row in rows if row["kind"] == "end")
+    steps = Counter((row["episode_id"], row["step"]) for row in rows if row["kind"] == "step")
+    wanted = [f"{number:06d}" for number in range(EPISODES)]
+    found = []
+    if ends != Counter(wanted):
+        found.append(f"missing: {Counter(wanted) - ends}, too many: {ends - Counter(wanted)}")
+    if steps != Counter((each, step) for each in wanted for step in range(STEPS)):
+        found.append(f"{len(steps)} steps, the most frequent of them {steps.most_common(1)}")
+    if any((out / "damaged").glob("*")):
+        found.append("files were damaged")
+    try:
+        rollouts = open_rollouts(out)
+        rollouts.verify()
+        if rollouts.episode_ids() != wanted:
+            found.append(f"our reader finds {len(rollouts)} episodes")
+    except Exception as exc:
+        found.append(f"our reader: {exc}")
+    return found
+
+
+def main() -> int:
+    """Kill until `--kills` processes were killed; at least one rollout of each kind is played."""
+    given = parse_arguments(
+        "Kills at random during rollouts: is each episode in the folder exactly once?", 1,
+        kills={"type": int, "default": 200}, seed={"type": int, "default": 1},
+        short={"action": "store_true"},
+    )  # fmt: skip
+    kills = len(KINDS) if given.short else given.kills
+    file = Path(given.json or os.devnull).absolute()
+    earlier = json.loads((file.read_text() if file.exists() else "") or "{}")
+    found = earlier.get("found", {"seen": {}, "wrong": []})
+    with chdir(worlds.SOURCE), daemon() as environ:
+        campaign = Campaign(Home(environ, None), given.seed, **found)
+        while campaign.kills() < kills:
+            for kind in KINDS:
+                with tempfile.TemporaryDirectory() as folder:
+                    campaign.play(kind, Path(folder))
+                found = {"seen": campaign.seen, "wrong": campaign.wrong}
+                print(f"{campaign.kills()} of {kills}: {found}", file=sys.stderr)
+                content = {"seed": given.seed, "found": found, "machine": machine()}
+                file.write_text(json.dumps(content, indent=2) + "\n")
+    report = Report(f"rollout_crashes: {campaign.kills()} kills, seed {given.seed}")
+    for what, count in sorted(campaign.seen.items()):
+        report.add(what, "", [count])
+    report.add("wrong", "", [len(campaign.wrong)])
+    for each in campaign.wrong[:20]:
+        report.note(each)
+    report.finish(None)
+    return 1 if campaign.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
