@@ -142,6 +142,16 @@ def test_who_imports_a_room_is_read_from_the_code(touched: ModuleType) -> None:
     assert "system" not in touched.importers_of({"requests_db"})
 
 
+def test_the_workflows_run_each_stage_and_another_name_is_refused_with_the_list() -> None:
+    command = ["bash", ROOT / ".ci" / "run", "lnt"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    stages = set(done.stderr.rpartition(": ")[2].split())
+    text = "".join(path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml"))
+    named = re.findall(r"^          - (?:{stage: )?([a-z][a-z -]*)(?:,|$)", text, re.MULTILINE)
+    assert {each for names in named for each in names.split()} == stages - {"lock"}
+
+
 def locked() -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9-]+)==([^ ]+)", LOCK, re.MULTILINE))
 
