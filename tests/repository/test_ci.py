@@ -143,7 +143,7 @@ def test_who_imports_a_room_is_read_from_the_code(touched: ModuleType) -> None:
 
 
 def test_the_workflows_run_each_stage_and_another_name_is_refused_with_the_list() -> None:
-    command = ["bash", ROOT / ".ci" / "run", "lnt"]
+    command = ["bash", str(ROOT / ".ci" / "run"), "lnt"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     stages = set(done.stderr.rpartition(": ")[2].split())
