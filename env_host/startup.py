@@ -27,7 +27,7 @@ from importlib.machinery import SourceFileLoader
 from typing import Any
 
 HOME = 0  # the shard that answers the project's own routes (`serving/own_app.py`)
-STOPPING = "The environment is stopping."  # why sessions end, or do not begin
+STOPPING = "This replica of the environment is stopping."  # why sessions end, or do not begin
 
 log = logging.getLogger("openenvd.env_host")
 

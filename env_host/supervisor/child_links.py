@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...schema.protocol import Serving
+from ...schema.protocol import ENVIRONMENT_HEADER, Serving
 from ...system.process.descriptors import Message, receive_message
 from ...system.process.proc import exit_sentence, kill
 from ..errors import ShardFailed
@@ -163,7 +163,9 @@ class ChildLinks:
         """Notify the clients of a child that has exited, free its row, remove its cgroup."""
         if wait_status or child.socket_copies:
             text = f"The process of this session ({child.where}) {how}"
-            text = STOPPING if self._context.is_stopping else f"{text}; the session has ended."
+            name = self._context.config.headers.get(ENVIRONMENT_HEADER, self._context.config.name)
+            text = f"{text}; the session has ended. `openenv status {name}` says more."
+            text = STOPPING if self._context.is_stopping else text
             self._context.copies.notify_clients(child, text, self._accept)
         elif child.connection_fd is not None:  # its client came and went
             os.close(child.connection_fd)

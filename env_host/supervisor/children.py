@@ -161,7 +161,7 @@ def exit_of(
         if out_of_memory is None and child.cap_bytes and was_for_memory(own, wait_status):
             out_of_memory, evidence = cap_sentence(child.cap_bytes), own
     if out_of_memory is None and was_for_memory(evidence, wait_status):
-        how = f"{how}, {memory_clause(kills.limit_bytes)}"
+        how = f"{how}, {memory_clause(kills, evidence)}"
     facts = {
         "shard": child.index,
         "pid": child.pid,

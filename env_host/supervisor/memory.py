@@ -66,8 +66,11 @@ class KillCount:
     `limited` is the group that has the limit, where the processes stand in one below it.
     """
 
-    def __init__(self, group: Cgroup | None, limited: Cgroup | None = None) -> None:
+    def __init__(
+        self, group: Cgroup | None, limited: Cgroup | None = None, limit_bytes: int | None = None
+    ) -> None:
         self.group = group
+        self._known_limit = limit_bytes  # of a group around it
         self._limited = limited or group
         self._counted = self._explained = self._read()
         self._counted_at = self._looked_at = time.monotonic()
@@ -79,8 +82,9 @@ class KillCount:
 
     @property
     def limit_bytes(self) -> int | None:
-        """Return what they may use; None where only groups around theirs have a limit."""
-        return None if self._limited is None else self._limited.limit_bytes()
+        """Return what they may use; None where that is not known."""
+        own = None if self._limited is None else self._limited.limit_bytes()
+        return own or self._known_limit
 
     def due(self, *, is_used: bool) -> float | None:
         """Return when to look next, on the monotonic clock; None: while nothing happens, never."""
@@ -142,10 +146,13 @@ def was_for_memory(evidence: dict[str, Any], wait_status: int) -> bool:
     return bool(before != after and _was_killed(wait_status))
 
 
-def memory_clause(limit_bytes: int | None) -> str:
+def memory_clause(kills: KillCount, evidence: dict[str, Any]) -> str:
     """Return the words for a process that was killed for the memory of the whole server."""
-    why = f": {proc.shared_limit_sentence(limit_bytes)}" if limit_bytes else ""
-    return f"probably for memory{why}"
+    limit, peak = kills.limit_bytes, kills.peak_bytes
+    known = [proc.shared_limit_sentence(limit)] if limit else []
+    known += [f"they held {peak / MB:.0f} MB together at most"] if peak else []
+    counted = "→".join(map(str, evidence["oom_kills"]))
+    return f"probably for memory: {', '.join([*known, f'oom_kill {counted}'])}"
 
 
 def _was_killed(wait_status: int) -> bool:
@@ -205,16 +212,18 @@ class ProgramWatch:
 
     def __init__(self, config: HostConfig, children: Children, reporter: StatusReporter) -> None:
         self._is_own_group = not config.owns_cgroup
+        self._limit = config.memory_bytes if config.owns_cgroup else None  # as Slurm has it, a job's
         self._children = children
         self._reporter = reporter
         self._group = own_group(is_ours=self._is_own_group)
         self._known: set[int] = set()
-        self.kills = KillCount(self._group)  # of the whole server
+        self.kills = KillCount(self._group, limit_bytes=self._limit)  # of the whole server
 
     def start(self) -> None:
         """Count kills in the cgroup of the children, which on v2 may be below the server's."""
         if self._group is not None:
-            self.kills = KillCount(own_group(is_ours=self._is_own_group), self._group)
+            group = own_group(is_ours=self._is_own_group)
+            self.kills = KillCount(group, self._group, self._limit)
 
     def record_known(self) -> None:
         """Record the programs that run before the first session as the environment's own."""

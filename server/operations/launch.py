@@ -15,6 +15,7 @@ What it prints is the request's log.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
@@ -122,6 +123,10 @@ class Launch(base.Operation):
         serving = run_files.that_serves(layout.runs, payload.name) if is_update else None
         token = None if serving is None else serving.token
         spec = payload.spec().with_access(token).with_range()
+        if serving is not None:
+            running = run_files.of_environment(layout.runs, payload.name)
+            for note in losses(spec, [e for e in running if e.request_id == serving.request_id]):
+                base.say(note)
         phases = Phases.of_launch(context, spec)
         validate_name(spec.name)
         stop = run_files.stop_environment
@@ -151,6 +156,16 @@ class Launch(base.Operation):
             address = options.address_of(spec.name)
         phases.finish()
         return {"spec": asdict(spec), "prepared": prepared.to_json(), "address": address}
+
+
+def losses(spec: EnvironmentSpec, serving: Sequence[run_files.RunFile]) -> Iterator[str]:
+    """Yield what the replicas that serve have and an update takes away, mostly by an omission."""
+    if serving[0].token and not spec.token:
+        yield "the new generation has no token: every user of this machine can connect (--token)"
+    if spec.max_replicas is None and spec.replicas < len(serving):
+        yield f"the new generation has {spec.replicas} of {len(serving)} replicas (--replicas)"
+    if serving[0].is_at_gateway and not spec.gateway:
+        yield "the new generation is not behind the gateway: its address is another (--gateway)"
 
 
 class BuildImagePayload(base.payload_of(ImageOptions)):  # type: ignore[misc]  # a class made at run time

@@ -138,6 +138,7 @@ class ExitReason:
             text = "was probably killed for using too much memory"
         if self.peak_bytes is not None:
             text += f" at {self.peak_bytes / MB:.0f} MB"
+            text += ", pages that it shares included" if shares_limit else ""
         elif self.detector in _KILLED_BY:
             text += " for using too much memory"
         return self._with_limit(text, shares_limit=shares_limit)

@@ -125,7 +125,7 @@ def test_a_session_that_does_not_end_is_ended_by_a_stop(serve: StartHost, tmp_pa
         drain(host)
         wait_until_closed(host)
         assert host.stop() == 0
-        assert client.receive()["data"]["message"] == "The environment is stopping."
+        assert client.receive()["data"]["message"] == "This replica of the environment is stopping."
 
 
 def test_an_address_of_its_own_goes_on_accepting_and_refuses_new_sessions(

@@ -149,11 +149,17 @@ def test_the_limit_is_the_groups_own(
     (tmp_path / name).write_text(f"{none}\n")
     (tmp_path / counter).write_text("oom_kill 1\n")
     kills = KillCount(Cgroup(str(tmp_path), "trial-0", version))
-    assert memory_clause(kills.limit_bytes) == "probably for memory"
+    counted = {"oom_kills": [1, 2]}
+    assert memory_clause(kills, counted) == "probably for memory: oom_kill 1→2"
     (tmp_path / name).write_text(f"{300 << 20}\n")
-    assert memory_clause(kills.limit_bytes) == (
-        "probably for memory: its replica's processes may use 300 MB together"
+    peak = "memory.peak" if version == V2 else "memory.max_usage_in_bytes"
+    (tmp_path / peak).write_text(f"{299 << 20}\n")
+    assert memory_clause(kills, counted) == (
+        "probably for memory: its replica's processes may use 300 MB together, "
+        "they held 299 MB together at most, oom_kill 1→2"
     )
+    of_job = KillCount(Cgroup(str(tmp_path / "task"), "task", version), limit_bytes=200 << 20)
+    assert of_job.limit_bytes == 200 << 20
     (tmp_path / counter).write_text("oom_kill 2\n")
     assert kills.evidence_of(SIGKILLED) == {"oom_kills": [1, 2], "cgroup": "trial-0"}
 

@@ -123,8 +123,8 @@ CHROME = replace(PROGRAM, victim_pid=71, victim_name="chrome")
             {"shard": 0, "sessions": 1},
             KILLED,
             (
-                "shard 0 (pid 7) was killed by the kernel at 160 MB: its replica's processes may "
-                "use 300 MB together; 1 session ended with it, and it was replaced"
+                "shard 0 (pid 7) was killed by the kernel at 160 MB, pages that it shares "
+                "included: its replica's processes may use 300 MB together; 1 session ended with it, and it was replaced"
             ),
         ),
         ({"sessions": 1, **ISOLATED}, KILLED, "; its limit was 300 MB"),  # of its own
@@ -138,7 +138,8 @@ CHROME = replace(PROGRAM, victim_pid=71, victim_name="chrome")
             CHROME,
             (
                 "a program that the environment had started (chrome, pid 71) was killed by the "
-                "kernel at 290 MB: its replica's processes may use 300 MB together; "
+                "kernel at 290 MB, pages that it shares included: its replica's processes may "
+                "use 300 MB together; "
                 "the session went on"
             ),
         ),
@@ -146,8 +147,8 @@ CHROME = replace(PROGRAM, victim_pid=71, victim_name="chrome")
             {"programs": 3},
             PROGRAM,
             (
-                "3 programs that the environment had started were killed by the kernel at 290 MB: "
-                "its replica's processes may use 300 MB together; the session went on"
+                "3 programs that the environment had started were killed by the kernel at 290 MB, "
+                "pages that it shares included: its replica's processes may use 300 MB together; the session went on"
             ),
         ),
         (

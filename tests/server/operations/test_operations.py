@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import os
 import resource
+import secrets
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from openenvd.schema.layout import Layout
 from openenvd.schema.spec import EnvironmentSpec
 from openenvd.server.operations import check
 from openenvd.server.operations.check import problems
+from openenvd.server.operations.launch import Launch, losses
 from openenvd.system.net.access import without_token
 
 from .conftest import Run
@@ -50,6 +53,23 @@ def test_a_repeated_launch_replaces_the_replicas_of_its_first_attempt(
     assert second["pid"] != first["pid"]
     assert not psutil.pid_exists(first["pid"])
     assert len(run_files.all_of(layout.runs)) == 1
+
+
+def test_an_update_says_what_it_takes_away_by_leaving_it_out(
+    run: Run, layout: Layout, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run("launch", source="echo", token="auto", replicas=2)
+    before = run_files.all_of(layout.runs)
+    capfd.readouterr()
+    update = {"name": "echo", "source": "echo", "replaces": before[0].request_id}
+    Launch.call(update, secrets.token_hex(8), str(layout.home), lambda _: None)
+    said = capfd.readouterr().out
+    assert "has no token: every user of this machine can connect (--token)" in said
+    assert "the new generation has 1 of 2 replicas (--replicas)" in said
+    Launch.call({**update, "token": "auto", "replicas": 2}, "0", str(layout.home), lambda _: None)
+    assert "the new generation" not in capfd.readouterr().out
+    at_gateway = replace(before[0], data={**before[0].data, "address": "http://x"})
+    assert "(--gateway)" in "".join(losses(EnvironmentSpec("echo", "echo"), [at_gateway]))
 
 
 @pytest.mark.parametrize(
