@@ -29,7 +29,7 @@ COMMANDS = {
     "discover": "Find an environment.",
     "harbor": "Run Harbor tasks.",
 }
-RESTORE = "pip install --force-reinstall --no-deps ."  # in a clone of this repository
+RESTORE = "pip install --force-reinstall --no-deps ."
 _MODULE = "openenv.cli.__main__"
 
 
@@ -47,7 +47,7 @@ def gone(program: str) -> str | None:
         return None
     return (
         "note: the `openenv` command was removed with a package that has it, too; "
-        f"get it back with: {RESTORE}\n"
+        f"get it back, in a clone of openenvd: {RESTORE}\n"
     )
 
 
@@ -58,7 +58,7 @@ def run(arguments: list[str]) -> int:
             f"error: `openenv {arguments[0]}` is a command of upstream's package, "
             "which is not installed\n"
             "  pip install openenv, then openenvd again, so that `openenv` stays this command:\n"
-            f"  {RESTORE} (`openenvd` is this command always)\n"
+            f"  {RESTORE}, in a clone of openenvd (`openenvd` is this command always)\n"
         )
         return exit_codes.USAGE
     sys.argv = ["openenv", *arguments]

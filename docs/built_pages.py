@@ -138,4 +138,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] not in [[name] for name in PAGES]:
+        sys.exit(f"usage: python docs/built_pages.py {'|'.join(PAGES)}")
     sys.stdout.write(render(sys.argv[1]))

@@ -283,3 +283,4 @@ async def _reporting(
     finally:
         reporting.cancel()
         await asyncio.wait([reporting])
+    await asyncio.to_thread(on_report, report())  # of a rollout shorter than `seconds`, too

@@ -87,7 +87,10 @@ def bench(name: str, output: Output, is_async: bool, **options: Any) -> int:
 def _conclude(final: Json) -> tuple[Json, list[str]]:
     if not (result := final.get("result")):
         return {"result": result}, []
-    largest = (f"{most:,} sessions ({what})" for what, most in result["max_batch"].items())
+    largest = (
+        f"{most:,} sessions" + (f" ({what})" if what != "wait 0 s" else "")
+        for what, most in result["max_batch"].items()
+    )
     return {"result": result}, [
         f"{good('✓')} {result['name']} holds {', '.join(largest)}",
         "",

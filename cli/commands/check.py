@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -317,7 +318,8 @@ def _run(client: DaemonClient, operation: str, payload: Json, output: Output) ->
     """Queue a request, and follow it; it is cancelled with the command."""
     request = submit(client, operation, payload, {})
     try:
-        return follow_request(client, request, output, is_shown_later=lambda _: operation == "test")
+        is_late = operation == "test" and sys.stdout.isatty()  # else each check as it ends
+        return follow_request(client, request, output, is_shown_later=lambda _: is_late)
     except KeyboardInterrupt:
         client.cancel(request["id"])
         raise

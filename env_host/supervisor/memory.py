@@ -212,7 +212,7 @@ class ProgramWatch:
 
     def __init__(self, config: HostConfig, children: Children, reporter: StatusReporter) -> None:
         self._is_own_group = not config.owns_cgroup
-        self._limit = config.memory_bytes if config.owns_cgroup else None  # as Slurm has it, a job's
+        self._limit = config.memory_bytes if config.owns_cgroup else None  # of a job
         self._children = children
         self._reporter = reporter
         self._group = own_group(is_ours=self._is_own_group)

@@ -201,7 +201,7 @@ class EngineReplica:
         if why is None and found is None and self._server.has_capacity and instance.drains:  # ours
             why = f"nothing answers at {self._server.address}/capacity"
         if why is not None:
-            if self.plan.image:  # else its sockets are opened for it
+            if self.plan.image and not instance.drains:  # foreign, with a server of its own
                 port = self.plan.container_port
                 why += f"; its server must listen on 0.0.0.0, port {port} or the one that its image"
                 why += " exposes"

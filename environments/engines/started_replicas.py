@@ -89,22 +89,28 @@ def raise_if_ended(run_file: run_files.RunFile, status: StatusLine) -> None:
             lines = []
         raise errors.ReplicaFailed(
             errors.with_last_lines(f"{who} failed to start: {failure}", lines),
-            "install the package that has the module, with --with PACKAGE or in the project's"
-            " pyproject.toml, and launch again"
-            if failure.startswith("ModuleNotFoundError")
-            else "fix the error above, and launch again",
+            _hint_on([failure]) or "fix the error above, and launch again",
         )
     how = status.get("exit")
     if status["state"] != "exited" or not how:
         raise errors.ReplicaFailed(f"{who} was stopped before it was ready")
     reason = ExitReason.from_json(how)
     message = f"{who} {reason.sentence()} before it was ready"
-    hint = f"full log: openenv logs {run_file.environment}"
+    hint = _hint_on(lines) or f"full log: openenv logs {run_file.environment}"
     raise errors.ReplicaFailed(
         _with_heading(message, lines),
         "give it more: --memory 2G" if reason.is_oom else hint,
         is_oom=reason.is_oom,
         evidence=reason.to_json(),
+    )
+
+
+def _hint_on(lines: list[str]) -> str | None:
+    if not any("ModuleNotFoundError" in line for line in lines):
+        return None
+    return (
+        "install the package that has the module, with --with PACKAGE or in the project's"
+        " pyproject.toml, and launch again"
     )
 
 

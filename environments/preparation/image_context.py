@@ -5,7 +5,7 @@ Dockerfile
 needs/             what says which packages it needs: their layer stays while this does
 openenvd/          the env host, what it stands on, and the bundled environments
 project/           the project's files, but for those of version control, caches and
-                   `.dockerignore`; of a class, its module alone
+                   `.dockerignore`; of a class, its module and what it imports there
 certificates.pem   for the package index, where this machine has some of its own
 
     BASE ─┬─▶ build   uv, the dependencies' files, an installation ─▶ /opt/venv, /opt/openenvd
@@ -17,6 +17,7 @@ image. It needs nothing that the classic builder lacks.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import itertools
@@ -24,6 +25,7 @@ import json
 import os
 import re
 import shlex
+import sys
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -143,7 +145,10 @@ def context_of(
         way, why = _way_in_image(source, base)
         metadata = metadata_of(source.folder)
     elif isinstance(source, resolve.ClassSource):
-        files |= {f"{PROJECT}/{name}": path for name, path in _module_files(source).items()}
+        modules = _module_files(source)
+        files |= {f"{PROJECT}/{name}": path for name, path in modules.items()}
+        names = ", ".join(dict.fromkeys(name.partition("/")[0] for name in modules))
+        why = [f"of {source.folder} the image has {names}; a project's folder is taken whole"]
     files |= _files_of_needs(way, files)
     variables = {**uv_variables(), **os.environ}
     named = variables.get(_CERTIFICATES_VARIABLE)
@@ -220,14 +225,33 @@ def _ignored_by_docker(folder: Path) -> set[str]:
 
 
 def _module_files(source: resolve.ClassSource) -> Files:
-    """Return the files of the module or package that has the class."""
-    name = source.module
-    path = source.folder / f"{name}.py"
-    if path.is_file():
-        return {path.name: path}
-    if found := {f"{name}/{file}": each for file, each in _files_below(source.folder / name)}:
+    """Return the files of the module or package that has the class, and of what they import."""
+    found: Files = {}
+    names = [source.module]
+    for name in names:
+        path = source.folder / f"{name}.py"
+        own = {path.name: path} if path.is_file() else {}
+        if not own and name not in sys.stdlib_module_names:
+            own = {f"{name}/{n}": each for n, each in _files_below(source.folder / name)}
+        found |= own
+        imported = (top for each in own.values() if each.suffix == ".py" for top in _imports(each))
+        names += dict.fromkeys(top for top in imported if top not in names)
+    if found:
         return found
     raise resolve.without_module(source)
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Yield the top-level modules and packages that a module's import statements name."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
 
 
 def _way_in_image(project: resolve.Project, base: str) -> tuple[Way | None, list[str]]:

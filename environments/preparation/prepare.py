@@ -64,7 +64,8 @@ def prepare(
     entry = entry_of(spec.provider)
     if entry.extra is not None and find_spec(entry.extra) is None:  # named as its library
         text = f"the library of {spec.provider} is not installed"
-        raise EngineFailed(text, install_command(entry.extra))
+        hint = f"{install_command(entry.extra)}, then openenv stop: the next daemon has it"
+        raise EngineFailed(text, hint)
     way = entry.preparation
     if way is Preparation.PROGRAM:
         return _prepare_program(spec, source, report, layout, cwd)

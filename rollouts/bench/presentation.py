@@ -18,6 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from ...system.text.units import plural
 from .results import Report, Summary, machine, usable_cores
 
 SUCCESS_THRESHOLD = 0.95  # of the seed: the largest batch that reaches it is the maximum
@@ -77,21 +78,29 @@ def max_batch(summaries: Iterable[Summary], server: str, wait_seconds: float) ->
 def summary_line(summary: Summary) -> str:
     """One batch, as soon as it is over."""
     errors = f", {summary.errors}" if summary.errors else ""
+    wait = waiting(summary.wait_seconds)
     drops = f", {summary.kernel_listen_drops} dropped" if summary.kernel_listen_drops else ""
     return (
-        f"{summary.server}: {summary.num_requests} x {summary.wait_seconds:g} s "
+        f"{summary.server}: {plural(summary.num_requests, 'session')}{f', {wait}' if wait else ''} "
         f"#{summary.repetition}: {_percent(1 - summary.error_rate)}{errors}, "
         f"P50 {summary.total_p50:.2f} s, P99 {summary.total_p99:.2f} s, "
         f"{summary.server_cpu_ms_per_session:.2f} ms CPU each{drops}"
     )
 
 
+def waiting(seconds: float) -> str:
+    """Return how long each step waits, in words; an empty text where none does."""
+    return f"wait {seconds:g} s" if seconds else ""
+
+
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     once = [n for n in range(_CELLS) if len({row[n] for row in rows}) == 1]
     shown = [n for n in range(len(_HEADS)) if n not in once]
+    if all(row[-1] == "?" for row in rows):  # no answer says which process it is of
+        shown.pop()
     cells = [[row[n] for n in shown] for row in [*zip(*_HEADS, strict=True), *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [", ".join(rows[0][n] for n in once)] if once else []
+    lines = [", ".join(rows[0][n] for n in once if rows[0][n])] if once else []
     for row in cells:
         aligned = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         lines.append("  ".join(aligned).rstrip())
@@ -105,7 +114,7 @@ def _row(group: Sequence[Summary]) -> tuple[str, ...]:
     drops = [s.kernel_listen_drops for s in group if s.kernel_listen_drops is not None]
     return (
         first.server,
-        f"wait {first.wait_seconds:g} s",
+        waiting(first.wait_seconds),
         f"{first.num_requests}",
         _percent(min(1 - s.error_rate for s in group)),
         f"{statistics.median(s.total_p50 for s in group):.2f}",

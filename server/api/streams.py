@@ -27,6 +27,7 @@ from fastapi.sse import ServerSentEvent
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Event, Request
 from ...requests_db.sql import queries
+from ...requests_db.transactions.journal import REQUEST_PROGRESS
 from ...schema.states import RequestState
 from ..events import LogFile, followed, offset_of_last_lines
 from .dependencies import Dependencies
@@ -34,6 +35,7 @@ from .views import event_view, request_view
 
 WAIT_SECONDS = 15.0  # for a request that is followed, before it is looked up again
 PAGE = 1000  # events read at once
+NEWEST = 20  # events of a request, among which its last progress is looked for
 TAIL = Query(ge=0, description="Start with this many lines from the end.")
 TEXT = "text/plain; charset=utf-8"
 
@@ -117,7 +119,7 @@ class RequestStream:
                     await subscription.wake.wait()
 
     async def _catch_up(self) -> AsyncIterator[ServerSentEvent]:
-        """Yield what a client that reconnects has missed; to a new client, the current state."""
+        """Yield what a client that reconnects has missed; to a new one, its present."""
         is_new = not self._position.seq
         if is_new:
             self._position.seq = await self._deps.store.read(queries.LAST_SEQ)
@@ -125,6 +127,9 @@ class RequestStream:
         # the events are read: those of a final state are among them.
         self._request = await self._deps.submitter.find(self._request.id)
         if is_new:
+            newest = await self._deps.store.read(queries.newest_events(self._request.id, NEWEST))
+            for event in [each for each in newest if each.kind == REQUEST_PROGRESS][:1]:
+                yield sse("progress", event.data, self._position)
             yield sse("state", request_view(self._request), self._position)
             return
         async for page in event_pages(self._deps.store, self._position.seq, self._request.id):

@@ -77,8 +77,10 @@ class Benchmark(base.Operation):
 
         runs = Layout(context.home).runs
         base_url = base_url_by_name(runs, payload.name, for_sessions=True)
-        if payload.action is None and (drawn := _drawn_action(base_url)) is not None:
-            payload.action, payload.wait_grid = drawn, [0.0]  # it cannot wait
+        drawn = _drawn_action(base_url)
+        if drawn is not None:
+            payload.action, payload.wait_grid = payload.action or drawn, [0.0]  # it cannot wait
+            base.say(f"each step plays {json.dumps(payload.action)} (--action '{{…}}')")
         target = _target(payload.name, base_url, runs)
         if payload.output_dir is not None:
             folder = Path(payload.output_dir)
@@ -142,7 +144,6 @@ def _drawn_action(base_url: str) -> Json | None:
         return None
     examples = schema.get("examples") or [sample(schema, random.Random(0))]  # noqa: S311
     action: Json = examples[0]
-    base.say(f"each step plays {json.dumps(action)}; --action '{{…}}' plays another")
     return action
 
 

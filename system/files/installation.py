@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,19 @@ _NAME = "openenvd"
 
 
 def install_command(extra: str) -> str:
-    """Return a command line that installs an extra: `pip install '/home/me/openenvd[gateway]'`."""
+    """Return a command line that installs an extra into the environment of this very Python.
+
+    `/venv/bin/python -m pip install '/home/me/openenvd[gateway]'`
+    """
     # The build in a clone leaves an `openenvd.egg-info` there, which comes first for `python -c`.
     from importlib import metadata  # 4 ms, which every command would pay
 
     found = (each.read_text("direct_url.json") for each in metadata.distributions(name=_NAME))
     origin = next((json.loads(text) for text in found if text), None)
-    program = "pip" if find_spec("pip") else "uv pip"  # `uv venv` makes environments without pip
-    return f"{program} install {shlex.quote(requirement(extra, origin))}"
+    own = shlex.quote(sys.executable)  # a daemon's may be another than the shell's
+    # `uv venv` makes environments without pip
+    program = f"{own} -m pip install" if find_spec("pip") else f"uv pip install -p {own}"
+    return f"{program} {shlex.quote(requirement(extra, origin))}"
 
 
 def requirement(extra: str, origin: dict[str, Any] | None) -> str:

@@ -53,7 +53,10 @@ def order_of(address: str, tmp_path: Path, policy: str = "go", **more: Any) -> R
 
 
 async def test_a_rollout_is_written_and_summarised(serve: Serve, tmp_path: Path) -> None:
-    result = await run(order_of(address_of(serve()), tmp_path, seed=5), tmp_path)
+    told: list[Any] = []
+    hooks = {"tell": told.append}
+    result = await run(order_of(address_of(serve()), tmp_path, seed=5), tmp_path, **hooks)
+    assert told[-1].to_json()["done"] == 20  # the end is told, however short the rollout was
     assert (result["wanted"], result["earlier"], result["done"]) == (20, 0, 20)
     assert (result["steps"], result["mean_reward"]) == (100, 15.0)
     assert result["out"] == str(tmp_path / "out")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 
 import pytest
 
@@ -31,11 +32,13 @@ def test_an_extra_is_installed_from_where_the_package_came(
     assert installation.requirement("otel", origin) == expected
 
 
-@pytest.mark.parametrize(("has_pip", "program"), [(True, ["pip"]), (False, ["uv", "pip"])])
-def test_the_command_is_one_for_a_shell_in_this_environment(
-    monkeypatch: pytest.MonkeyPatch, has_pip: bool, program: list[str]
+@pytest.mark.parametrize(
+    ("has_pip", "program"), [(True, "{} -m pip install"), (False, "uv pip install -p {}")]
+)
+def test_the_command_names_this_python_whatever_the_shells_is(
+    monkeypatch: pytest.MonkeyPatch, has_pip: bool, program: str
 ) -> None:
     monkeypatch.setattr(installation, "find_spec", lambda _name: object() if has_pip else None)
-    *words, verb, wanted = shlex.split(installation.install_command("otel"))
-    assert (words, verb) == (program, "install")
+    *words, wanted = shlex.split(installation.install_command("otel"))
+    assert words == program.format(sys.executable).split()
     assert "[otel]" in wanted

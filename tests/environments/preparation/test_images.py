@@ -107,11 +107,20 @@ def test_caches_and_what_dockerignore_names_stay_out(project: Path) -> None:
     }
 
 
-def test_of_a_class_its_module_alone_is_copied(tmp_path: Path) -> None:
-    (tmp_path / "sample_env.py").write_text("class Sample: pass\n")
-    (tmp_path / "secret.txt").write_text("x")
+def test_of_a_class_its_module_is_copied_with_what_it_imports_there(tmp_path: Path) -> None:
+    (tmp_path / "sample_env.py").write_text("import json, hogs\nclass Sample: pass\n")
+    (tmp_path / "hogs.py").write_text("def late():\n    from pens.size import wide\n")
+    (tmp_path / "pens").mkdir()
+    (tmp_path / "pens" / "__init__.py").write_text("from . import size\n")
+    (tmp_path / "pens" / "size.py").write_text("import sample_env, numpy\nwide = 1\n")
+    (tmp_path / "json").mkdir()
+    for name in ("secret.txt", "other.py", "json/data.txt"):
+        (tmp_path / name).write_text("x")
     made = context("sample_env:Sample", tmp_path)
-    assert own_names(made) == {"project/sample_env.py"}
+    files = ("sample_env.py", "hogs.py", "pens/__init__.py", "pens/size.py")
+    assert own_names(made) == {f"project/{name}" for name in files}
+    [note] = made.notes
+    assert f"of {tmp_path} the image has sample_env.py, hogs.py, pens; a project" in note
     assert made.recipe.config["env_class"] == "sample_env:Sample"
     assert made.recipe.config["import_paths"] == ["/app/project"]
 

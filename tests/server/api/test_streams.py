@@ -84,6 +84,16 @@ async def test_a_client_that_missed_many_pages_of_events_gets_them_all_and_then_
     assert (told[-1][1], told[-1][2]["state"]) == ("state", "SUCCEEDED")
 
 
+async def test_a_client_that_comes_after_the_end_gets_the_last_progress_too(world: World) -> None:
+    world.progress(10)
+    world.succeed()
+    told = await rest_of(world.stream(Position(), logs=False))
+    assert [(name, data.get("step")) for _, name, data in told] == [
+        ("progress", 9),
+        ("state", None),
+    ]
+
+
 async def test_the_stream_of_everything_makes_up_for_all_that_was_missed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,7 +124,8 @@ CHROME = replace(PROGRAM, victim_pid=71, victim_name="chrome")
             KILLED,
             (
                 "shard 0 (pid 7) was killed by the kernel at 160 MB, pages that it shares "
-                "included: its replica's processes may use 300 MB together; 1 session ended with it, and it was replaced"
+                "included: its replica's processes may use 300 MB together; "
+                "1 session ended with it, and it was replaced"
             ),
         ),
         ({"sessions": 1, **ISOLATED}, KILLED, "; its limit was 300 MB"),  # of its own
@@ -148,7 +149,8 @@ CHROME = replace(PROGRAM, victim_pid=71, victim_name="chrome")
             PROGRAM,
             (
                 "3 programs that the environment had started were killed by the kernel at 290 MB, "
-                "pages that it shares included: its replica's processes may use 300 MB together; the session went on"
+                "pages that it shares included: its replica's processes may use 300 MB "
+                "together; the session went on"
             ),
         ),
         (

@@ -57,14 +57,18 @@ def test_an_environment_that_cannot_wait_is_measured_by_an_action_of_its_schema(
     asked = {"requests_grid": [2], "repetitions": 1, "output_dir": str(tmp_path)}
     result = run("benchmark", name="echo", **asked)
     assert result["max_batch"] == {"wait 0 s": 2}
-    assert 'each step plays {"message": ' in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert 'each step plays {"message": ' in said
+    assert "echo: 2 sessions #1: 100 %" in said  # nothing waits
+    assert "wait" not in "".join(result["table"][2:])
+    assert "processes" not in "".join(result["table"])  # no answer names one
     assert (tmp_path / "summary.csv").exists()
 
 
 def test_sessions_that_fail_are_results(run: Run) -> None:
     run("launch", source="echo")
     action = {"no_such_field": 1}
-    asked = {"requests_grid": [3], "wait_grid": [0], "repetitions": 1}
+    asked = {"requests_grid": [3], "repetitions": 1}
     result = run("benchmark", name="echo", action=action, **asked)
     report = json.loads((Path(result["folder"]) / "summary.json").read_text())
     assert report["summaries"][0]["errors"] == "VALIDATION_ERROR:3"
