@@ -44,15 +44,7 @@ from ..system.process.descriptors import close_all
 from ..system.process.process_identity import is_locked
 from .agent_client import EngineAddress, ask_agent
 from .replica_state import State
-from .shim.client import (
-    Fork,
-    ShimClient,
-    ShimGone,
-    clean_up_after_shim,
-    read_run_file,
-    read_status_file,
-    start_shim,
-)
+from .shim import client
 from .shim.files import LOCK_FILE_NAME, RUN_FILE_NAME, STATUS_FILE_NAME
 
 OnSessions = Callable[[str, int], None]  # a replica's id, and its sessions
@@ -201,7 +193,7 @@ class SetAside:
 def endpoint_of(run_file: RunFile, status: StatusLine | None = None) -> tuple[str, int]:
     """Where the gateway reaches a replica: its status says so, by default that in its folder."""
     if not run_file.is_local:
-        status = status or read_status_file(run_file.run_dir) or {}
+        status = status or client.read_status_file(run_file.run_dir) or {}
         host, port = status.get("host"), status.get("port")
         if host and port is not None:
             return host, port
@@ -223,9 +215,9 @@ def read(run_dir: Path) -> RunFile | None:
 def look_at(run_dir: Path, version: int | str = RUN_FILE_VERSION) -> RunFile | SetAside | None:
     """Read the run file of a folder, which can be used if it has this version; None: no file."""
     path = Path(run_dir) / RUN_FILE_NAME
-    data = read_run_file(run_dir)
+    data = client.read_run_file(run_dir)
     if data is None and (path.exists() or is_locked(path.with_name(LOCK_FILE_NAME))):
-        data = read_run_file(run_dir) or {}  # it may just have been written
+        data = client.read_run_file(run_dir) or {}  # it may just have been written
     is_gateways = path.parent.name == GATEWAY  # whose file `gateway/process.py` reads
     if data is None or (is_gateways and version == RUN_FILE_VERSION):
         return None
@@ -352,7 +344,7 @@ def stop_replicas(
             left.append(name)
             continue
         # Also after an orderly end: it costs two reads, and nothing it names can be alive then.
-        clean_up_after_shim(run_dir)
+        client.clean_up_after_shim(run_dir)
         _remove(run_dir)
         tell(name, {})
     if left:
@@ -371,13 +363,13 @@ def stop_set_aside(aside: SetAside, grace_seconds: float = GRACE_SECONDS) -> Non
     run_dir = aside.run_dir
     socket_path = Layout(run_dir.parent.parent).replica_socket(aside.replica_id)
     with (
-        contextlib.suppress(ShimGone, TimeoutError, ValueError),  # the last: another protocol
-        ShimClient.connect(str(socket_path)) as link,
+        contextlib.suppress(client.ShimGone, TimeoutError, ValueError),  # of another protocol
+        client.ShimClient.connect(str(socket_path)) as link,
     ):
         link.send("stop", grace_seconds=grace_seconds)
         link.wait(lambda _: False, grace_seconds + _MARGIN_SECONDS)
     if aside.is_damaged:
-        clean_up_after_shim(run_dir)
+        client.clean_up_after_shim(run_dir)
     lock = run_dir / LOCK_FILE_NAME
     has_ended = lock.exists() and not is_locked(lock)
     if not has_ended and not is_stopped(run_dir):
@@ -390,7 +382,7 @@ def stop_set_aside(aside: SetAside, grace_seconds: float = GRACE_SECONDS) -> Non
     _remove(run_dir)
 
 
-def revive(run_file: RunFile, fork: Fork | None = None) -> None:
+def revive(run_file: RunFile, fork: client.Fork | None = None) -> None:
     """A new shim in place of one that was killed, on the environment's own sockets. Blocks.
 
     It is forked by `fork`, if it can be.
@@ -406,7 +398,7 @@ def revive(run_file: RunFile, fork: Fork | None = None) -> None:
         layout = Layout(run_file.run_dir.parent.parent)
         ask_agent(layout, run_file.engine, "adopt", run_dir=str(run_file.run_dir))
         return
-    clean_up_after_shim(run_file.run_dir)
+    client.clean_up_after_shim(run_file.run_dir)
     run_file = read(run_file.run_dir) or run_file  # its share of the sessions may be another
     siblings = each_of_environment(run_file.run_dir.parent, run_file.environment)
     others = (each for each in siblings if each.replica_id != run_file.replica_id)
@@ -416,7 +408,7 @@ def revive(run_file: RunFile, fork: Fork | None = None) -> None:
         listen_fds = [listener.detach() for listener in opened]
     try:
         data: RunFileData = run_file.data | {"held": False}
-        start_shim(run_file.run_dir, data, listen_fds=listen_fds, fork=fork)
+        client.start_shim(run_file.run_dir, data, listen_fds=listen_fds, fork=fork)
     finally:
         close_all(listen_fds)
 
@@ -436,19 +428,19 @@ def _remove(run_dir: Path) -> None:
     shutil.rmtree(run_dir, ignore_errors=True)
 
 
-def _ask_to_stop(run_dir: Path, grace_seconds: float) -> ShimClient | None:
+def _ask_to_stop(run_dir: Path, grace_seconds: float) -> client.ShimClient | None:
     run_file = read(run_dir)
     if run_file is None:
         return None
     try:
         if is_left_on_engine(run_dir):
             revive(run_file)  # whose agent may have been killed
-        link = ShimClient.connect(run_file.socket_path)
+        link = client.ShimClient.connect(run_file.socket_path)
     except OSError:  # it is gone, its engine is, or no agent can be started: tried again
         return None
     try:
         link.send("stop", grace_seconds=grace_seconds)
-    except ShimGone:
+    except client.ShimGone:
         link.close()
         return None
     return link
@@ -462,11 +454,11 @@ def is_left_on_engine(run_dir: Path) -> bool:
 
 def is_stopped(run_dir: Path) -> bool:
     """Whether a replica has reported that nothing of it is left but its folder."""
-    return (read_status_file(run_dir) or {}).get("state") == State.STOPPED
+    return (client.read_status_file(run_dir) or {}).get("state") == State.STOPPED
 
 
 def await_each(
-    links: Mapping[str, ShimClient | None], deadline: float, on_status: OnStatus
+    links: Mapping[str, client.ShimClient | None], deadline: float, on_status: OnStatus
 ) -> Iterator[str]:
     """Wait for replicas side by side: yield each when its connection ends or its status is awaited.
 
@@ -481,7 +473,7 @@ def await_each(
         yield from links.keys() - waiting.keys()
         while waiting and (seconds := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(seconds):
-                with contextlib.suppress(ShimGone):  # it has ended
+                with contextlib.suppress(client.ShimGone):  # it has ended
                     try:
                         waiting[key.data].wait(partial(on_status, key.data), 0.0)
                     except TimeoutError:
@@ -507,8 +499,8 @@ def listeners_of(replicas: Iterable[RunFile], port: int) -> list[int]:
         if replica.port != port:
             continue
         try:
-            with ShimClient.connect(replica.socket_path) as link:
+            with client.ShimClient.connect(replica.socket_path) as link:
                 return link.request_listeners()
-        except (ShimGone, TimeoutError, LookupError):
+        except (client.ShimGone, TimeoutError, LookupError):
             continue
     return []

@@ -12,14 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..schema.states import (
-    EnvironmentState,
-    ErrorKind,
-    GenerationState,
-    ReplicaState,
-    RequestState,
-    Schedule,
-)
+from ..schema import states
 from ..system.net.access import without_token
 from ..system.text.json_lines import Json
 
@@ -29,7 +22,7 @@ class NewRequest:
     """A request before it is written."""
 
     operation: str
-    schedule: Schedule
+    schedule: states.Schedule
     payload: Json
     environment: str | None = None  # the environment's name, when the request is about one
     priority: int = 0  # higher runs earlier
@@ -44,7 +37,7 @@ class NewRequest:
 class RequestError:
     """Why a request failed, as it is stored, shown and sent."""
 
-    kind: ErrorKind
+    kind: states.ErrorKind
     message: str  # what happened, in one line
     hint: str | None = None  # what to do next
     evidence: Json | None = None  # an `ExitReason` as JSON, for deaths
@@ -58,9 +51,9 @@ class Request:
 
     id: str
     operation: str
-    schedule: Schedule
+    schedule: states.Schedule
     payload: Json
-    state: RequestState
+    state: states.RequestState
     created_at: float
     environment: str | None = None
     priority: int = 0
@@ -96,7 +89,7 @@ class Environment:
 
     name: str
     spec: Json  # an `environments.EnvironmentSpec` as JSON
-    state: EnvironmentState
+    state: states.EnvironmentState
     created_at: float
     updated_at: float
     request_id: str | None = None  # the launch that made it
@@ -113,7 +106,7 @@ class Generation:
     number: int  # from 1, for as long as the environment is known
     request_id: str  # the launch
     spec: Json  # of the launch, without secrets
-    state: GenerationState
+    state: states.GenerationState
     created_at: float
     served_at: float | None = None
     ended_at: float | None = None
@@ -128,7 +121,7 @@ class Replica:
     environment: str
     ordinal: int
     provider: str
-    state: ReplicaState
+    state: states.ReplicaState
     run_dir: str
     started_at: float
     pid: int | None = None
@@ -161,7 +154,7 @@ class Outcome:
     """How one running request ended; written in one guarded update."""
 
     request_id: str
-    state: RequestState  # SUCCEEDED, FAILED or CANCELLED
+    state: states.RequestState  # SUCCEEDED, FAILED or CANCELLED
     finished_at: float
     result: Any = None
     error: RequestError | None = None
@@ -277,18 +270,18 @@ class Cancellation:
     """
 
     request: Request
-    before: RequestState
+    before: states.RequestState
     events: Events = ()
 
     @property
     def is_done(self) -> bool:
         """Whether this call has cancelled it, for good."""
-        return self.before is RequestState.PENDING
+        return self.before is states.RequestState.PENDING
 
     @property
     def is_under_way(self) -> bool:
         """Whether it runs: it may still end in another way."""
-        return self.before is RequestState.RUNNING
+        return self.before is states.RequestState.RUNNING
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,16 +46,7 @@ from ...system.text.json_lines import Json
 from ..errors import FrameError
 from ..policy.memory import Timing
 from ..policy.plan import FAILED_STARTS_BEFORE_BARE, MAX_FAILED_STARTS, back_off_seconds
-from ..spawning.source import (
-    Exited,
-    Forked,
-    Ready,
-    Refused,
-    SourceFactory,
-    Unsafe,
-    WorkerSource,
-    signal_group,
-)
+from ..spawning import source as spawning
 from .channels import Channels, Handler, WakeUp
 from .memory import WorkerMemory, kill_leftovers, kill_tree
 from .pool import PooledWorker, Pools, Run, Stage, StopReason
@@ -71,11 +62,11 @@ class WorkerStarter:
     _pools: Pools
     _wake_up: WakeUp
     _selector: selectors.BaseSelector
-    _make_source: SourceFactory
+    _make_source: spawning.SourceFactory
     _tasks: Tasks
     _timing: Timing
     _on_readable: Handler
-    _source: WorkerSource | None = None
+    _source: spawning.WorkerSource | None = None
     _may_fork: bool = True
     _next_start: float = 0.0
     _answer_by: float = math.inf  # finite while the source owes an answer
@@ -127,7 +118,7 @@ class WorkerStarter:
         if self._source is not None:
             self._source.noticed_exit(pid)
 
-    def read(self) -> list[PooledWorker | Exited] | None:
+    def read(self) -> list[PooledWorker | spawning.Exited] | None:
         """Return workers that have started, and exits; None when the source is lost."""
         if self._source is None:
             return []
@@ -135,20 +126,20 @@ class WorkerStarter:
         if events is None:
             self._lose("the zygote exited", self._timing.source_exit)
             return None
-        news: list[PooledWorker | Exited] = []
+        news: list[PooledWorker | spawning.Exited] = []
         for event in events:
             match event:
-                case Forked():
+                case spawning.Forked():
                     news.append(self._new_worker(event))
-                case Exited():
+                case spawning.Exited():
                     news.append(event)
-                case Refused():
+                case spawning.Refused():
                     self._pools.named(event.name).requested.discard(_ordinal_of(event.name))
                     self.count_failure(f"no process for worker {event.name}: {event.error}")
-                case Unsafe():
+                case spawning.Unsafe():
                     log.warning("the zygote has %d threads, and must not fork", event.threads)
                     self._may_fork = False
-                case Ready():
+                case spawning.Ready():
                     log.info("the zygote is ready after %.0f ms", event.seconds * 1000)
         self._answer_by = math.inf
         self._expect_answer()
@@ -199,7 +190,7 @@ class WorkerStarter:
             log.warning("%s; starting another", why)
         self._pools.source_number += 1
 
-    def _new_worker(self, forked: Forked) -> PooledWorker:
+    def _new_worker(self, forked: spawning.Forked) -> PooledWorker:
         pool, ordinal = self._pools.named(forked.name), _ordinal_of(forked.name)
         pool.requested.discard(ordinal)
         return PooledWorker(
@@ -278,7 +269,7 @@ class Lifecycle:
             self._wake_up.wake_by(worker.deadline)
             self.starter.request_status(worker.pid)
 
-    def _on_status(self, exited: Exited) -> None:
+    def _on_status(self, exited: spawning.Exited) -> None:
         """Reap the worker of the present source whose exit status is known now."""
         for worker in self._pools.workers():
             if (worker.pid, worker.source_number) == (exited.pid, self._pools.source_number):
@@ -337,7 +328,7 @@ class Lifecycle:
             return
         deadline = time.monotonic() + grace_seconds
         self._pools.of(worker).enter(worker, Stage.STOPPING, deadline=deadline)
-        signal_group(worker.pid, worker.sentinel, signal.SIGTERM)
+        spawning.signal_group(worker.pid, worker.sentinel, signal.SIGTERM)
         self._wake_up.wake_by(deadline)
 
     def act_on_deadlines(self, now: float) -> None:

@@ -12,14 +12,7 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from ...schema.states import (
-    SERVING,
-    UPDATABLE,
-    EnvironmentState,
-    GenerationState,
-    RequestState,
-    Schedule,
-)
+from ...schema import states
 from ...system.text.json_lines import Json
 from .. import records
 from ..records import Cancellation, Environment, Event, NewRequest, Refusal, Request, SubmitResult
@@ -102,16 +95,16 @@ def cancel(connection: Connection, request_id: str, now: float) -> Cancellation 
     if request.state.is_final:
         return Cancellation(request, request.state)
     parameters = {"of_id": request_id, "now": now}
-    if request.state is RequestState.RUNNING:
+    if request.state is states.RequestState.RUNNING:
         connection.execute(statements.ASK_TO_CANCEL, parameters)
         asked_at = request.cancel_requested_at or now
         return Cancellation(replace(request, cancel_requested_at=asked_at), request.state)
     connection.execute(statements.CANCEL_PENDING, parameters)
     cancelled = replace(
-        request, state=RequestState.CANCELLED, finished_at=now, cancel_requested_at=now
+        request, state=states.RequestState.CANCELLED, finished_at=now, cancel_requested_at=now
     )
     journal = Journal()
-    journal.moved(cancelled, request.state, RequestState.CANCELLED, now)
+    journal.moved(cancelled, request.state, states.RequestState.CANCELLED, now)
     return Cancellation(cancelled, request.state, journal.write(connection))
 
 
@@ -146,13 +139,13 @@ def _why_no_update(connection: Connection, new: NewRequest, holder: Environment)
     if changes := _changes(connection, holder.name, ALTERING):
         return records.CannotChange(holder, changes[0])
     for generation in queries.generations(holder.name).run(connection):
-        is_starting = generation.state is GenerationState.STARTING
+        is_starting = generation.state is states.GenerationState.STARTING
         if is_starting and generation.request_id != holder.request_id:
             launch = queries.request(generation.request_id).run(connection)
             if launch is not None and not (launch.state.is_final or launch.cancel_requested_at):
                 return records.BeingUpdated(generation)
     wanted = new.payload.get("update")
-    serves = holder.state in UPDATABLE or _is_just_launched(connection, holder)
+    serves = holder.state in states.UPDATABLE or _is_just_launched(connection, holder)
     if wanted is False or not serves:
         return records.NameTaken(holder)
     if not wanted and _source_of(new.payload) != _source_of(holder.spec):
@@ -172,19 +165,19 @@ def _cannot_change(connection: Connection, name: str) -> records.CannotChange | 
     assert environment is not None  # none is removed that may be changed
     if changes := _changes(connection, name, CHANGES):
         return records.CannotChange(environment, changes[0])
-    if environment.state in SERVING or _is_just_launched(connection, environment):
+    if environment.state in states.SERVING or _is_just_launched(connection, environment):
         return None
     return records.CannotChange(environment)
 
 
 def _is_just_launched(connection: Connection, environment: Environment) -> bool:
     """Whether its launch succeeded, and the reconciler has not written yet how its replicas are."""
-    return _end_of_launch(connection, environment) is RequestState.SUCCEEDED
+    return _end_of_launch(connection, environment) is states.RequestState.SUCCEEDED
 
 
-def _end_of_launch(connection: Connection, environment: Environment) -> RequestState | None:
+def _end_of_launch(connection: Connection, environment: Environment) -> states.RequestState | None:
     """The final state of an environment's launch which the reconciler has not acted on yet."""
-    if environment.state not in (EnvironmentState.PENDING, EnvironmentState.STARTING):
+    if environment.state not in (states.EnvironmentState.PENDING, states.EnvironmentState.STARTING):
         return None
     launch = queries.request(str(environment.request_id)).run(connection)
     return launch.state if launch is not None and launch.state.is_final else None
@@ -196,7 +189,7 @@ def _changes(connection: Connection, name: str, operations: tuple[str, ...]) -> 
     return REQUESTS.read_all(connection.execute(statements.CHANGES_OF, parameters).all())
 
 
-def _is_full(connection: Connection, schedule: Schedule, max_pending: int) -> bool:
+def _is_full(connection: Connection, schedule: states.Schedule, max_pending: int) -> bool:
     """Each schedule has room of its own: a queue full of launches still takes a `down`."""
     pending: int = queries.scalar(connection, statements.PENDING_TALLY, {})
     if pending < max_pending:
@@ -211,12 +204,12 @@ def _stop(connection: Connection, name: str, now: float) -> tuple[tuple[Event, .
 
     Returns the events, and the launches that run, whose workers have yet to be ended.
     """
-    stopping = EnvironmentState.STOPPING
+    stopping = states.EnvironmentState.STOPPING
     marked = observing.set_environment_state(connection, name, stopping, now=now)
     events: tuple[Event, ...] = () if marked is None else (marked,)
     ends: list[str] = []
     generations = queries.generations(name).run(connection)
-    under_way = [g.request_id for g in generations if g.state is GenerationState.STARTING]
+    under_way = [g.request_id for g in generations if g.state is states.GenerationState.STARTING]
     under_way += [change.id for change in _changes(connection, name, ALTERING)]
     for request_id in under_way:
         if (called_off := cancel(connection, request_id, now)) is not None:
@@ -230,7 +223,10 @@ def _live_holder(connection: Connection, name: str) -> Environment | None:
     found = queries.environment(name).run(connection)
     if found is None or not found.state.is_live:
         return None
-    has_failed = _end_of_launch(connection, found) in (RequestState.FAILED, RequestState.CANCELLED)
+    has_failed = _end_of_launch(connection, found) in (
+        states.RequestState.FAILED,
+        states.RequestState.CANCELLED,
+    )
     return None if has_failed else found
 
 

@@ -54,17 +54,9 @@ from ..errors import ApiError
 from ..operations.base import OperationContext
 from ..operations.progress import Phases, SessionsLeft
 from ..operations.replicas import RestartPayload, ScalePayload
+from . import replacing
 from .gateway import GatewayManager
 from .own_requests import SubmitScale
-from .replacing import (
-    ACCEPT_SECONDS,
-    POLL_INTERVAL_SECONDS,
-    STOP_SECONDS,
-    Change,
-    is_ready,
-    shares_of,
-    until_done,
-)
 from .replica_watch import BEGIN_SESSIONS, ReplicaWatch
 from .replicas import ReplicaManager, is_leaving
 from .watches import Part
@@ -178,7 +170,7 @@ class Changes:
         try:
             await self.replicas.adopt(name, launch)
             watches = self.replicas.watched(name, launch)
-            unready = [w for w in watches if not is_leaving(w) and not is_ready(w)]
+            unready = [w for w in watches if not is_leaving(w) and not replacing.is_ready(w)]
             await self.replicas.drop(unready if state is GenerationState.FAILED else [])
             ending = self.replicas.watched(name, launch)
             for watch in ending:
@@ -187,7 +179,9 @@ class Changes:
             if state is GenerationState.FAILED:
                 await self.replicas.status.insist(lambda: self._start_missing(name))
             if ending:
-                await asyncio.wait([w.task for w in ending], timeout=seconds + STOP_SECONDS)
+                await asyncio.wait(
+                    [w.task for w in ending], timeout=seconds + replacing.STOP_SECONDS
+                )
             await self.replicas.insist_on_stopping(name, launch)
             end = self.replicas.status.end_generation
             await self.replicas.status.insist(lambda: end(generation, state, error))
@@ -230,7 +224,7 @@ def under_way(operation: str, name: str) -> queries.Query[list[Request]]:
     return queries.list_requests(states, operation=operation, environment=name, limit=1)
 
 
-class _Launch(Change):
+class _Launch(replacing.Change):
     """Starts the replicas of a launch, beside those that it replaces."""
 
     is_whole = True
@@ -302,7 +296,7 @@ class _Launch(Change):
             self._check_ready()
             if self._prepared["address"] is not None:
                 watched = self._replicas.watched(self.name, self._launch)
-                seconds = min(ACCEPT_SECONDS, self._spec.ready_timeout_seconds)
+                seconds = min(replacing.ACCEPT_SECONDS, self._spec.ready_timeout_seconds)
                 await self._gateway.until_reached(self.name, watched, seconds)
         except BaseException:  # also if the daemon stops: the next daemon starts over
             with contextlib.suppress(EngineFailed):
@@ -332,7 +326,7 @@ class _Launch(Change):
                 await self._replace(size, wanted, room, seconds)
                 self._check_ready()
                 if not self._is_switched:
-                    await until_done(asyncio.ensure_future(self._switch()))
+                    await replacing.until_done(asyncio.ensure_future(self._switch()))
             await self._keep()
             rest = list(self._roster.each(Part.OLD))
             await self._drain(rest, seconds, leaves=True)
@@ -385,9 +379,9 @@ class _Launch(Change):
     async def _until_none_begins(self, batch: Iterable[ReplicaWatch]) -> None:
         """Wait, for a limited time, until replaced replicas no longer begin sessions."""
         left = {each.replica.id for each in batch if each.replica.state in BEGIN_SESSIONS}
-        with anyio.move_on_after(ACCEPT_SECONDS):
+        with anyio.move_on_after(replacing.ACCEPT_SECONDS):
             while left:
-                for watch in await self._take_moves(POLL_INTERVAL_SECONDS):
+                for watch in await self._take_moves(replacing.POLL_INTERVAL_SECONDS):
                     if watch.replica.state not in BEGIN_SESSIONS:
                         left.discard(watch.replica.id)
 
@@ -397,7 +391,7 @@ class _Launch(Change):
             await super()._undo()
 
 
-class _Scale(Change):
+class _Scale(replacing.Change):
     """Starts the replicas that an environment lacks, or drains those beyond the wanted number."""
 
     async def run(self, payload: ScalePayload) -> dict[str, Any]:
@@ -406,7 +400,7 @@ class _Scale(Change):
         staying, wanted = self._staying(), payload.replicas
         spec = staying[0].run_file.data["spec"]
         self._check_range(payload, spec)
-        shares = shares_of(spec, wanted)
+        shares = replacing.shares_of(spec, wanted)
         async with self._undoing():
             if missing := shares[len(staying) :]:
                 await self._add(staying[0].run_file, missing, wanted)
@@ -440,7 +434,7 @@ class _Scale(Change):
             self._context.say(f"{self.name} does not sleep while it has several replicas")
 
 
-class _Restart(Change):
+class _Restart(replacing.Change):
     """Replaces replicas of an environment."""
 
     async def run(self, payload: RestartPayload) -> dict[str, Any]:

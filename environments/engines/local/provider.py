@@ -27,14 +27,8 @@ from ....schema.layout import make_private
 from ....schema.protocol import HOST_CONFIG_VARIABLE, door_path
 from ....schema.replica import RunFileData
 from ....schema.spec import EnvironmentSpec
+from ....system.memory import limits
 from ....system.memory.limits import HINT as ROOM_HINT
-from ....system.memory.limits import (
-    ProcessRoom,
-    available_memory_bytes,
-    no_room_text,
-    process_room,
-    read_limits,
-)
 from ... import run_files
 from ...run_files import RunFile, by_service
 from ...shim.client import Fork, start_shim
@@ -68,7 +62,7 @@ class LocalProvider(providers.Provider):
         found = host_options.find_gpus({**os.environ, **spec.env}) if spec.gpus else ()
         if spec.gpus:
             host_options.share(found, spec.gpus, 0)
-        check_process_room(replace(spec, replicas=count), process_room())
+        check_process_room(replace(spec, replicas=count), limits.process_room())
         make_private(self._layout.sockets)
 
         def complete(data: RunFileData, share: int | None) -> RunFileData:
@@ -93,7 +87,7 @@ class LocalProvider(providers.Provider):
             NotRunning: no shim has the environment's sockets.
         """
         spec, count, known, _ = batch
-        check_process_room(replace(spec, replicas=count), process_room())
+        check_process_room(replace(spec, replicas=count), limits.process_room())
         complete = partial(self._adapt, like)
         if spec.gateway:
             return self._open(spec, count, None), complete
@@ -109,7 +103,7 @@ class LocalProvider(providers.Provider):
         try:
             start_shim(run_file.run_dir, run_file.data, listen_fds=fds, fork=self._fork)
         except BlockingIOError as exc:
-            text = f"a replica's shim cannot be started: {no_room_text()}"
+            text = f"a replica's shim cannot be started: {limits.no_room_text()}"
             raise NoProcesses(text, ROOM_HINT) from exc
 
     def _what_runs(
@@ -131,7 +125,7 @@ class LocalProvider(providers.Provider):
             max_sessions=max_sessions,
             import_paths=(*links, *program.config.import_paths),
             # Which the env host cannot find out: it stands alone, and knows no cgroups.
-            memory_bytes=spec.memory_bytes or available_memory_bytes(),
+            memory_bytes=spec.memory_bytes or limits.available_memory_bytes(),
             cores=_cores_of_one(spec),
             headers=providers.names_of(data),
             replica=number,
@@ -177,7 +171,7 @@ class LocalProvider(providers.Provider):
         return data
 
 
-def check_process_room(spec: EnvironmentSpec, room: ProcessRoom | None) -> None:
+def check_process_room(spec: EnvironmentSpec, room: limits.ProcessRoom | None) -> None:
     """Refuse what could not be forked, before any of it is; raises `NoProcesses`."""
     shards = 1 if spec.serve_as_is else spec.shards or _cores_of_one(spec)
     each = PROCESSES_OF_REPLICA + shards * THREADS_OF_SHARD
@@ -192,4 +186,4 @@ def check_process_room(spec: EnvironmentSpec, room: ProcessRoom | None) -> None:
 
 
 def _cores_of_one(spec: EnvironmentSpec) -> int:
-    return max(1, int(read_limits().cpus) // spec.replicas)
+    return max(1, int(limits.read_limits().cpus) // spec.replicas)

@@ -63,7 +63,7 @@ def read_folders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         read.append(run_dir.name)
         return read_run_file(run_dir)
 
-    monkeypatch.setattr("openenvd.environments.run_files.read_run_file", note)
+    monkeypatch.setattr("openenvd.environments.shim.client.read_run_file", note)
     return read
 
 

@@ -56,7 +56,7 @@ from openenvd.server import events
 from openenvd.server.api.views import environment_view, replica_view
 from openenvd.server.events import EventBus
 from openenvd.server.operations.base import OperationContext
-from openenvd.server.reconcile import changes, replica_watch
+from openenvd.server.reconcile import replacing, replica_watch
 from openenvd.server.reconcile.own_requests import SubmitScale
 from openenvd.server.reconcile.reconciler import Reconciler
 from openenvd.server.reconcile.status_writer import Timing
@@ -888,7 +888,7 @@ async def test_what_was_replaced_is_stopped_when_its_engine_answers_again(
 
     monkeypatch.setattr(run_files, "stop_replicas", stop_replicas)
     monkeypatch.setattr(run_files, "_MARGIN_SECONDS", 0.1)
-    monkeypatch.setattr(changes, "STOP_SECONDS", 1.0)
+    monkeypatch.setattr(replacing, "STOP_SECONDS", 1.0)
     timing = Timing(stop_again_seconds=0.05)
     first = await world.reconcile(timing)
     launch = await world.launch()
