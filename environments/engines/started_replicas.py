@@ -106,12 +106,9 @@ def raise_if_ended(run_file: run_files.RunFile, status: StatusLine) -> None:
 
 
 def _hint_on(lines: list[str]) -> str | None:
-    if not any("ModuleNotFoundError" in line for line in lines):
-        return None
-    return (
-        "install the package that has the module, with --with PACKAGE or in the project's"
-        " pyproject.toml, and launch again"
-    )
+    hint = "install the package that has the module, with --with PACKAGE or in the project's"
+    hint += " pyproject.toml, and launch again"
+    return hint if any("ModuleNotFoundError" in line for line in lines) else None
 
 
 def readable(lines: list[str], imports: Path) -> list[str]:

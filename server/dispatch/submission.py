@@ -263,6 +263,8 @@ def _refusal(
             where = f" at {address}" if address else ""
             found = f"{name} is {holder.state.value.lower()} already{where}"
             hint = f"launch it under another --name, or take it down: openenv down {name}"
+            if holder.state in (EnvironmentState.PENDING, EnvironmentState.STARTING):
+                hint = f"wait for that: openenv wait {holder.request_id}"
             return NameTaken(found, hint, address=address, environment=name)
         case records.OtherSource(holder):
             name, address = holder.name, holder.address

@@ -143,8 +143,7 @@ def _drawn_action(base_url: str) -> Json | None:
     if "wait_seconds" in (schema.get("properties") or {}):
         return None
     examples = schema.get("examples") or [sample(schema, random.Random(0))]  # noqa: S311
-    action: Json = examples[0]
-    return action
+    return dict(examples[0])
 
 
 def _target(name: str, base_url: str, runs: Path) -> Target:

@@ -16,12 +16,12 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_283,
-    "code lines": 46_478,
+    "shipped lines": 72_322,
+    "code lines": 46_502,
     "modules": 383,
-    "test lines": 67_413,
-    "words of pages": 24_855,
-    "words of decisions": 7_208,
+    "test lines": 67_472,
+    "words of pages": 24_908,
+    "words of decisions": 7_272,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,

@@ -111,8 +111,9 @@ async def test_a_launch_takes_the_name_with_its_request(desk: Desk) -> None:
     environment = await desk.store.read(queries.environment("echo"))
     assert environment is not None
     assert (environment.request_id, environment.state) == (request.id, E.PENDING)
-    with pytest.raises(NameTaken, match="echo is pending already"):
+    with pytest.raises(NameTaken, match="echo is pending already") as caught:
         await desk.launch()
+    assert caught.value.hint == f"wait for that: openenv wait {request.id}"
 
 
 async def test_a_queue_full_of_launches_still_takes_a_down(desk: Desk) -> None:
