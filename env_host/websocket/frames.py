@@ -305,7 +305,7 @@ class PartialMessages:
     def _look(self) -> None:
         """Read from twice as many held connections each time, until a message is complete.
 
-        With little room left, from one at a time, which alone goes on.
+        With little room left, from one at a time.
         """
         self._timer = None
         self._stalled_looks = 0 if self._is_any_whole else self._stalled_looks + 1
