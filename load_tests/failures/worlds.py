@@ -66,6 +66,7 @@ EPISODE_STEPS = 40
 AGAIN_SECONDS = 0.1
 ANSWER_SECONDS = 30.0
 BACK_SECONDS = 120.0  # until all is ready again
+NOTICED_SECONDS = 3.0  # until the death of a shim has been noticed
 EXPLAINED_SECONDS = 30.0  # until `status` shows how a process exited
 MEMORY = "400M"  # of a replica
 MEMORY_SHARE = 0.1  # of kills
@@ -348,6 +349,7 @@ class Campaign:
         await self._check_causes(kill.__name__, before, killed)
         self._check_losses(kill.__name__, killed)
         if not killed:  # the process that counts exits may have been killed: counts start again
+            await asyncio.sleep(NOTICED_SECONDS)
             await self._until_ready(*ENVIRONMENTS)
         await asyncio.sleep(self._chance.random() * PAUSE_SECONDS)
 
