@@ -14,8 +14,8 @@ replica goes on and is neither watched nor restarted, which `status` says.
     nothing is known to have ended it                            `down` fails and says what to do;
                                                                  tried again until the folder goes
 
-Used by launches and `down` (in workers) and by the daemon's reconciler, at the same time if it
-must be: everything here tolerates that the other one was faster. Functions that block say so.
+Used by the daemon, its workers and engines' agents at the same time: everything here tolerates
+that another one was faster. Functions that block say so.
 """
 
 from __future__ import annotations
