@@ -4,10 +4,10 @@
     socket ─▶ data_received ─┬─ a whole message, in one frame ─────────────▶ the answer, or unasked
                              └─ handshake, fragments, pings, closes, what is wrong ─▶ the library
 
-The library parses an answer in a generator, queues it, and copies it three times: it takes 1.6
-times the CPU at 1 kB, and 1.4 times at 1 MB (`docs/decisions/0034`). Whole messages are read here instead. All
-other frames are handed to the library one by one, so that its parser is always at the start of a
-frame. A connection on which fragments come, or a frame right behind the handshake, stays its own.
+The library takes 1.4 to 1.6 times the CPU for an answer (`docs/decisions/0034`), so whole messages
+are read here. All other frames are handed to the library one by one, so that its parser is always
+at the start of a frame. A connection with fragments, or with a frame right behind the handshake, is
+left to the library.
 """
 
 from __future__ import annotations

@@ -43,8 +43,7 @@ Failure cases:
 * No table knows a launch, and its environment's name is taken by another: its replicas are strays,
   which are shown and continue until a user stops them (`environments/strays.py`).
 * An engine does not answer: its replicas stay as they were; what must stop there, stops later.
-* A `down` fails, or its daemon is killed: what is left is stopped here.
-* A launch ends after its environment was taken down: what it left is stopped.
+* A `down` fails, its daemon is killed, or a launch ends after it: what is left is stopped here.
 * A run file is damaged, or another version's: its replica continues unwatched, its environment is
   DEGRADED and says why; a `down` ends it (`environments/run_files.py`).
 
