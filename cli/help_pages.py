@@ -118,7 +118,8 @@ class SetOption(click.Option):
         try:
             return kind.convert(value, self, ctx)
         except click.BadParameter as exc:
-            message = f"{word_of(item)}={_value_of(item)}: {exc.message}"
+            why = f"{value!r} is neither" if item.kind is bool else exc.message
+            message = f"{word_of(item)}={_value_of(item)}: {why}"
             raise click.BadParameter(message, ctx, self) from None
 
     def instead_of(self, flag: str) -> str | None:
@@ -162,11 +163,12 @@ def in_words(refused: ApiRefused, command: click.Command) -> ApiRefused:
     for name, word in words.items():
         found = rf"\b{name}\b" if "_" in name else rf"^{name}(?=: )"
         message = re.sub(found, word, message)
+        if name.endswith("_mb") and message.startswith(f"{word}: Input should"):
+            message += " MB"
     return ApiRefused(refused.status, {**refused.details, "message": message})
 
 
 def _value_of(item: Option) -> str:
     """Return what a help page shows for the value."""
-    return (
-        _YES_OR_NO if item.kind is bool else item.metavar or type_of(item)[1] or item.kind.__name__
-    )
+    shown = item.metavar or type_of(item)[1] or item.kind.__name__
+    return _YES_OR_NO if item.kind is bool else shown

@@ -101,7 +101,7 @@ def _lines(result: Json) -> list[str]:
         "machine": result.pop("machine", {}),
     }
     problems = result.pop("problems", ())
-    others = [_line("", [each["message"], each["hint"]], is_good=False) for each in problems]
+    others = [_line(plain(" · ".join(each.values())), [], is_good=False) for each in problems]
     missing = {title: [n for n, one in of.items() if one["problem"]] for title, of in parts.items()}
     optional = [name for name in missing["providers"] if name not in needed] + missing["gateway"]
     faults = [name for name in missing["providers"] if name in needed] + missing["machine"]
@@ -132,7 +132,7 @@ def _works(one: Json) -> str:
 def _line(name: str, details: list[str | None], is_good: bool | None) -> str:
     """Return the line of a thing that works, does not, or (None) is not there and not needed."""
     mark = faint("-") if is_good is None else good("✓") if is_good else bad("✗")
-    return f"  {mark} {name}  {' · '.join(plain(part) for part in details if part)}"
+    return f"  {mark} {name}  {' · '.join(plain(part) for part in details if part)}".rstrip()
 
 
 class _Missing(ClientError):

@@ -195,8 +195,9 @@ def _summary(result: Json) -> list[str]:
     lines += _rewards(result)
     if result["filtered"]:
         lines.append(f"  {sum(result['filtered'].values())} dropped: {_counts(result['filtered'])}")
-    if damaged := result["damaged"]:
-        lines += [*(f"  {line}" for line in damaged), "  what was lost by it was played again"]
+    lines += [f"  {line}" for line in result["damaged"]]
+    if any("rollout.json" not in line for line in result["damaged"]):  # it has no episodes
+        lines.append("  what was lost by it was played again")
     lines += _failures(result)
     if there < result["wanted"]:
         lines.append("  the same command plays the missing ones")

@@ -17,6 +17,7 @@ from openenvd.cli.commands import launch, rollout
 from openenvd.cli.help_pages import SCREEN_LINES, GroupedCommand, SetOption
 from openenvd.cli.main import COMMANDS, OTHER_WORDS, cli, example_lines
 from openenvd.cli.passthrough import COMMANDS as UPSTREAMS
+from openenvd.client.errors import ApiRefused
 from openenvd.schema.operation_options import DrainOptions, RequestOptions, RolloutOptions
 from openenvd.schema.spec import LaunchOptions
 from openenvd.system.text.options import options_of
@@ -80,6 +81,13 @@ def test_values_are_read_as_those_of_flags_are(payload: Any) -> None:
     }
 
 
+def test_a_bound_of_a_size_has_its_unit() -> None:
+    message = "body: buffer_mb: Input should be greater than or equal to 4"
+    refused = ApiRefused(422, {"kind": "invalid", "message": message})
+    told = help_pages.in_words(refused, rollout.rollout).message
+    assert told == "--set buffer: Input should be greater than or equal to 4 MB"
+
+
 def test_what_a_request_has_is_set_too(payload: Any) -> None:
     body = payload("--set", "idempotency-key=one", "--set", "priority=5", "--set", "timeout=1h")
     assert (body["idempotency_key"], body["priority"], body["timeout_seconds"]) == ("one", 5, 3600)
@@ -98,7 +106,7 @@ def test_what_a_request_has_is_set_too(payload: Any) -> None:
         ("ready-timeout=soon", "ready-timeout=DURATION: 'soon' is not a duration"),
         ("ready-timeout=0", "ready-timeout=DURATION: 0.0 is not in the range x>0"),
         ("max-message=big", "max-message=SIZE: 'big' is not a size"),
-        ("reset-first=maybe", "reset-first=yes|no: 'maybe' is not a valid boolean"),
+        ("reset-first=maybe", "reset-first=yes|no: 'maybe' is neither"),
         ("priority=1.5", "priority=N: '1.5' is not a whole number"),
     ],
 )

@@ -206,6 +206,7 @@ def test_the_summary_keeps_rewards_of_complete_and_truncated_episodes_apart() ->
 def test_the_summary_names_what_was_damaged_and_rewards_that_are_no_numbers() -> None:
     text = summary(damaged=["packs/00000.jsonl was removed"])
     assert "  packs/00000.jsonl was removed\n  what was lost by it was played again\n" in text
+    assert "played again" not in summary(damaged=["out/rollout.json was cut or changed"])
     text = summary(odd_rewards={'"high"': 1, "NaN": 12}, episodes_with_odd_rewards=3)
     assert "  3 episodes have rewards that are no numbers, left out of the mean: " in text
     assert ': 12 NaN, 1 "high"\n' in text
