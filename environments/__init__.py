@@ -7,15 +7,15 @@
     agent/         the process above the replicas of an engine, which outlives the daemon
     gateway/       one address for all environments: Envoy, and its configuration
     run_files.py   one file for each replica; stops and restarts replicas
-    strays.py      what runs without a record: shown, and stopped when asked
+    strays.py      replicas without a record: they are shown, and stopped when asked
     agent_client.py
-                   starts the agent of an engine, and asks it
-    access.py      asks an environment over HTTP
+                   starts the agent of an engine, and sends it questions
+    access.py      sends an environment a request over HTTP
     replica_policy.py
                    how many replicas, their shares of sessions, when one is started again
     replica_state.py
-                   the states of a replica, and what is known of it, for shims and agents
+                   the states and the status of a replica, for shims and agents
     shim/          the process above a local replica, which outlives the daemon
 
-What was asked for, names, folders and errors are in `schema/`. This file imports nothing.
+Specifications, names, folders and errors are in `schema/`. This file imports nothing.
 """

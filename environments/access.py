@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks an environment over HTTP: one request, one JSON answer."""
+"""Sends an environment one HTTP request, and returns its JSON answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import run_files
 from .run_files import RunFile
 from .shim.client import read_status_file
 
-MAX_ANSWER_BYTES = 16 * MB  # of a schema, say; more is no sensible answer
+MAX_ANSWER_BYTES = 16 * MB  # of one answer: a schema is the longest
 
 
 def ask(
@@ -31,12 +31,13 @@ def ask(
     method: str = "GET",
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
-    """The JSON that an environment answers to a request; `base_url` has its token, if it has one.
+    """Return the JSON that an environment answers to a request.
 
-    `host` is the name that it is called by; None: that of the URL.
+    `base_url` contains its token, if it has one. `host` is sent as the `Host` header; None: the
+    host of the URL.
 
     Raises:
-        NotAnswering: it does not, or not with 200 and JSON.
+        NotAnswering: There is no answer, its status is not 200, or its body is not JSON.
     """
     address, token = without_token(base_url)
     parts = urlsplit(address)
@@ -58,7 +59,7 @@ def ask(
 
 
 def read_answer(url: str, status: int, reason: str, body: bytes) -> Any:
-    """The JSON of an answer; raises `NotAnswering` unless it is 200 and JSON."""
+    """Return the JSON of an answer; raises `NotAnswering` unless it is JSON with status 200."""
     if status != http.client.OK:
         raise NotAnswering(f"{url} answers {status} {reason}", _HINT, status)
     try:
@@ -68,18 +69,17 @@ def read_answer(url: str, status: int, reason: str, body: bytes) -> Any:
 
 
 def base_url_by_name(runs: Path, name: str, *, for_sessions: bool = False) -> str:
-    """The base URL, with its token, of the environment of this name on this machine.
+    """Return the base URL, with its token, of the environment of this name on this machine.
 
     Raises:
-        NotAnswering: none of its replicas has been started here; or it has no sessions, and they
-            are wanted.
+        NotAnswering: It has no replica here; or it is wanted `for_sessions`, and has none.
     """
     found = find_replica(runs, name, for_sessions=for_sessions)
     return with_token(found.address, found.token)
 
 
 def find_replica(runs: Path, name: str, *, for_sessions: bool) -> RunFile:
-    """A replica that serves the environment of this name; raises as `base_url_by_name`."""
+    """Return a replica that serves the environment of this name; raises as `base_url_by_name`."""
     if (found := run_files.that_serves(runs, name)) is None:
         raise NotAnswering(f"{name} has no replica on this machine", _HINT)
     if for_sessions:

@@ -1,33 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agents of engines: make sure that one runs, and ask it.
+"""Makes sure that the agent of an engine runs, and sends it questions.
 
     ensure_agent(layout, at) ──▶ a socket ──{"op": "adopt", …}──▶ the agent
         │ nothing listens                       ◀──{"ok": …} | {"error": …}──
         └─▶ the socket is made here, and passed to an agent that is started
 
-Each agent serves one engine at one address (`EngineAddress`), which are its arguments.
-An agent (`agent/agent.py`) plays the part of a shim for every replica of its engine: clients talk
-to the replica's own socket, as its run file says. The agent's own socket is for the rest:
+Each agent serves one engine at one address (`EngineAddress`, its argument), and is the shim of all
+replicas there (`agent/agent.py`): clients talk to a replica's own socket, which its run file names.
+The agent's own socket is for the rest:
 
     {"op": "adopt", "run_dir"}    serve this replica: its socket listens when the answer comes
     {"op": "list"}                {"instances": [{id, home, environment, replica, generation, state,
-                                  "is_stray"}]}: all that carries our labels, of all homes
+                                  "is_stray"}]}: all instances with our labels, of all homes
     {"op": "stop", "instance", "grace_seconds"}     stop and remove a stray of this home
 
-One JSON object a line, one answer a question. Failure cases:
+Each message is a JSON object on one line; each question has one answer. Failure cases:
 
-* No agent runs, or it was killed: the next one that needs it starts another, which finds its run
-  files, and on the engine what they describe. Nothing on the engine ends with an agent.
-* Two start one at the same time: the lock of the engine's folder lets one of them do it.
-* It is ending, having had nothing to do: it does so with that lock, so no client connects to it.
-* It is killed while it answers: the question is asked again, of the next one, a few times.
+* No agent runs, or it was killed: whoever needs it next starts another, which finds the run files,
+  and on the engine the instances that they describe. Nothing on the engine ends with an agent.
+* Two processes start one at the same time: the lock of the engine's folder admits one of them.
+* It ends because it had nothing to do: it does so with that lock, so no client connects to it.
+* It is killed while it answers: the question is put to the next agent, a few times.
 
-`EngineAddress`: one engine: its kind, and the variables that say which of that kind it is.
+An `EngineAddress` names one engine: its kind, and the variables that lead to it.
 
     a launch ──▶ engines/registry.py: address_here ──▶ the run file ──▶ the agent of that address
                     the launch's own variables, resolved                   its variables
 
-Everything about a replica is asked of the engine that was used at its launch: the variables of what
+A replica stays with the engine that was used at its launch: the variables of the process that
 starts its agent again (a daemon, a `down`) change nothing. Two addresses of one kind have an agent
 each.
 """
@@ -55,30 +55,30 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 LOCK_FILE_NAME = "start.lock"
-ANSWER_SECONDS = 60.0  # for an engine to be asked; also for an agent to import its library
+ANSWER_SECONDS = 60.0  # for an agent to import the engine's library, and to ask the engine
 STRAYS_FILE_NAME = "strays.json"
-_ATTEMPTS = 10  # of an agent that is killed each time; one that cannot start ends at once
+_ATTEMPTS = 10  # to ask an agent that ends each time
 
 
 def ask_agent(layout: Layout, at: EngineAddress, op: str, **fields: Any) -> Json:
-    """Ask an engine's agent, which is started if none runs. Blocks.
+    """Return an agent's answer to one question; the agent is started if none runs. Blocks.
 
     Raises:
-        EngineFailed: As for `ask_connected`; or agents do not stay alive.
+        EngineFailed: As for `ask_connected`; or the agent ends at each attempt.
         OSError: No agent can be started.
     """
     for _ in range(_ATTEMPTS):
         with contextlib.suppress(ConnectionError), ensure_agent(layout, at) as agent:
             return ask_connected(agent, at.engine, op, **fields)
     log_path = layout.agent_log(at.key)
-    raise EngineFailed(f"the agent of {at} ends while it is asked", f"see {log_path}")
+    raise EngineFailed(f"the agent of {at} ends each time it is asked", f"see {log_path}")
 
 
 def ask_connected(agent: socket.socket, engine: str, op: str, **fields: Any) -> Json:
     """Return the answer to one question, over a connection that one thread uses at a time.
 
     Raises:
-        EngineFailed: The engine cannot do it, or nothing was heard in time.
+        EngineFailed: The engine cannot do it, or there was no answer in time.
         ConnectionError: The agent has ended.
     """
     try:
@@ -116,8 +116,8 @@ def ensure_agent(layout: Layout, at: EngineAddress) -> socket.socket:
             environ = {
                 **os.environ,
                 **dict(at.variables),  # not its starter's: which engine it is for
-                "OPENENV_HOME": str(layout.home),  # tells whose process it is
-                "SPT_NOENV": "1",  # or a new title is written over what `ps e` shows
+                "OPENENV_HOME": str(layout.home),  # by which `ps e` shows whose process it is
+                "SPT_NOENV": "1",  # keeps setproctitle from overwriting these variables
                 CONTROL_FD_VARIABLE: str(control.fileno()),
             }
             log_path = str(layout.agent_log(at.key))
@@ -126,8 +126,8 @@ def ensure_agent(layout: Layout, at: EngineAddress) -> socket.socket:
 
 
 def start_lock(folder: Path) -> FileLock:
-    """Return the lock of those that start an agent, or end theirs."""
-    from filelock import FileLock  # not for those that never ask an engine
+    """Return the lock that is held while an agent is started, or ends idle."""
+    from filelock import FileLock  # here: most processes never ask an engine
 
     return FileLock(folder / LOCK_FILE_NAME, mode=0o600)
 
@@ -145,7 +145,7 @@ def _connect(path: Path) -> socket.socket:
 
 ADDRESS_FILE_NAME = "address.json"  # in the folder of an agent
 _DIGEST_LENGTH = 8
-_PLACE = "_HOST"  # ends the name of the variable that says where it is
+_PLACE = "_HOST"  # the ending of the variable that is shown to people
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class EngineAddress:
 
     @classmethod
     def of(cls, engine: str, variables: Mapping[str, str]) -> EngineAddress:
-        """Return the one of these variables."""
+        """Return the engine of this kind that the variables lead to."""
         return cls(engine, tuple(sorted(variables.items())))
 
     @classmethod
@@ -176,7 +176,7 @@ class EngineAddress:
 
     @property
     def key(self) -> str:
-        """What its agent's files are called."""
+        """Return the name of its agent's files."""
         if not self.variables:
             return self.engine
         text = json.dumps(self.variables)

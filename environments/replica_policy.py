@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions about replicas. Pure: the caller keeps history and clock.
+"""Decisions about replicas: pure functions, whose caller keeps history and clock.
 
-Their number, and how many sessions each may have (`decide`, `share_sessions`).
+Number: how many replicas there are, and how many sessions each may have (`decide`,
+`share_sessions`).
 
-Their replacement, one after another or several at a time (`replacement_step`, `replacement_room`).
+Replacement: one replica after another, or several at a time (`replacement_step`,
+`replacement_room`).
 
-Their weights: which share of the new sessions each gets, by the room that it has. Replicas get
-sessions in turn, each as many, as long as none has less than half the room of another: so a crowd
-is split evenly. After scaling up, or when sessions have ended unevenly, those with more room get
-more, in powers of two, so that Envoy's files change seldom.
+Weights: the share of the new sessions that each replica gets, by the room that it has. Replicas get
+equal shares as long as none has less than half the room of another, so that a crowd is split
+evenly. After scaling up, or when sessions have ended unevenly, replicas with more room get larger
+shares, in powers of two, so that Envoy's files change seldom.
 
-Their restarts:
+Restarts:
 
-exited after it was ready for a minute        after the shortest pause, whatever came before
-exited `BUDGET_EXITS` times in the window     the next one is the last: give up
-otherwise                                     after a pause that doubles with every exit
+it was ready for a minute before it exited     after the shortest pause, whatever came before
+it exited `BUDGET_EXITS` times in the window   at the next exit: give up
+otherwise                                      after a pause that doubles with every exit
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ from ..system.process.backoff import backoff_seconds
 def share_sessions(
     max_sessions: int | None, replicas: int, most: int | None = None
 ) -> list[int | None]:
-    """How many sessions each replica may have, as evenly as it goes.
+    """Return how many sessions each replica may have: `max_sessions`, divided evenly.
 
-    An environment that scales itself has up to `most` replicas: each has its share of those, so
-    that more replicas have room for more sessions.
+    An environment that scales itself has up to `most` replicas. The sessions are divided by that
+    number, so that more replicas have room for more sessions.
 
     Raises:
-        InvalidSpec: a replica would have none.
+        InvalidSpec: A replica would have none.
     """
     if max_sessions is None:
         return [None] * replicas
@@ -63,8 +65,8 @@ def replacement_step(
 ) -> tuple[int, int]:
     """Return how many replicas are to be started now, and how many old ones drained.
 
-    Whoever asks again, after whatever has died in between, gets what is due then: old replicas are
-    drained as new ones become ready, and no more are alive at once than there is room for.
+    The answer follows from the present numbers alone, whatever has died in between. Old replicas
+    are drained as new ones become ready, and no more are alive at once than there is room for.
 
     Args:
         wanted: How many replicas the environment is to have in the end.
@@ -73,8 +75,8 @@ def replacement_step(
         new: How many have been started in place of others.
         ready: How many of the new ones are ready.
         ending: How many are drained, and have not ended.
-        surge: How many there may be at once beyond the number that is wanted.
-        unavailable: How many may be missing at once of the number that is wanted.
+        surge: How many more than `wanted` there may be at once.
+        unavailable: How many fewer than `wanted` may be ready at once.
     """
     start = min(wanted - staying - new, wanted + surge - (staying + old + new + ending))
     drain = min(old, staying + old + ready - (wanted - unavailable))
@@ -84,10 +86,10 @@ def replacement_step(
 def replacement_room(
     replicas: int, max_surge: str | None, max_unavailable: str | None, *, default_surge: int
 ) -> tuple[int, int]:
-    """Return how many replicas there may be beyond a number, and how many may be missing of it.
+    """Return how many replicas more, and how many fewer, there may be during a replacement.
 
-    Both are numbers, or percentages of `replicas`: the first is rounded up, the other down. Where
-    that leaves nothing to begin with, one may be missing.
+    Both settings are numbers, or percentages of `replicas`: the first is rounded up, the other
+    down. If both are 0, no replica could be replaced, so one may be missing.
 
     https://kubernetes.io/docs/concepts/workloads/controllers/deployment/#rolling-update-deployment
     """
@@ -101,23 +103,23 @@ def _part_of(replicas: int, text: str) -> float:
     return int(number) * replicas / 100 if percent else int(number)
 
 
-UP_SHARE = 0.8  # of the slots are taken: there are to be more replicas
-TARGET_SHARE = 0.6  # of the slots, which that many more leave taken
-DOWN_SHARE = 0.5  # of the slots of one replica fewer: there may be fewer
+UP_SHARE = 0.8  # of the slots: if more are taken, replicas are added
+TARGET_SHARE = 0.6  # of the slots: as many are taken after a change
+DOWN_SHARE = 0.5  # of the slots of one replica fewer: if no more are taken, replicas are removed
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How an environment scales itself."""
+    """The limits within which an environment scales itself."""
 
     least: int
     most: int
-    down_seconds: float  # for which fewer must have been enough
+    down_seconds: float  # how long fewer replicas must have been enough
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """The replicas that an environment has, without those being drained, and their sessions."""
+    """The replicas of an environment that are not being drained, and their sessions."""
 
     replicas: int
     slots: int  # of one replica
@@ -126,26 +128,26 @@ class Occupancy:
 
 @dataclass(frozen=True, slots=True)
 class DownWindow:
-    """The stabilization window of a scale-down: fewer replicas have been enough since then."""
+    """The stabilization window of a scale-down."""
 
-    since: float  # monotonic
-    enough: int  # the most that were wanted in this time
+    since: float  # monotonic; fewer replicas have been enough since then
+    enough: int  # the largest number that was wanted in this time
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How many replicas there are to be, and what is remembered until the next decision."""
+    """The number of replicas that is wanted, and what the next decision needs to know."""
 
     replicas: int
     window: DownWindow | None = None
-    look_at: float | None = None  # monotonic; when to decide again although nothing has changed
+    look_at: float | None = None  # monotonic; when to decide again, even if nothing changes
 
 
 def wanted_replicas(seen: Occupancy, scaling: Scaling) -> int:
     """Return how many replicas are wanted for as many sessions as there are now.
 
-    Between `DOWN_SHARE` and `UP_SHARE` nothing is wanted: what a change leaves taken lies between
-    them, so that a change is never the reason for the next one.
+    Between `DOWN_SHARE` and `UP_SHARE` the number stays. `TARGET_SHARE` lies between them, so that
+    one change never causes the next.
     """
     fitting = math.ceil(seen.sessions / (TARGET_SHARE * seen.slots))
     wanted = seen.replicas
@@ -157,11 +159,11 @@ def wanted_replicas(seen: Occupancy, scaling: Scaling) -> int:
 
 
 def decide(seen: Occupancy, scaling: Scaling, window: DownWindow | None, now: float) -> Decision:
-    """Return how many replicas there are to be: more at once, fewer when it has lasted."""
+    """Decide how many replicas are wanted: more at once, fewer after the stabilization window."""
     wanted = wanted_replicas(seen, scaling)
     if wanted >= seen.replicas:
         return Decision(wanted)
-    if window is None or window.enough >= seen.replicas:  # of when there were more
+    if window is None or window.enough >= seen.replicas:  # it began when there were more
         window = DownWindow(now, wanted)
     window = DownWindow(window.since, max(window.enough, wanted))
     due = window.since + scaling.down_seconds
@@ -170,26 +172,26 @@ def decide(seen: Occupancy, scaling: Scaling, window: DownWindow | None, now: fl
     return Decision(window.enough)
 
 
-MAX_WEIGHT = 16  # of a replica, against one that has no room: that answers, and is passed over
-NEARLY_EVEN = 0.5  # the least room against the most, from which all get as many
-CALM = 1 / 16  # of a replica's capacity, by which its sessions may change in a moment
+MAX_WEIGHT = 16  # of a replica; one without room has the weight 1, and refuses what it is sent
+NEARLY_EVEN = 0.5  # the least room divided by the most: from here on, weights are equal
+CALM = 1 / 16  # of a replica's capacity: a smaller change of its sessions counts as calm
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many sessions a replica has, and how many it can have."""
+    """The number of sessions that a replica has, and can have."""
 
     sessions: int
     capacity: int
 
     @property
     def room(self) -> int:
-        """How many more it can have."""
+        """Return how many more sessions it can have."""
         return max(0, self.capacity - self.sessions)
 
 
 def weights(loads: Mapping[int, Load]) -> dict[int, int]:
-    """Return how many sessions replicas get in their turn, by number; empty: as many each."""
+    """Return the weights of replicas, by number; empty: all are equal."""
     rooms = {number: load.room for number, load in loads.items()}
     most = max(rooms.values(), default=0)
     if min(rooms.values(), default=0) >= NEARLY_EVEN * most:
@@ -200,7 +202,7 @@ def weights(loads: Mapping[int, Load]) -> dict[int, int]:
 
 
 def is_calm(before: Mapping[int, Load], now: Mapping[int, Load]) -> bool:
-    """Whether no crowd is coming or leaving, which some replicas report later than others."""
+    """Return whether no crowd is coming or leaving; some replicas report one later than others."""
     return all(
         number in before and abs(load.sessions - before[number].sessions) <= CALM * load.capacity
         for number, load in now.items()
@@ -211,14 +213,14 @@ FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 30.0
 BUDGET_EXITS = 5
 BUDGET_WINDOW_SECONDS = 600.0
-HEALTHY_SECONDS = 60.0  # ready for this long: what happened before is forgiven
+HEALTHY_SECONDS = 60.0  # a replica that was ready for so long has its earlier exits forgiven
 
 
 @dataclass(frozen=True, slots=True)
 class RestartAfter:
     """Start it again after a pause.
 
-    `forgiven`: it had been healthy, so the caller keeps only the latest exit of its history.
+    If it is `forgiven`, since it had been healthy, the caller keeps only the latest exit.
     """
 
     seconds: float
@@ -235,10 +237,10 @@ class GiveUp:
 def restart_decision(
     exits: Sequence[float], *, ready_since: float | None, now: float
 ) -> RestartAfter | GiveUp:
-    """What to do about a replica that has just died.
+    """Decide whether, and after which pause, to start a replica that has just died.
 
-    `exits` are the times it died, this time included; `ready_since` is when it last became ready,
-    None when it never did since its last start. All on one clock, in seconds.
+    `exits` are the times of its deaths, this one included. `ready_since` is when it became ready
+    after its last start; None: it did not. All are seconds of one clock.
     """
     if ready_since is not None and now - ready_since >= HEALTHY_SECONDS:
         return RestartAfter(FIRST_PAUSE_SECONDS, forgiven=True)

@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of a replica, and what is known of it: its status file, and the status line.
+"""The states of a replica, and its status, as the status file and the status line have it.
 
 `advance` decides without I/O; shims and agents carry out its actions.
 
-| event | starting | ready | draining | exited, asleep | stopping | |---|---|---|---|---|---| |
-start | | | | starting: start | | | ready | ready | | | | | | drain | drain | drain | drain |
-stopping: stop | | | drains | draining | draining | | | | | stop | stopping: stop | stopping: stop |
-stopping: stop | stopping: stop | | | left | kill | kill | kill | | kill | | exited | exited |
-exited | exited | | stop | | slept | asleep: listen | asleep: listen | asleep: listen | | stop | |
-renewed | | starting | starting | | stop | | time | | | | | kill | | gone | | | | | stopped |
+| event | starting | ready | draining | exited, asleep | stopping |
+|---|---|---|---|---|---|
+| start | | | | starting: start | |
+| ready | ready | | | | |
+| drain | drain | drain | drain | stopping: stop | |
+| drains | draining | draining | | | |
+| stop | stopping: stop | stopping: stop | stopping: stop | stopping: stop | |
+| left | kill | kill | kill | | kill |
+| exited | exited | exited | exited | | stop |
+| slept | asleep: listen | asleep: listen | asleep: listen | | stop |
+| renewed | | starting | starting | | stop |
+| time | | | | | kill |
+| gone | | | | | stopped |
 
-A cell names the next state and the action; nothing follows from an event in an empty one. Once a
-drain has been asked for, `exited`, `slept`, `renewed` and `time` lead to "stopping: stop" in any
+A cell names the next state and the action; in an empty cell the event changes nothing. Once a
+drain has been requested, `exited`, `slept`, `renewed` and `time` lead to "stopping: stop" in any
 state. After a kill, `time` leads to "give up". A second drain or stop can only shorten the time.
 
-Times are seconds of one clock, which the caller chooses. The fields of a status are those of
-`shim/connections.py`. Light: a shim imports it.
+Times are seconds of one clock, which the caller chooses. `schema/replica.py` lists the fields of a
+status. Shims import this module, so it imports little.
 """
 
 from __future__ import annotations
@@ -29,49 +36,49 @@ from ..system.text.json_lines import Json
 if TYPE_CHECKING:
     from ..schema.replica import ServerInfo, StatusLine
 
-LEFT_GRACE_SECONDS = 5.0  # of a server whose sessions have not ended when its drain is over
-GIVE_UP_SECONDS = 5.0  # for the killed to be reaped; longer only for one stuck in the kernel
+LEFT_GRACE_SECONDS = 5.0  # for a server to end whose sessions were not over in time
+GIVE_UP_SECONDS = 5.0  # for a killed process to be reaped; one stuck in the kernel takes longer
 MAX_SECONDS = 3650 * 86_400.0  # until a deadline; a later one was set before a reboot
-KEPT_EXITS = 8  # of those that a status shows
+KEPT_EXITS = 8  # how many exits a status shows
 _NOTHING_SERVED: StatusLine = {"sessions": 0, "sessions_fail": None, "capacity": None}
 _NOTHING_KNOWN: StatusLine = {"ready_at": None, "info": None, "exit": None, **_NOTHING_SERVED}
 _REPORTED = (*_NOTHING_KNOWN, "log_tail")
 
 
 class State(StrEnum):
-    """The state of a replica, as its status says it."""
+    """The state of a replica, as its status has it."""
 
     STARTING = "starting"
     READY = "ready"
-    DRAINING = "draining"  # its sessions go on, and none begins
+    DRAINING = "draining"  # its sessions continue, and none begins
     EXITED = "exited"
     ASLEEP = "asleep"  # it has exited because it was not used; a client that connects starts it
-    STOPPING = "stopping"  # it is ended, and not started again
+    STOPPING = "stopping"  # it is being ended, and will not be started again
     STOPPED = "stopped"  # nothing of it is left
 
 
 class Event(StrEnum):
     """A request, or an observation."""
 
-    START = "start"  # start it again; a client has connected to one that is asleep
+    START = "start"  # it is to be started again, or a client connects while it is asleep
     READY = "ready"  # its server serves
-    DRAIN = "drain"  # its sessions are to end within some seconds, and then it
-    DRAINS = "drains"  # its server begins no session any more
+    DRAIN = "drain"  # its sessions are to end within some seconds, and then the replica
+    DRAINS = "drains"  # its server begins no sessions any more
     STOP = "stop"  # it is to end within some seconds
-    LEFT = "left"  # its server has exited, and processes that it has started have not
+    LEFT = "left"  # its server has exited, and processes that the server started have not
     EXITED = "exited"  # it has exited, or could not be started
-    SLEPT = "slept"  # it has exited in order, having reported that it is not used
+    SLEPT = "slept"  # it has exited in order, after it reported that it was not used
     RENEWED = "renewed"  # its engine itself has restarted it
     TIME = "time"  # time has passed: the deadline may have come
     GONE = "gone"  # nothing of it is left
 
 
 class Action(StrEnum):
-    """What a shim or an agent must do now."""
+    """The step that a shim or an agent takes next."""
 
     START = "start"
-    DRAIN = "drain"  # ask the server to begin no session, and to exit after the last one
-    STOP = "stop"  # end it until the deadline, gently first
+    DRAIN = "drain"  # ask the server to begin no sessions, and to exit after the last one
+    STOP = "stop"  # end it by the deadline, gently first
     KILL = "kill"
     GIVE_UP = "give up"  # a process is stuck in the kernel: report the exit of the rest
     LISTEN = "listen"  # start the server when a client connects
@@ -81,27 +88,27 @@ _LIVING = (State.STARTING, State.READY, State.DRAINING, State.STOPPING)  # somet
 
 
 class Life(NamedTuple):
-    """How far a replica has come."""
+    """The state of a replica, with what the next transition depends on."""
 
     state: State = State.STARTING
     generation: int = 1  # how many times it has been started
-    wakes: int = 0  # of these, from its sleep
-    is_draining: bool = False  # its sessions are to end, and then it: it is not started again
-    deadline: float | None = None  # when draining, or the grace of stopping, is over
-    is_killed: bool = False  # it was sent SIGKILL, and is waited for
+    wakes: int = 0  # how many of these starts ended its sleep
+    is_draining: bool = False  # it ends after its sessions, and is not started again
+    deadline: float | None = None  # the end of the drain, or of the grace of a stop
+    is_killed: bool = False  # it was sent SIGKILL, and has not been reaped
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing of it runs, and it may be started again."""
+        """Return whether nothing of it runs, and it may be started again."""
         return self.state in (State.EXITED, State.ASLEEP)
 
     @property
     def restarts(self) -> int:
-        """How many times it was started after an exit."""
+        """Return how many times it was started after an exit."""
         return max(0, self.generation - 1 - self.wakes)
 
     def seconds_left(self, now: float) -> float:
-        """Return how long until the deadline; it is over when it was set before a reboot."""
+        """Return the time until the deadline; 0 if that is over, or was set before a reboot."""
         left = (self.deadline or 0.0) - now
         return left if 0.0 < left < 2 * MAX_SECONDS else 0.0
 
@@ -111,7 +118,7 @@ def advance(
 ) -> tuple[Life, Action | None]:
     """Return the life of a replica after an event, and the action that follows, if any.
 
-    `seconds` are for its sessions to end (`DRAIN`), or for it itself (`STOP`).
+    `seconds` is the time for its sessions (`DRAIN`), or for the replica (`STOP`), to end.
     """
     match event:
         case Event.DRAIN if life.state is not State.STOPPED:
@@ -121,7 +128,7 @@ def advance(
         case Event.START if life.is_at_rest:
             return _begin_again(life, wakes=life.state is State.ASLEEP), Action.START
         case Event.GONE if life.state is State.STOPPING:
-            return life._replace(state=State.STOPPED, deadline=None, is_killed=False), None
+            return _without_deadline(life, State.STOPPED), None
         case Event.READY if life.state is State.STARTING:
             return life._replace(state=State.READY), None
         case Event.DRAINS if life.state in (State.STARTING, State.READY):
@@ -136,14 +143,16 @@ def advance(
 
 
 def _begin_again(life: Life, *, wakes: bool = False) -> Life:
-    generation, waked = life.generation + 1, life.wakes + wakes
-    return life._replace(
-        state=State.STARTING, generation=generation, wakes=waked, deadline=None, is_killed=False
-    )
+    begun = _without_deadline(life, State.STARTING)
+    return begun._replace(generation=life.generation + 1, wakes=life.wakes + wakes)
+
+
+def _without_deadline(life: Life, state: State) -> Life:
+    return life._replace(state=state, deadline=None, is_killed=False)
 
 
 def _deadline(life: Life, now: float, seconds: float, *, is_hastened: bool) -> float:
-    """Return when time is over; a second request can only hasten the first."""
+    """Return the deadline of a request; a second request can only hasten the first."""
     deadline = now + min(max(0.0, seconds), MAX_SECONDS)
     if is_hastened and life.deadline is not None:
         return min(deadline, life.deadline)
@@ -187,23 +196,23 @@ def _end(life: Life, event: Event, now: float) -> tuple[Life, Action | None]:
         return ended, Action.STOP
     match event:
         case Event.RENEWED:
-            is_new = life.state is not State.STARTING  # else it is the first that we see
+            is_new = life.state is not State.STARTING  # otherwise it is the first that was seen
             return _begin_again(life) if is_new else life, None
         case Event.SLEPT:
-            return life._replace(state=State.ASLEEP, deadline=None, is_killed=False), Action.LISTEN
+            return _without_deadline(life, State.ASLEEP), Action.LISTEN
         case _:
-            return life._replace(state=State.EXITED, deadline=None, is_killed=False), None
+            return _without_deadline(life, State.EXITED), None
 
 
 class ReplicaStatus:
     """What is known of a replica, through its generations."""
 
     def __init__(self, earlier: StatusLine | None = None) -> None:
-        """Begin before the first report; a later process continues from what is in `earlier`."""
+        """Begin before the first report, or continue from the status that is in `earlier`."""
         known: StatusLine = earlier or {}
         life = {key: value for key, value in known.items() if key in Life._fields}
         self.life = Life(**life | {"state": State(known.get("state", State.STARTING))})  # type: ignore[arg-type]
-        self.failed: str | None = known.get("failed")  # why the server gave up, in its own words
+        self.failed: str | None = known.get("failed")  # the server's own reason for giving up
         self.last_exit: Json | None = known.get("last_exit")
         reported = {key: value for key, value in known.items() if key in _REPORTED}
         self.known = _NOTHING_KNOWN | cast("StatusLine", reported)
@@ -211,7 +220,7 @@ class ReplicaStatus:
 
     @classmethod
     def after_shim(cls, earlier: StatusLine | None, at: float) -> ReplicaStatus:
-        """Begin again after a shim that was killed, and its server with it; the exits stay."""
+        """Begin again, keeping the exits, after a shim was killed, and its server with it."""
         status = cls()
         status.exits = ExitHistory(earlier)
         if earlier is not None and earlier.get("pid") is not None:
@@ -219,7 +228,7 @@ class ReplicaStatus:
         return status
 
     def advance(self, event: Event, now: float, seconds: float = 0.0) -> Action | None:
-        """Record an event; return the action that follows (`replica_state.py`)."""
+        """Record an event; return the action that follows."""
         before = self.life
         self.life, action = advance(before, event, now, seconds)
         if self.life.generation > before.generation:
@@ -227,34 +236,35 @@ class ReplicaStatus:
         return action
 
     def note_ready(self, info: ServerInfo, at: float) -> None:
-        """Note what the server says of itself when it is ready; `at`: seconds since the epoch."""
+        """Record what the server reports when it is ready; `at` is in seconds since the epoch."""
         self.known = self.known | {"info": info, "ready_at": at}
 
     def note_served(self, message: Mapping[str, object]) -> bool:
-        """Note how full the server is, as far as the message says it; whether that is new."""
+        """Record how full the server is, as far as `message` has it; return whether that is new."""
         before = self.known
         served = {key: message[key] for key in _NOTHING_SERVED if key in message}
         self.known = before | cast("StatusLine", served)
         return self.known != before
 
     def note_sleep(self) -> None:
-        """Note that the server has exited because it was not used, which counts as no exit."""
+        """Record that the server exited because it was not used, which counts as no exit."""
         self.known = self.known | _NOTHING_SERVED
 
     def note_exit(self, reason: Json, log_tail: list[str], at: float) -> None:
-        """Note how the server of this generation has exited, and its sessions with it."""
+        """Record how the server of this generation exited, and with it its sessions."""
         self.exits.add_server(reason, at)
         self.last_exit = reason
         self.known = self.known | {"exit": reason, "log_tail": log_tail, **_NOTHING_SERVED}
 
     def to_json(self) -> StatusLine:
         """Return its part of the status that is written down, and that clients are sent."""
+        life = self.life
         return {
-            "state": self.life.state,
-            "generation": self.life.generation,
-            "restarts": self.life.restarts,
-            "wakes": self.life.wakes,
-            "is_draining": self.life.is_draining,
+            "state": life.state,
+            "generation": life.generation,
+            "restarts": life.restarts,
+            "wakes": life.wakes,
+            "is_draining": life.is_draining,
             "last_exit": self.last_exit,
             "failed": self.failed,
             **self.known,
@@ -263,7 +273,7 @@ class ReplicaStatus:
 
 
 class ExitHistory:
-    """The last exits of a replica's processes, those for lack of memory first, and their number."""
+    """The last exits of a replica's processes, out-of-memory kills first, and their numbers."""
 
     def __init__(self, status: StatusLine | None = None) -> None:
         """Continue from a replica's status."""
@@ -273,7 +283,7 @@ class ExitHistory:
         self._below: int = known.get("shard_exits", 0)
 
     def add(self, report: Json) -> None:
-        """Add an exit: what was reported of it, with `reason` and `at`."""
+        """Add an exit: its report, with `reason` and `at`."""
         kind = _kind_of(report)
         self._kinds[kind] = self._kinds.get(kind, 0) + (report.get("programs") or 1)
         ranked = sorted(
@@ -284,7 +294,7 @@ class ExitHistory:
         self._below += not (report.get("server") or report.get("programs"))
 
     def add_server(self, reason: Json, at: float) -> None:
-        """Add the exit of the server itself, unless that was asked to stop."""
+        """Add the exit of the server itself, unless its stop had been requested."""
         if reason["kind"] != "stopped":
             self.add({"server": True, "pid": reason.get("pid"), "reason": reason, "at": at})
 
@@ -298,7 +308,7 @@ def _kind_of(report: Json) -> str:
 
 
 def exit_with_shim(status: StatusLine) -> Json:
-    """Return the `ExitReason` of a server whose shim did not end in order, by its last status."""
+    """Return the `ExitReason` of a server whose shim was killed or crashed, by its last status."""
     shim = status.get("shim")
     why = f"ended with its shim (pid {shim and shim['pid']}), which was killed or crashed"
     return {"kind": "lost", "pid": status.get("pid") or 0, "evidence": why}

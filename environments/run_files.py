@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run files: each records one replica before it is started, so that every process finds it.
 
-One folder per replica below `runs`, with the run file that its shim reads (`shim`), or the agent of
-its engine (`engines/`), which serves the same socket. A replica exists as long as its folder does:
-stopping it removes the folder last, so that no crash in between can lose one. What an engine has is
-stopped by that engine: while it is gone, the folder stays.
+Each replica has a folder below `runs`, with the run file that its shim reads (`shim/`), or the
+agent of its engine (`agent/`), which serves the same socket. A replica exists as long as its folder
+does: a stop removes the folder last, so that no crash in between can lose a replica. An instance on
+an engine is stopped by that engine; while the engine does not answer, the folder stays.
 
 A run file that is damaged or removed, or that another version wrote, is set aside (`SetAside`): its
-replica goes on and is neither watched nor restarted, which `status` says.
+replica continues, and is neither watched nor restarted, which `status` says.
 
     its shim or agent answers at the socket that its id names    `down` stops it there
-    it is damaged, and its shim does not answer                  ended by the shim's last status
-    nothing is known to have ended it                            `down` fails and says what to do;
-                                                                 tried again until the folder goes
+    it is damaged, and its shim does not answer                  it is ended by the shim's last
+                                                                 status
+    nothing shows that it has ended                              `down` fails and says what to do;
+                                                                 it is tried again until the folder
+                                                                 is removed
 
-Used by the daemon, its workers and engines' agents at the same time: everything here tolerates
-that another one was faster. Functions that block say so.
+The daemon, its workers and engines' agents use this module at the same time: every function
+tolerates that another process was faster. Functions that block say so.
 """
 
 from __future__ import annotations
@@ -42,32 +44,34 @@ from ..schema.spec import GRACE_SECONDS
 from ..system.net.listening_sockets import http_address, open_listening_sockets
 from ..system.process.descriptors import close_all
 from ..system.process.process_identity import is_locked
+from ..system.text.json_lines import Json
 from .agent_client import EngineAddress, ask_agent
 from .replica_state import State
 from .shim import client
 from .shim.files import LOCK_FILE_NAME, RUN_FILE_NAME, STATUS_FILE_NAME
 
-OnSessions = Callable[[str, int], None]  # a replica's id, and its sessions
-OnStatus = Callable[[str, StatusLine], bool]  # a replica's id and status: was that awaited
+OnSessions = Callable[[str, int], None]  # called with a replica's id, and its sessions
+OnStatus = Callable[[str, StatusLine], bool]  # given an id and a status: is that the awaited one
 LOCAL = "local"  # the provider of replicas below a shim
 
 RUN_FILE_VERSION = 1
-# What a run file of this version has at least, and as what.
+# The fields that each run file of this version has, and their types.
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("replica_id", "environment", "request_id", "socket_path"), str),
     **dict.fromkeys(("log_path", "host"), str),
     **dict.fromkeys(("ordinal", "number", "port"), int),
     "created_at": (int, float),
 }
-# NAME-ORDINAL-LAUNCH; with a part of another request's id where that has added the replica.
+# NAME-ORDINAL-LAUNCH, or NAME-ORDINAL-PART-LAUNCH, with a part of the id of another request that
+# added the replica.
 _REPLICA_ID = re.compile(r"(.+?)-\d+-(?:[0-9a-f]{4}-)?[^-]+")
 AGENT_PAUSE_SECONDS = 0.2  # before another agent is started or asked
-_MARGIN_SECONDS = 5.0  # beyond the grace, for the shim to kill, collect and say so
+_MARGIN_SECONDS = 5.0  # beyond the grace, for the shim to kill, reap and report
 
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """One replica that was (or is being) started."""
+    """The record of one replica that was, or is being, started."""
 
     replica_id: str
     environment: str
@@ -78,70 +82,69 @@ class RunFile:
     host: str
     port: int
     request_id: str  # the launch it belongs to
-    data: RunFileData  # everything that its shim reads
+    data: RunFileData  # the whole content
 
     @property
     def address(self) -> str:
-        """What goes into upstream's `base_url`: the gateway's, where there is one."""
+        """Return its address for clients: the gateway's, if it is behind that."""
         if (address := self.data.get("address")) is not None:
             return address
         return http_address(*(endpoint_of(self) if self.is_elsewhere else (self.host, self.port)))
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it is reached where its engine says alone, not at a port of this machine."""
+        """Return whether it is reached at its instance's address, at no port of this machine."""
         return bool(self.data.get("is_elsewhere"))
 
     @property
     def is_at_gateway(self) -> bool:
-        """Whether its clients come through the gateway."""
+        """Return whether its clients come through the gateway."""
         return self.data.get("address") is not None
 
     @property
     def number(self) -> int:
-        """What the ids of its sessions name it by: generations share the ordinals."""
+        """Return its number in the ids of its sessions; ordinals occur in each generation."""
         return self.data["number"]
 
     @property
     def token(self) -> str | None:
-        """What its clients must send."""
+        """Return the token that its clients must send."""
         return self.data.get("token")
 
     @property
     def provider(self) -> str:
-        """What runs it: `local`, below a shim; or an engine, behind its agent."""
+        """Return its provider: `local`, below a shim; or an engine, behind its agent."""
         return self.data.get("provider") or LOCAL
 
     @property
     def engine(self) -> EngineAddress:
-        """The engine that has it: the one that was used at its launch."""
+        """Return its engine, which is the one that was used at its launch."""
         return EngineAddress.of(self.provider, self.data.get("engine_variables") or {})
 
     @property
     def is_local(self) -> bool:
-        """Whether it runs below a shim."""
+        """Return whether it runs below a shim."""
         return self.provider == LOCAL
 
     @property
     def max_sessions(self) -> int | None:
-        """Its share of the environment's sessions; None: as many as it can have."""
-        text = self.data.get("env", {}).get(options_variable(self.data))
-        share: int | None = json.loads(text)["max_sessions"] if text else None
+        """Return its share of the environment's sessions; None: as many as it can have."""
+        share: int | None = server_options(self.data).get("max_sessions")
         return share
 
     @property
     def created_at(self) -> float:
-        """When it was written: another attempt of the same launch writes another."""
+        """Return when it was written; each attempt of a launch writes another time."""
         return float(self.data["created_at"])
 
     @property
     def is_held(self) -> bool:
-        """Whether it accepts no connection yet: an earlier generation serves."""
+        """Return whether it is on standby: it accepts no connection while others serve."""
         return bool(self.data.get("held"))
 
     @classmethod
     def of(cls, run_dir: Path, data: RunFileData) -> RunFile:
-        """The replica that `data` describes."""
+        """Return the record of a replica with this content."""
         written: Mapping[str, Any] = data
         fields: dict[str, Any] = {key: written.get(key) for key in cls.__dataclass_fields__}
         return cls(**{**fields, "run_dir": run_dir, "data": data})
@@ -160,22 +163,22 @@ class SetAside:
 
     @property
     def replica_id(self) -> str:
-        """The replica's id, which is the name of its folder."""
+        """Return the replica's id, which is the name of its folder."""
         return self.run_dir.name
 
     @property
     def request_id(self) -> str:
-        """The launch it belongs to."""
+        """Return the launch to which it belongs."""
         return self.replica_id.rpartition("-")[2]
 
     @property
     def is_gateway(self) -> bool:
-        """Whether it is the home's gateway."""
+        """Return whether it is the home's gateway."""
         return self.run_dir.name == GATEWAY
 
     @property
     def problem(self) -> str:
-        """The path of the run file and why it cannot be used, as one clause."""
+        """Return, as one clause, the path of the run file and why it cannot be used."""
         path = self.run_dir / RUN_FILE_NAME
         damage = "is damaged" if path.exists() else "was removed"
         why = damage if self.is_damaged else "was written by another version of openenvd"
@@ -183,7 +186,7 @@ class SetAside:
 
     @property
     def sentence(self) -> str:
-        """The problem, its effect, and the command that ends the replica."""
+        """Return the problem, its effect, and the command that ends the replica."""
         cost = "it goes on, and is neither watched nor restarted"
         end = f"openenv down {self.environment} ends it"
         end = "it ends with the last environment behind it" if self.is_gateway else end
@@ -191,7 +194,7 @@ class SetAside:
 
 
 def endpoint_of(run_file: RunFile, status: StatusLine | None = None) -> tuple[str, int]:
-    """Where the gateway reaches a replica: its status says so, by default that in its folder."""
+    """Return the host and port at which the gateway reaches a replica, by a status or its file."""
     if not run_file.is_local:
         status = status or client.read_status_file(run_file.run_dir) or {}
         host, port = status.get("host"), status.get("port")
@@ -201,24 +204,29 @@ def endpoint_of(run_file: RunFile, status: StatusLine | None = None) -> tuple[st
 
 
 def options_variable(data: RunFileData) -> str:
-    """The variable that tells a replica's server its options."""
+    """Return the name of the variable that contains the options of a replica's server."""
     is_local = (data.get("provider") or LOCAL) == LOCAL
     return HOST_CONFIG_VARIABLE if is_local else HOST_OPTIONS_VARIABLE
 
 
+def server_options(data: RunFileData) -> Json:
+    """Return the options of our server from a run file's variables; another server has none."""
+    return dict(json.loads(data.get("env", {}).get(options_variable(data)) or "{}"))
+
+
 def read(run_dir: Path) -> RunFile | None:
-    """The replica of a folder; None when there is none that can be used."""
+    """Return the replica of a folder; None: there is none, or its run file cannot be used."""
     found = look_at(run_dir)
     return found if isinstance(found, RunFile) else None
 
 
 def look_at(run_dir: Path, version: int | str = RUN_FILE_VERSION) -> RunFile | SetAside | None:
-    """Read the run file of a folder, which can be used if it has this version; None: no file."""
+    """Read the run file of a folder, which must have this `version`; None: there is no file."""
     path = Path(run_dir) / RUN_FILE_NAME
     data = client.read_run_file(run_dir)
     if data is None and (path.exists() or is_locked(path.with_name(LOCK_FILE_NAME))):
         data = client.read_run_file(run_dir) or {}  # it may just have been written
-    is_gateways = path.parent.name == GATEWAY  # whose file `gateway/process.py` reads
+    is_gateways = path.parent.name == GATEWAY  # `gateway/process.py` reads that file
     if data is None or (is_gateways and version == RUN_FILE_VERSION):
         return None
     has_all = all(isinstance(data.get(key), kind) for key, kind in _FIELDS.items())
@@ -232,44 +240,44 @@ def look_at(run_dir: Path, version: int | str = RUN_FILE_VERSION) -> RunFile | S
 
 
 def look(runs: Path, name: str | None = None) -> tuple[list[RunFile], list[SetAside]]:
-    """Every replica of one environment, or of all; and those whose run files cannot be used."""
-    # A replica's id begins with its environment's name: other folders are not even opened.
+    """Return all replicas of one environment, or of all; and those with unusable run files."""
+    # A replica's id begins with its environment's name, so other folders are not even opened.
     found = [each for each in _look_at_all(runs, "" if name is None else f"{name}-", None) if each]
     own = [each for each in found if name in (None, each.environment)]
     usable = _in_order(each for each in own if isinstance(each, RunFile))
     return usable, [each for each in own if isinstance(each, SetAside)]
 
 
-def set_aside(runs: Path, name: str | None = None) -> list[SetAside]:
-    """The replicas whose run files cannot be used: of one environment, or of all."""
-    return look(runs, name)[1]
+def set_aside(runs: Path) -> list[SetAside]:
+    """Return all replicas whose run files cannot be used."""
+    return look(runs)[1]
 
 
 def all_of(runs: Path) -> list[RunFile]:
-    """Every replica below a folder, by environment and ordinal."""
+    """Return all replicas, sorted by environment and ordinal."""
     return look(runs)[0]
 
 
 def that_serves(runs: Path, name: str) -> RunFile | None:
-    """A replica whose address and token clients of an environment are to use; None: there is none.
+    """Return a replica whose address and token clients of an environment use; None: there is none.
 
-    During an update, one of what serves; then, of what has taken over.
+    During an update, it is one of those that serve, and not one of their successors.
     """
     return min(of_environment(runs, name), key=by_service, default=None)
 
 
 def by_service(run_file: RunFile) -> tuple[bool, float]:
-    """Sort first what serves an environment: the newest that is not held."""
+    """Return a key that sorts the replica first that serves: the newest that is not on standby."""
     return run_file.is_held, -run_file.created_at
 
 
 def of_environment(runs: Path, name: str, known: Known = None) -> list[RunFile]:
-    """The replicas of one environment, by ordinal; no run file that is `known` is read."""
+    """Return the replicas of an environment, by ordinal; no `known` run file is read."""
     return _in_order(each_of_environment(runs, name, known))
 
 
 def each_of_environment(runs: Path, name: str, known: Known = None) -> Iterator[RunFile]:
-    """The replicas of one environment, each read when it is asked for, if it is not `known`."""
+    """Yield the replicas of an environment, each read when it is needed, if it is not `known`."""
     for each in _look_at_all(runs, f"{name}-", known):
         if isinstance(each, RunFile) and each.environment == name:
             yield each
@@ -297,7 +305,7 @@ def stop_environment(
     """Stop all replicas of an environment, or of one launch of it; return their ids. Blocks.
 
     Raises:
-        EngineFailed: Some could not be stopped; the others were.
+        EngineFailed: Some could not be stopped, but the others were.
     """
     usable, aside = look(runs, name)
     usable = [each for each in usable if request_id in (None, each.request_id)]
@@ -315,12 +323,11 @@ def stop_replicas(
 ) -> None:
     """Stop replicas side by side, and remove their folders; nothing of them is left running.
 
-    Stopping what is stopped already is fine. Blocks.
-
-    `on_sessions` is called with a replica's id and the sessions that it has still.
+    It is no error if one is stopped already. `on_sessions` is called with a replica's id and the
+    number of sessions that it still has. Blocks.
 
     Raises:
-        EngineFailed: An engine has not stopped its own: they have their folders still.
+        EngineFailed: An engine has not stopped some, which keep their folders.
     """
     folders = {Path(run_dir).name: Path(run_dir) for run_dir in run_dirs}
     asked = {name: _ask_to_stop(folder, grace_seconds) for name, folder in folders.items()}
@@ -334,7 +341,7 @@ def stop_replicas(
     left = []
     for name in await_each(asked, deadline, tell):
         run_dir = folders[name]
-        # Its agent was killed on the way, or before it was asked: the next one continues.
+        # If its agent was killed before the end, the next agent continues.
         while is_left_on_engine(run_dir) and time.monotonic() < deadline:
             link = _ask_to_stop(run_dir, grace_seconds)
             if link is None:
@@ -343,7 +350,7 @@ def stop_replicas(
         if is_left_on_engine(run_dir):
             left.append(name)
             continue
-        # Also after an orderly end: it costs two reads, and nothing it names can be alive then.
+        # Also after an orderly end, when it only costs two reads: nothing in them is alive then.
         client.clean_up_after_shim(run_dir)
         _remove(run_dir)
         tell(name, {})
@@ -358,12 +365,12 @@ def stop_set_aside(aside: SetAside, grace_seconds: float = GRACE_SECONDS) -> Non
     """Stop a replica whose run file cannot be used, and remove its folder. Blocks.
 
     Raises:
-        EngineFailed: It is not known to have ended: what to do.
+        EngineFailed: It is not known to have ended; the message says what to do.
     """
     run_dir = aside.run_dir
     socket_path = Layout(run_dir.parent.parent).replica_socket(aside.replica_id)
     with (
-        contextlib.suppress(client.ShimGone, TimeoutError, ValueError),  # of another protocol
+        contextlib.suppress(client.ShimGone, TimeoutError, ValueError),  # or another protocol
         client.ShimClient.connect(str(socket_path)) as link,
     ):
         link.send("stop", grace_seconds=grace_seconds)
@@ -383,23 +390,21 @@ def stop_set_aside(aside: SetAside, grace_seconds: float = GRACE_SECONDS) -> Non
 
 
 def revive(run_file: RunFile, fork: client.Fork | None = None) -> None:
-    """A new shim in place of one that was killed, on the environment's own sockets. Blocks.
+    """Start a new shim in place of one that was killed, on the environment's sockets. Blocks.
 
-    It is forked by `fork`, if it can be.
-
-    It serves at once: one whose launch is not through yet is not started again. Without a sibling
-    to get the sockets from, the address is bound again. For a replica of an engine: an agent that
-    serves it.
+    The shim is forked by `fork`, if that is possible. Its server accepts connections at once, since
+    no replica is started again before its launch has ended. If no other replica can pass the
+    sockets on, the address is bound again. A replica on an engine is adopted by an agent instead.
 
     Raises:
-        OSError: it cannot be started; EADDRINUSE when another process has its port.
+        OSError: It cannot be started; EADDRINUSE when another process has its port.
     """
     if not run_file.is_local:
         layout = Layout(run_file.run_dir.parent.parent)
         ask_agent(layout, run_file.engine, "adopt", run_dir=str(run_file.run_dir))
         return
     client.clean_up_after_shim(run_file.run_dir)
-    run_file = read(run_file.run_dir) or run_file  # its share of the sessions may be another
+    run_file = read(run_file.run_dir) or run_file  # its share of the sessions may have changed
     siblings = each_of_environment(run_file.run_dir.parent, run_file.environment)
     others = (each for each in siblings if each.replica_id != run_file.replica_id)
     listen_fds = listeners_of(others, run_file.port)
@@ -414,9 +419,9 @@ def revive(run_file: RunFile, fork: client.Fork | None = None) -> None:
 
 
 def _remove(run_dir: Path) -> None:
-    """Remove a replica's folder, its run file last: until then, everybody finds it.
+    """Remove a replica's folder; the run file goes last, so that every process finds it till then.
 
-    Its status stays for as long: without one, an agent would start the replica again.
+    The status stays as long, since without one an agent would start the replica again.
     """
     with contextlib.suppress(OSError):
         for path in run_dir.iterdir():
@@ -434,9 +439,9 @@ def _ask_to_stop(run_dir: Path, grace_seconds: float) -> client.ShimClient | Non
         return None
     try:
         if is_left_on_engine(run_dir):
-            revive(run_file)  # whose agent may have been killed
+            revive(run_file)  # its agent may have been killed
         link = client.ShimClient.connect(run_file.socket_path)
-    except OSError:  # it is gone, its engine is, or no agent can be started: tried again
+    except OSError:  # the replica or its engine is gone, or no agent can be started: tried again
         return None
     try:
         link.send("stop", grace_seconds=grace_seconds)
@@ -447,23 +452,23 @@ def _ask_to_stop(run_dir: Path, grace_seconds: float) -> client.ShimClient | Non
 
 
 def is_left_on_engine(run_dir: Path) -> bool:
-    """Whether an engine has it, or may have: its agent has not said that nothing is left of it."""
+    """Return whether an engine may still have a replica: its agent has not reported its end."""
     run_file = read(run_dir)
     return not (run_file is None or run_file.is_local or is_stopped(run_dir))
 
 
 def is_stopped(run_dir: Path) -> bool:
-    """Whether a replica has reported that nothing of it is left but its folder."""
+    """Return whether a replica's status says that nothing but its folder is left."""
     return (client.read_status_file(run_dir) or {}).get("state") == State.STOPPED
 
 
 def await_each(
     links: Mapping[str, client.ShimClient | None], deadline: float, on_status: OnStatus
 ) -> Iterator[str]:
-    """Wait for replicas side by side: yield each when its connection ends or its status is awaited.
+    """Yield each replica when its connection ends, or `on_status` accepts its status. Blocks.
 
-    Those without a connection come first; those that have not ended at the deadline last, which is
-    monotonic. Closes the connections. Blocks.
+    Replicas without a connection come first; those that are still waited for at the monotonic
+    deadline come last. All connections are closed at the end.
     """
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
@@ -485,15 +490,15 @@ def await_each(
 
 
 def free_numbers(taken: Iterable[int], count: int) -> list[int]:
-    """The lowest numbers that are not taken."""
+    """Return the lowest numbers that are not taken."""
     used = set(taken)
     return list(itertools.islice((n for n in itertools.count() if n not in used), count))
 
 
 def listeners_of(replicas: Iterable[RunFile], port: int) -> list[int]:
-    """Descriptors of the sockets that listen on a port, from the first shim that has them. Blocks.
+    """Return descriptors of the sockets that listen on a port, from the first shim that has them.
 
-    They are the caller's to close; there are none when no shim answers.
+    The caller closes them; there are none if no shim answers. Blocks.
     """
     for replica in replicas:
         if replica.port != port:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strays: what runs with this home's label, and has no record.
+"""Strays: instances and replicas of this home that run without a record.
 
     on an engine    an instance without a run file; the agent keeps a list of these
-    any provider    a replica whose launch is in no table, and whose environment's name belongs to
-                    another launch by now; or one in no table, whose run file was set aside
+    any provider    a replica whose launch is in no table, if another launch has its environment's
+                    name by now, or if its run file was set aside
 
-They are shown, and stopped only on request: losing a table must not stop running replicas.
+Strays are shown, and stopped only on request: the loss of a table must not stop running replicas.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .shim.files import read_json
 
 
 def engines_used(layout: Layout) -> list[EngineAddress]:
-    """Return the engines that this home has used. Reads a file for each."""
+    """Return the engines that this home has used, by reading one file for each."""
     found = []
     for path in layout.engines.glob(f"*/{ADDRESS_FILE_NAME}"):
         with suppress(ValueError, LookupError, TypeError):
@@ -31,17 +31,17 @@ def engines_used(layout: Layout) -> list[EngineAddress]:
 
 
 def strays_seen(layout: Layout) -> list[Json]:
-    """Return the strays on engines, as their agents have seen them last. Reads a file for each."""
+    """Return the strays on engines that agents last listed, by reading one file for each."""
     found = {
         (at.engine, stray["id"]): {"provider": at.engine, **stray}
-        for at in engines_used(layout)  # two may be the same engine by other names
+        for at in engines_used(layout)  # two addresses may lead to the same engine
         for stray in _read(layout, at)
     }
     return list(found.values())
 
 
 def stray_of(found: run_files.RunFile | run_files.SetAside) -> Json:
-    """Return what is shown of a replica that no table knows."""
+    """Return the JSON that is shown of a replica that is in no table."""
     return {
         "provider": run_files.LOCAL if isinstance(found, run_files.SetAside) else found.provider,
         "id": found.replica_id,
@@ -53,7 +53,7 @@ def stray_of(found: run_files.RunFile | run_files.SetAside) -> Json:
 
 
 def look_again(layout: Layout) -> Iterator[tuple[str, str]]:
-    """Have each engine's agent look for strays; yields the engines that cannot, and why. Blocks."""
+    """Make each agent list its strays; yield the engines where that fails, and why. Blocks."""
     for at in engines_used(layout):
         try:
             ask_agent(layout, at, "list")
@@ -62,10 +62,10 @@ def look_again(layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 def stop_stray(layout: Layout, stray: Json, grace_seconds: float) -> None:
-    """Stop a stray that was shown, by its `provider` and `id`; leave nothing of it. Blocks.
+    """Stop a stray, by the `provider` and `id` that were shown, and remove all of it. Blocks.
 
     Raises:
-        EngineFailed: Its engine does not answer, or it is no stray.
+        EngineFailed: Its engine does not answer, or it is not a stray.
     """
     if (run_file := run_files.read(layout.run_dir(stray["id"]))) is not None:
         run_files.stop_replicas([run_file.run_dir], grace_seconds)

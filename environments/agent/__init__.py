@@ -3,13 +3,13 @@
 
     daemon, launches ──▶ agent ──▶ engine (`../engines/`) ──▶ instances
 
-To the rest an agent is the shim of all its replicas: run files, control sockets, status files and
-logs are the same. `../agent_client.py` starts an agent, and asks it.
+To its clients an agent is the shim of all its replicas: run files, control sockets, status files
+and logs are the same. `../agent_client.py` starts an agent, and sends it questions.
 
-agent.py          which replicas it serves, its own socket, its life; start here
-replica.py        one replica: what its state (`../replica_state.py`) makes due
-instance.py       its instance on the engine, and the server in it, asked over HTTP
-replica_status.py what is known of it; its status file and control socket: a shim's protocol
-engine_watch.py   looks at everything when the engine says that something has changed;
-                  from what it knows of an exit to an `ExitReason`
+agent.py          the agent: its replicas, its own socket, its start and end; start here
+replica.py        one replica: the actions that follow from its state (`../replica_state.py`)
+instance.py       the replica's instance on the engine, and HTTP requests to the server in it
+replica_status.py the replica's status, its status file and its control socket: a shim's protocol
+engine_watch.py   lists the engine's instances when the engine reports a change; makes an
+                  `ExitReason` of what the engine knows of an exit
 """

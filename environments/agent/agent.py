@@ -10,17 +10,18 @@ Failure cases
 
     it is killed              replicas run on. The daemon, which sees its connections end, starts
                               another, which finds run files, and the instances by their names
-    the engine is gone        every replica's state stays, and its status says why
-    its library is missing    replicas cannot be started, and say so; the agent answers all the same
-    two agents                the second waits for the lock of the first, which ends when it sees
-                              that its socket is not its own any more
-    a run folder is removed   its instance is a stray from now on: nothing is stopped for that
+    the engine is gone        every replica keeps its state, and its status says why
+    its library is missing    replicas cannot be started, and their status says so; the agent
+                              answers all the same
+    two agents                the second waits for the lock of the first. The first ends when it
+                              finds that the socket at its path is another's
+    a run folder is removed   its instance becomes a stray; nothing is stopped
     a run file is unreadable  its replica is not served, and the agent's log says why
-    its home is removed       as its socket is gone: it ends
-    it has nothing to do      no replica for `IDLE_SECONDS`: it ends, with the start lock
+    its home is removed       the agent ends, since its socket is gone
+    it has nothing to do      after `IDLE_SECONDS` without a replica it ends, holding the start lock
 
-What carries this home's label and has no run file is a *stray*. The agent writes down which there
-are (`strays.json`), for the daemon to show, and stops none by itself.
+An instance that carries this home's label and has no run file is a *stray*. The agent lists strays
+in `strays.json`, for the daemon to show, and stops none of its own accord.
 """
 
 from __future__ import annotations
@@ -58,31 +59,29 @@ from .engine_watch import EngineWatch
 from .replica import EngineReplica
 
 IDLE_SECONDS = 60.0  # without a replica or a question
-POLL_INTERVAL_SECONDS = 1.0  # between two looks at what the files say
+POLL_INTERVAL_SECONDS = 1.0  # between two checks of its socket and of run folders
 AGENT_LOCK = "agent.lock"  # held by the agent as long as it lives
-GRACE_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
 
 
 class UnusableEngine:
-    """Stands for an engine whose library cannot be imported, and says what is missing.
+    """Stands for an engine whose library cannot be imported; its errors name the library.
 
-    Each replica to be started is refused at once. What runs on the engine already continues,
-    out of reach.
+    Each start is refused at once. Instances that run on the engine already continue, out of reach.
     """
 
     def __init__(self, why: EngineRefused) -> None:
         self._why = why
 
     def start(self, _: ReplicaPlan) -> NoReturn:
-        """Refuse for good: trying again would not help."""
+        """Refuse for good, as another attempt would fail, too."""
         raise self._why
 
-    find = start  # what was refused is not looked for when it is stopped
+    find = start  # a refusal: the stop of a replica that was never started must not wait for it
 
     def __getattr__(self, name: str) -> Any:
-        """Return what refuses, for every other method of an engine."""
+        """Return, for every other method of an engine, a function that raises `EngineGone`."""
 
         def refuse(*_: object) -> NoReturn:
             raise EngineGone(self._why.message, self._why.hint)
@@ -91,7 +90,7 @@ class UnusableEngine:
 
 
 class Agent:
-    """One engine's agent: which replicas it serves, and its own socket."""
+    """One engine's agent: its replicas, and its own socket."""
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class Agent:
         control: socket.socket,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        """Serve nothing yet. `control` listens at the agent's socket."""
+        """Make an agent that serves no replica yet; `control` is its listening socket."""
         self._layout = layout
         self._at = at
         self._control = control
@@ -112,14 +111,13 @@ class Agent:
         self._replicas: dict[Path, EngineReplica] = {}  # by run directory
         self._tasks: dict[Path, asyncio.Task[None]] = {}
         self._adopting = asyncio.Lock()
-        self._instances: list[Instance] = []  # of the last look
-        self._strays: list[Json] | None = None  # None: not looked yet
+        self._instances: list[Instance] | None = None  # listed last; None: never
         self._idle_seconds = idle_seconds
         self._busy_at = time.monotonic()
         self._inode = layout.agent_socket(at.key).stat().st_ino
 
     async def run(self) -> None:
-        """Serve until there is nothing to do, or the socket is another's."""
+        """Serve until there is nothing to do, or another agent has the socket."""
         following = asyncio.create_task(self._watch.run())
         for run_file in await asyncio.to_thread(run_files.all_of, self._layout.runs):
             if self._has(run_file) and not run_files.is_stopped(run_file.run_dir):
@@ -134,7 +132,7 @@ class Agent:
                 if not run_dir.exists():
                     await self._drop(replica)
                     self._watch.look_soon()
-            if self._is_idle() and self._end_idle():
+            if self._end_if_idle():
                 break
         server.close()
         for replica in list(self._replicas.values()):
@@ -144,7 +142,7 @@ class Agent:
             following.result()
 
     def _has(self, run_file: RunFile) -> bool:
-        """Return whether a replica runs on this very engine."""
+        """Return whether a replica runs on this engine, at this address."""
         return run_file.provider == self._at.engine and run_file.engine == self._at
 
     async def _adopt(self, run_file: RunFile) -> None:
@@ -152,7 +150,7 @@ class Agent:
             known = self._replicas.get(run_file.run_dir)
             if known is not None and known.run_file.created_at == run_file.created_at:
                 return
-            if known is not None:  # of an earlier attempt of the same launch
+            if known is not None:  # from an earlier attempt of the same launch
                 await self._drop(known)
             replica = EngineReplica(run_file, self._watch, self._identity)
             await replica.open()
@@ -176,19 +174,19 @@ class Agent:
         for replica in self._replicas.values():
             replica.observe(found.get(replica.run_file.replica_id))
         self._instances = instances
-        self._write_strays()
+        self._write_strays(instances)
 
     def _on_problem(self, problem: str | None) -> None:
         for replica in self._replicas.values():
             replica.note_problem(problem)
 
     def _is_stray(self, instance: Instance) -> bool:
-        """Return whether it is this home's, and has no record."""
+        """Return whether an instance is this home's, and has no run file."""
         is_ours = instance.labels.home == self._layout.home_label
         return is_ours and run_files.read(self._layout.run_dir(instance.labels.replica)) is None
 
-    def _write_strays(self) -> list[Json]:
-        strays = self._strays = [_view(each) for each in self._instances if self._is_stray(each)]
+    def _write_strays(self, instances: list[Instance]) -> list[Json]:
+        strays = [_view(each) for each in instances if self._is_stray(each)]
         with contextlib.suppress(OSError):
             path = str(self._folder / STRAYS_FILE_NAME)
             write_json(path, {"seen_at": time.time(), "strays": strays})
@@ -222,24 +220,22 @@ class Agent:
                 await self._adopt(run_file)
                 return {}
             case "list":
-                self._instances = list(await self._watch.call(engine.list))
-                strays = self._write_strays()
-                views = map(_view, self._instances)
+                self._instances = found = list(await self._watch.call(engine.list))
+                strays, views = self._write_strays(found), map(_view, found)
                 return {"instances": [v | {"is_stray": v in strays} for v in views]}
             case "stop":
-                await self._stop_stray(message["instance"], message.get("grace_seconds"))
+                await self._stop_stray(message["instance"], float(message["grace_seconds"]))
                 return {}
             case op:
                 raise ValueError(f"unknown op: {op!r}")
 
-    async def _stop_stray(self, instance_id: str, grace_seconds: float | None) -> None:
+    async def _stop_stray(self, instance_id: str, grace_seconds: float) -> None:
         engine = self._watch.engine
         found = [each for each in await self._watch.call(engine.list) if each.id == instance_id]
         for instance in found:
             if not self._is_stray(instance):
                 raise EngineRefused(f"{instance_id} is no stray of this home")
-            grace = GRACE_SECONDS if grace_seconds is None else float(grace_seconds)
-            await self._watch.call_long(engine.stop, instance, grace)
+            await self._watch.call_long(engine.stop, instance, grace_seconds)
             if not self._is_stray(instance):  # it was recorded meanwhile
                 raise EngineRefused(f"{instance_id} is no stray any more")
             await self._watch.call(engine.remove, instance)
@@ -251,17 +247,19 @@ class Agent:
         except OSError:
             return False
 
-    def _is_idle(self) -> bool:
-        return not self._replicas and time.monotonic() - self._busy_at >= self._idle_seconds
-
-    def _end_idle(self) -> bool:
-        """Give the socket up, unless a client has just connected, or an agent is being started."""
+    def _end_if_idle(self) -> bool:
+        """Remove the socket, unless there is a replica, a client, or a starter of an agent."""
+        if self._replicas or time.monotonic() - self._busy_at < self._idle_seconds:
+            return False
         try:
             with start_lock(self._folder).acquire(blocking=False):
                 if select.select([self._control], [], [], 0)[0]:
                     return False
                 self._layout.agent_socket(self._at.key).unlink(missing_ok=True)
-                if self._watch.problem is None and self._strays == []:  # nothing is there
+                has_nothing = self._instances is not None and not any(
+                    map(self._is_stray, self._instances)
+                )
+                if self._watch.problem is None and has_nothing:
                     (self._folder / ADDRESS_FILE_NAME).unlink(missing_ok=True)
                 return True
         except OSError:
@@ -282,7 +280,7 @@ async def _run(layout: Layout, at: EngineAddress, control: socket.socket) -> Non
 
 
 def main(home: Path, at: EngineAddress) -> None:
-    """Be the agent of an engine, whose variables this process has."""
+    """Run as the agent of an engine; the process's variables say where the engine is."""
     setproctitle(f"openenvd: agent {at.engine}")
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's
         signal.signal(number, signal.SIG_IGN)
@@ -291,12 +289,12 @@ def main(home: Path, at: EngineAddress) -> None:
     [control] = inherited_sockets(CONTROL_FD_VARIABLE)
     held = FileLock(make_private(layout.engines / at.key) / AGENT_LOCK, mode=0o600)
     held.acquire()  # until this process ends; waits for an agent that is ending
-    entered = enter_shims_group(layout.replica_groups)  # out of the starter's: a worker's, capped
+    entered = enter_shims_group(layout.replica_groups)  # the starter's, a worker's, is capped
     try:
         asyncio.run(_run(layout, at, control))
     finally:
         leave_shims_group(entered)
-    # Threads may wait for the engine without end; what they would do is done by the next agent.
+    # Threads may wait for the engine without end; the next agent does what they would have done.
     sys.stdout.flush()
     os._exit(0)
 

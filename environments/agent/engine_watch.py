@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`EngineWatch`: what the engine has, looked at when that has changed; `ExitReason`s from it.
+"""`EngineWatch` lists an engine's instances when they change; `exit_reason` explains their exits.
 
     thread: engine.changes() ──"look"──▶ loop: engine.list(), once for all ──▶ on_look(instances)
                 └─ EngineGone ──▶ again after a pause; `problem` says so meanwhile
 
-Hints that come during a look make one more look, and there is one a second after the last hint:
-Docker lists a container as running for a moment after it has said that it died.
-Everything that blocks runs in threads: the engine's methods (`call`), and stops, which take as long
-as their grace (`call_long`).
+A change that is reported while the instances are listed makes them be listed once more. They are
+also listed a second after the last reported change, because Docker lists a container as running for
+a moment after it has reported its death. All calls that block run in threads: the engine's methods
+(`call`), and stops, which take as long as their grace (`call_long`).
 
-Of what an engine knows of an exit, an `ExitReason` is made: the same value as a local replica's.
+`exit_reason` makes the same value of an engine's facts as a shim makes of a local replica's exit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..engines.base import Engine, EngineError, EngineGone, EngineRefused, ExitF
 
 _SIGNALED = 128  # added to a signal's number, by the convention of shells
 _LAST_SIGNAL = 64
-SAME_SECONDS = 1.0  # between the engine's word of a kill and the server's own count of it
+SAME_SECONDS = 1.0  # between the engine's report of a kill and the server's count of the same
 
 
 def exit_reason(
@@ -41,64 +41,67 @@ def exit_reason(
 ) -> ExitReason:
     """Explain how an instance ended.
 
-    What an engine says of memory (`OOMKilled`, `OUT_OF_MEMORY`) it says of everything that was ever
-    killed in the instance. It is the cause of this exit when the server, which reports kills below
-    it, has reported none; or when the engine tells of a kill after the last of these.
+    An engine's report about memory (`OOMKilled`, `OUT_OF_MEMORY`) covers every process that was
+    ever killed in the instance. It explains this exit only if the server, which reports kills of
+    processes below it, has reported none, or if the engine reports a kill after the last of these.
 
     Args:
         facts: What the engine knows; None: it has no such instance any more.
-        pid: Its first process; 0: unknown.
+        pid: The instance's first process; 0: unknown.
         stopped_by_us: Whether its stop had been requested.
-        limit_bytes: Its memory limit.
-        oom_reported_at: When its server has last reported a kill below it, seconds since the epoch.
+        limit_bytes: The instance's memory limit.
+        oom_reported_at: When the server last reported a kill below it, in seconds since the epoch.
     """
     if facts is None:
         return ExitReason(ExitKind.STOPPED if stopped_by_us else ExitKind.LOST, pid=pid)
     if facts.error is not None:
         return ExitReason(ExitKind.EXITED, pid=0, exit_code=127, evidence=facts.error)
     if facts.ended_by is not None and not stopped_by_us:
-        kind = ExitKind.TIMED_OUT if facts.is_time_over else ExitKind.LOST
-        detector, evidence = Detector.ENGINE, facts.ended_by
         return ExitReason(
-            kind, pid=pid, detector=detector, seconds=facts.seconds, evidence=evidence
+            ExitKind.TIMED_OUT if facts.is_time_over else ExitKind.LOST,
+            pid=pid,
+            detector=Detector.ENGINE,
+            seconds=facts.seconds,
+            evidence=facts.ended_by,
         )
     if facts.reason is not None and not stopped_by_us:
         return ExitReason.from_json(facts.reason)
     code, number = facts.exit_code, None
     if code is not None and _SIGNALED < code <= _SIGNALED + _LAST_SIGNAL:
         number, code = code - _SIGNALED, None
-    # Whether the kill that the engine reports is none of those that the server has reported.
+    # Whether the engine reports a kill that the server has not reported.
     is_oom = facts.is_oom and (
         oom_reported_at is None
         or (facts.oom_at is not None and facts.oom_at > oom_reported_at + SAME_SECONDS)
     )
-    reason = {
-        "pid": pid,
-        "exit_code": code,
-        "signal_number": number,
-        "seconds": facts.seconds,
-        "peak_bytes": facts.peak_bytes,
-        "limit_bytes": limit_bytes,
-        "evidence": facts.evidence if is_oom or not facts.is_oom else None,
-    }
     if is_oom:
-        return ExitReason(ExitKind.OOM_KILLED, detector=facts.detector, **reason)  # type: ignore[arg-type]
-    if stopped_by_us:
+        kind = ExitKind.OOM_KILLED
+    elif stopped_by_us:
         kind = ExitKind.STOPPED
     elif number is not None:
         kind = ExitKind.SIGNALED
     else:
         kind = ExitKind.LOST if code is None else ExitKind.EXITED
-    return ExitReason(kind, **reason)  # type: ignore[arg-type]
+    return ExitReason(
+        kind,
+        pid=pid,
+        exit_code=code,
+        signal_number=number,
+        detector=facts.detector if is_oom else None,
+        limit_bytes=limit_bytes,
+        peak_bytes=facts.peak_bytes,
+        seconds=facts.seconds,
+        evidence=facts.evidence if is_oom or not facts.is_oom else None,
+    )
 
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 5.0
-MIN_PAUSE_SECONDS = 0.05  # between two looks, however much changes
-SETTLE_SECONDS = 1.0  # after a change, until what the engine lists is certainly up to date
-REACH_SECONDS = 4.0  # for an engine to answer at all, since it was asked first
+MIN_PAUSE_SECONDS = 0.05  # between two lists, however much changes
+SETTLE_SECONDS = 1.0  # after a change, until the engine's list is certainly up to date
+REACH_SECONDS = 4.0  # for an engine to answer at all, from the first call
 THREADS = 32  # most calls of the engine at a time; others wait
 
 T = TypeVar("T")
@@ -109,11 +112,11 @@ class EngineWatch:
 
     Args:
         engine: The engine.
-        on_look: Called with what the engine has, after each look.
-        on_problem: Called with why it cannot be asked, and with None when it can be again.
+        on_look: Called with the engine's instances after each list.
+        on_problem: Called with why the engine does not answer, and with None once it does again.
 
     Attributes:
-        problem: Why it cannot be asked, in a sentence; None: it can, as far as is known.
+        problem: Why the engine does not answer, in a sentence; None: it does, as far as is known.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class EngineWatch:
         on_problem: Callable[[str | None], None],
     ) -> None:
         self.problem: str | None = None
-        self._has_answered = False  # this process
+        self._has_answered = False  # ever, to this process
         self._reach_by: float | None = None
         self.engine = engine
         self._on_look = on_look
@@ -131,7 +134,7 @@ class EngineWatch:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="engine")
         self._loop = asyncio.get_running_loop()
         self._look_is_due = asyncio.Event()
-        self._has_changed = False  # since the last look
+        self._has_changed = False  # since the last list
         self._is_closed = False
 
     async def call(
@@ -140,7 +143,7 @@ class EngineWatch:
         """Call one of the engine's methods in a thread.
 
         Raises:
-            EngineGone: It does not answer; noted as the problem until a look succeeds.
+            EngineGone: The engine does not answer. This is the `problem` until a list succeeds.
             EngineRefused
         """
         try:
@@ -178,7 +181,7 @@ class EngineWatch:
             raise EngineRefused(exc.message, exc.hint) from exc
 
     def look_soon(self) -> None:
-        """Look at everything again."""
+        """List all instances again."""
         self._look_is_due.set()
 
     async def run(self) -> None:
@@ -192,10 +195,10 @@ class EngineWatch:
                 instances = list(await self.call(self.engine.list))
                 self._on_look(instances)
                 self._note(None)
-            except Exception as exc:  # no answer, or a defect, which the log has once
+            except Exception as exc:  # no answer, or a defect, which is logged once
                 text = str(exc) if isinstance(exc, EngineError) else f"{type(exc).__name__}: {exc}"
                 if not isinstance(exc, EngineError) and text != self.problem:
-                    log.exception("cannot look at what the engine has")
+                    log.exception("cannot list the engine's instances")
                 self._note(text)
                 failures += 1
                 self._look_is_due.set()
@@ -208,7 +211,7 @@ class EngineWatch:
             await asyncio.sleep(MIN_PAUSE_SECONDS)
 
     def close(self) -> None:
-        """End what follows the engine, with its next answer."""
+        """End the thread that follows the engine, with the engine's next answer."""
         self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -223,16 +226,16 @@ class EngineWatch:
             try:
                 for _ in self.engine.changes():
                     failures = 0
-                    self._tell()
+                    self._report_change()
             except EngineError:
                 pass
             except Exception:  # a defect: without this thread, nothing would be seen any more
-                log.exception("cannot follow what the engine says")
+                log.exception("cannot follow the engine's changes")
             failures += 1
-            self._tell()  # the look finds out whether it is gone
+            self._report_change()  # the next list finds out whether the engine is gone
             time.sleep(_pause(failures))
 
-    def _tell(self) -> None:
+    def _report_change(self) -> None:
         if not (self._is_closed or self._loop.is_closed()):
             self._loop.call_soon_threadsafe(self._on_change)
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The instance of one replica on its engine, and the server in it.
 
-`ReplicaInstance` finds, follows and ends the instance. The engine is asked only when something may
-have changed: a look has found it otherwise (`observe`), or something was done to it. Its log is
-followed from when it runs.
+`ReplicaInstance` finds, follows and ends the instance. It asks the engine only when something may
+have changed: the engine's list shows another state (`observe`), or something was done to the
+instance. Its log is followed as soon as it runs.
 
-`ReplicaServer` asks the server over HTTP whether it is ready, and how full it is; its answers are
-read in `../engines/py`. A server that is not ours has no capacity to report, and is
-not asked again.
+`ReplicaServer` asks the server over HTTP whether it is ready, and how full it is. A server that is
+not ours reports no capacity, and is not asked for it again.
 """
 
 from __future__ import annotations
@@ -38,21 +37,23 @@ from .replica_status import EngineReplicaStatus
 
 ID_LENGTH = 40  # of an instance's id in messages: engines' own commands take a part of it
 LAST_LINES_SECONDS = 5.0  # for the rest of a log, once its instance has exited
-SILENT_TIMEOUT_SECONDS = 5.0  # for the server of a silent instance to answer
-SILENT_QUESTIONS = 3  # at least, that it has not answered, when it counts as ended,
 TIMEOUT_SECONDS = 2.0  # for a server to answer
-SILENT_ASKED_SECONDS = 8.0  # and this long since the first of them
+SILENT_TIMEOUT_SECONDS = 5.0  # for the server of a silent instance to answer
+# A silent instance counts as ended after this many questions without an answer, and this long after
+# the first of them.
+SILENT_QUESTIONS = 3
+SILENT_ASKED_SECONDS = 8.0
 
 
 class ReplicaInstance:
     """The instance of one replica. Owned by the task of the replica.
 
     Attributes:
-        known: The instance as it was seen last; None: there is none.
+        known: The instance as it was last seen; None: there is none.
     """
 
     def __init__(self, run_file: RunFile, watch: EngineWatch) -> None:
-        """Nothing is known of it yet."""
+        """Make one of which nothing is known yet."""
         self.known: Instance | None = None
         self._run_file = run_file
         self._watch = watch
@@ -62,13 +63,13 @@ class ReplicaInstance:
         self._has_signalled = False
 
     def observe(self, instance: Instance | None) -> bool:
-        """Record what a poll has found; return whether the engine must be asked about it."""
+        """Record what a list shows; return whether the engine must be asked about the instance."""
         is_new = _seen(instance) != _seen(self.known)
         self._is_seen = self._is_seen and not is_new
         return is_new
 
     def doubt(self) -> None:
-        """Ask the engine again."""
+        """Make the next `find` ask the engine."""
         self._is_seen = False
 
     def close(self) -> None:
@@ -80,23 +81,23 @@ class ReplicaInstance:
         """Return the instance, asked for only when something has changed."""
         if self._is_seen:
             return self.known
-        self._is_seen = True  # before it is asked: what changes meanwhile is another question
+        self._is_seen = True  # before the question: a change during it makes another one due
         try:
             instance = await self._watch.call(self._engine.find, plan)
-        except Exception:  # no answer that says that there is none
+        except Exception:  # it is unknown whether there is one
             self._is_seen = False
             raise
         if instance is None:
             self.known = None
             return None
-        return self._take(instance)
+        return self._attach(instance)
 
     async def start(self, plan: ReplicaPlan) -> Instance:
-        """Make the engine start it, and return it; one that has its name already is taken."""
-        return self._take(await self._watch.call(self._engine.start, plan))
+        """Start the instance on the engine, or attach to the one that has its name; return it."""
+        return self._attach(await self._watch.call(self._engine.start, plan))
 
-    def _take(self, instance: Instance) -> Instance:
-        """Attach to an instance, and follow its log."""
+    def _attach(self, instance: Instance) -> Instance:
+        """Record the instance, and follow its log."""
         before, self.known = self.known, instance
         if before is None or before.id != instance.id:
             self._pump = None
@@ -111,17 +112,17 @@ class ReplicaInstance:
         return instance
 
     async def signal(self, instance: Instance, number: int) -> None:
-        """Send it a signal, once; an engine that refuses that is not asked again."""
+        """Send the instance a signal, once, also if the engine refuses it."""
         if not self._has_signalled:
             with contextlib.suppress(EngineRefused):
                 await self._watch.call(self._engine.signal, instance, number)
             self._has_signalled = True
 
     async def end(self, instance: Instance, life: Callable[[], Life], due: asyncio.Event) -> None:
-        """Stop an instance; once more whenever its deadline has come nearer meanwhile.
+        """Stop an instance; stop it again whenever its deadline has come nearer meanwhile.
 
-        `life` returns the life of its replica, with the deadline; `due` is set when that may have
-        changed.
+        `life` returns the life of the replica, which has the deadline; `due` is set when the
+        deadline may have changed.
         """
         stops: list[asyncio.Task[None]] = []
         nearest = math.inf
@@ -140,12 +141,12 @@ class ReplicaInstance:
         self._is_seen = False
 
     async def remove(self, instance: Instance) -> None:
-        """Remove it from its engine."""
+        """Remove the instance from its engine."""
         await self._watch.call(self._engine.remove, instance)
         self._is_seen = False
 
     async def finish_log(self) -> None:
-        """Wait for the rest of its log."""
+        """Wait for the rest of the log."""
         if self._pump is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._pump.ended.wait(), LAST_LINES_SECONDS)
@@ -153,14 +154,14 @@ class ReplicaInstance:
 
 
 class ReplicaServer:
-    """The server of one replica; where it has answered is in the replica's status.
+    """The server of one replica; the replica's status has the address where it last answered.
 
     Attributes:
-        has_capacity: Whether it can say how full it is, as far as is known.
+        has_capacity: Whether the server can say how full it is, as far as is known.
     """
 
     def __init__(self, run_file: RunFile, status: EngineReplicaStatus) -> None:
-        """Nothing was asked yet."""
+        """Make one that has not been asked yet."""
         self.has_capacity = True
         self._run_file = run_file
         self._status = status
@@ -168,18 +169,21 @@ class ReplicaServer:
 
     @property
     def is_answering(self) -> bool:
-        """Return whether it has answered when it was asked last, as far as is known."""
+        """Return whether it answered the last question, if it was asked one."""
         return not self._unanswered
 
     @property
     def address(self) -> str:
-        """Return where it has answered last, which is not the gateway's address."""
+        """Return where it last answered, which is not the gateway's address."""
         return http_address(self._status.host or "", self._status.port or 0)
 
     async def why_not_ready(
         self, plan: ReplicaPlan, instance: Instance, seconds: float = TIMEOUT_SECONDS
     ) -> str | None:
-        """Ask it at an address of its own or its plan's port, and note which answers."""
+        """Return why the server is not ready, or None; record the address where it answers.
+
+        It is asked at the instance's own address, and at the port of its plan.
+        """
         usual = http_address(plan.host, plan.port)
         if self._run_file.is_elsewhere and instance.address:
             usual = instance.address
@@ -196,7 +200,7 @@ class ReplicaServer:
         return why
 
     async def is_lost(self, plan: ReplicaPlan, instance: Instance) -> bool:
-        """Return whether nothing is heard of its instance for long, nor does it answer itself."""
+        """Return whether its instance has been silent for long, and it does not answer either."""
         why = None
         if instance.is_silent:
             why = await self.why_not_ready(plan, instance, SILENT_TIMEOUT_SECONDS)
@@ -208,12 +212,11 @@ class ReplicaServer:
         return len(self._unanswered) >= SILENT_QUESTIONS and seconds >= SILENT_ASKED_SECONDS
 
     async def read_capacity(self) -> Json | None:
-        """Ask how full it is; None: it does not answer now, or cannot say."""
+        """Return how full the server is; None: it does not answer now, or cannot say."""
         if not self.has_capacity:
             return None
         try:
-            url = with_token(self.address, self._run_file.token)
-            found = await read_capacity(url)
+            found = await read_capacity(with_token(self.address, self._run_file.token))
         except NotAnswering:
             return None
         self.has_capacity = found is not None and "serving" not in found
@@ -222,22 +225,22 @@ class ReplicaServer:
 
 def _note_stop(stop: asyncio.Task[None], due: asyncio.Event) -> None:
     if not stop.cancelled():
-        stop.exception()  # retrieved: of several stops, one need not be waited for
+        stop.exception()  # retrieved, since only one of several stops is awaited
     due.set()
 
 
 def exit_facts(instance: Instance | None, known_id: str | None, engine: str) -> ExitFacts | None:
-    """Return what is known of how an instance ended; `known_id`: the engine's name for it."""
+    """Return how an instance ended, as far as is known; `known_id` is the engine's id of it."""
     if instance is None:
         if known_id is None:
             return None
-        what = f"{engine} has {known_id[:ID_LENGTH]} no more"
+        what = f"{engine} does not have {known_id[:ID_LENGTH]} any more"
         return ExitFacts(ended_by=f"{what}: it was removed, and not by openenvd")
     return ExitFacts(ended_by=instance.waiting) if instance.is_silent else instance.exit
 
 
 def _seen(instance: Instance | None) -> tuple[object, ...] | None:
-    """Return what makes an instance worth another question when it is otherwise."""
+    """Return those facts of an instance whose change makes another question due."""
     if instance is None:
         return None
     facts = instance.waiting, instance.ends_at, instance.runs
@@ -245,7 +248,7 @@ def _seen(instance: Instance | None) -> tuple[object, ...] | None:
 
 
 async def why_not_healthy(base_url: str, seconds: float = TIMEOUT_SECONDS) -> str | None:
-    """Return why a server is not ready, by its `/health`; None when it is."""
+    """Return why a server is not ready, according to `/health`; None: it is ready."""
     try:
         await _get(base_url, "/health", seconds)
     except NotAnswering as exc:
@@ -256,10 +259,10 @@ async def why_not_healthy(base_url: str, seconds: float = TIMEOUT_SECONDS) -> st
 async def where_it_answers(
     own: str, usual: str, why_not: Callable[[str], Awaitable[str | None]]
 ) -> tuple[str, str | None]:
-    """Return the address at which a server answers, its own if it does there; or why it does not.
+    """Return the address at which a server answers, and None; or an address and why it does not.
 
-    Its own is asked again when only the usual one has answered: the server may have begun to listen
-    in between, and sessions at the usual one may end with the engine.
+    Its own address is preferred, and asked again when only the usual one has answered: the server
+    may have begun to listen in between, and sessions at the usual address may end with the engine.
     """
     why = await why_not(own)
     if why is None or own == usual:
@@ -271,7 +274,7 @@ async def where_it_answers(
 
 
 async def read_capacity(base_url: str) -> Json | None:
-    """Return the answer of `/capacity`; None for a server that has none.
+    """Return the answer of `/capacity`; None: the server has no such route.
 
     Raises:
         NotAnswering: The server does not answer at the moment.
@@ -288,8 +291,8 @@ async def read_capacity(base_url: str) -> Json | None:
 async def _get(base_url: str, path: str, seconds: float) -> Any:
     """Return the JSON that a server answers, as `ask` does, without a thread for each question.
 
-    A server that cannot be reached takes the whole time limit. By HTTP/1.0 an answer ends with its
-    connection, and has no chunks.
+    A server that cannot be reached takes the whole time limit. In HTTP/1.0 an answer has no chunks,
+    and ends with its connection.
     """
     address, token = without_token(base_url)
     parts = urlsplit(address)
@@ -314,8 +317,8 @@ async def _get(base_url: str, path: str, seconds: float) -> Any:
 
 
 def ready_info(capacity: Json | None) -> ServerInfo:
-    """Return the `info` of a status: what a server says of itself when it is ready."""
-    if capacity is None or "serving" in capacity:  # there are no sessions of ours
+    """Return the `info` of a status: what a server reports about itself when it is ready."""
+    if capacity is None or "serving" in capacity:  # it has no sessions of ours
         own = cast("ServerInfo", capacity or {"serving": Serving.AS_IS, "notes": []})
         return {"ready": True, "max_sessions": None, **own}
     return {

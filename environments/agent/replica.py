@@ -7,30 +7,31 @@
 
 What is due in each state:
 
-    starting            start its instance, and ask its server until it is ready
-    ready               look whether it runs, is the same and has room
-    draining            SIGUSR1, once, to a server of ours (another would end at once); wait until
-                        it has exited or the time is over
-    exited              nothing; when its start was requested, remove the old instance first
-    stopping            stop its instance, read the rest of its log, explain its end, remove it
+    starting            start the instance, and ask the server until it is ready
+    ready               check that the instance still runs and is the same; ask how full it is
+    draining            send SIGUSR1, once, to a server of ours (another would end at once); wait
+                        until it has exited, or the time is over
+    exited              nothing; at a request to start, remove the old instance first
+    stopping            stop the instance, read the rest of its log, explain its end, remove it
 
-It has exited when its instance has, is gone, or was refused; or when nothing is heard of it, and
-its server does not answer, however often it is asked.
+The replica has exited when its instance has exited, is gone, or was refused; or when the instance
+is silent, and the server does not answer repeated questions.
 
-What is about to be done is in the status file before it is done. An agent that is killed at any
-line leaves a state from which the next one continues:
+Each step is written to the status file before it is taken. An agent that is killed at any line
+leaves a state from which the next one continues:
 
-    starting, no instance     `start` is called (again); one that was created is found by its name
-    ready, no instance        it was removed from outside: exited, as lost
-    draining                  its sessions have the time that is left, and the signal is sent again
-    stopping, an instance     it has the grace that is left
-    stopping, no instance     it was removed, and only not reported: stopped
-    stopping, never asked     the engine has nothing of it: stopped, also where it does not answer
+    starting, no instance     `start` is called (again); an instance that was created has its name
+    ready, no instance        it was removed from outside: the replica has exited, as lost
+    draining                  the sessions have the time that is left; the signal is sent again
+    stopping, an instance     the instance has the grace that is left
+    stopping, no instance     it was removed, and that was not reported yet: stopped
+    stopping, never asked     the engine has nothing of the replica: stopped, whether it answers or
+                              not
 
-The engine may be gone, or refuse, for a while: the state stays, `problem` says why, and whatever
-was to be done is tried again. Only the engine's word that there is no such instance makes it lost.
-If an engine has never answered this agent, it is refused after some seconds (`EngineWatch.reach`):
-it may not be configured, and it has nothing of the replica.
+If the engine is gone or refuses for a while, the state stays, `problem` says why, and the step is
+tried again. A replica is lost only if the engine answers that there is no such instance. An engine
+that has never answered this agent may not be configured: after some seconds the replica counts as
+refused (`EngineWatch.reach`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from .replica_status import EngineReplicaStatus, StatusServer
 log = logging.getLogger(__name__)
 
 LOG_TAIL_LINES = 20
-FIRST_PROBE_SECONDS = 0.05  # between two questions whether it is ready; grows with the waiting
+FIRST_PROBE_SECONDS = 0.05  # between two questions whether it is ready; the pause grows
 MAX_PROBE_SECONDS = 1.0
 CAPACITY_SECONDS = 2.0  # between two questions how full it is
 RETRY_SECONDS = 1.0  # after the engine did not answer
@@ -74,12 +75,12 @@ class EngineReplica:
     """One replica. `run` is its task, which ends when nothing of the replica is left.
 
     Attributes:
-        run_file: What is wanted of it.
-        status: What is known of it.
+        run_file: The record of what was requested.
+        status: What is known of the replica.
     """
 
     def __init__(self, run_file: RunFile, watch: EngineWatch, agent: Process) -> None:
-        """Read where an earlier agent stood. `agent` is this process's identity."""
+        """Continue from an earlier agent's status file. `agent` is this process's identity."""
         self.run_file = run_file
         self.plan = plan_of(run_file)
         self.status = EngineReplicaStatus(read_status_file(run_file.run_dir))
@@ -88,14 +89,14 @@ class EngineReplica:
         self._instance = ReplicaInstance(run_file, watch)
         self._server = ReplicaServer(run_file, self.status)
         self._clients = StatusServer(run_file, self.status, agent, self._handle_command)
-        self._due = asyncio.Event()  # something may have changed: go through the loop again
+        self._due = asyncio.Event()  # something may have changed: `run` looks again
         self._start_is_requested = False
         self._probes = 0
         if self.status.host is None:
             self.status.host, self.status.port = self.plan.host, self.plan.port
 
     async def open(self) -> None:
-        """Open the socket for clients, with the status as it is; raises `OSError` if it cannot."""
+        """Write the status down, and open the socket for clients; raises `OSError`."""
         self._clients.publish()
         await self._clients.open()
 
@@ -105,12 +106,12 @@ class EngineReplica:
         await self._clients.close()
 
     def observe(self, instance: base.Instance | None) -> None:
-        """Record what a look has found: it is due when that is something else."""
+        """Record what a list shows of the instance; make `run` look again if that is new."""
         if self._instance.observe(instance):
             self._due.set()
 
     def note_problem(self, problem: str | None) -> None:
-        """Record why the engine cannot be asked; None: it can."""
+        """Record why the engine does not answer; None: it does."""
         self._clients.report_problem(problem)
         self._instance.doubt()
         self._due.set()
@@ -129,7 +130,7 @@ class EngineReplica:
         self._due.set()
 
     def _handle(self, event: Event, seconds: float = 0.0) -> None:
-        """Record an event, and write down what follows from it; `run` does that."""
+        """Record an event, and write the new state down; `run` takes the steps that follow."""
         before = self.status.life
         action = self.status.advance(event, boot_seconds(), seconds)
         if action is Action.DRAIN:  # an instance does not report that it drains
@@ -140,20 +141,19 @@ class EngineReplica:
             self._clients.publish()
 
     async def run(self) -> None:
-        """Bring it from what is observed to what is wanted, until it is stopped."""
+        """Bring the replica from its observed state to the wanted one, until it is stopped."""
         while self.status.life.state is not State.STOPPED:
             self._due.clear()
+            seconds: float | None = RETRY_SECONDS
             try:
-                seconds = await self._do_what_is_due()
+                seconds = await self._reconcile()
             except base.EngineGone:
-                seconds = RETRY_SECONDS
-            except (base.EngineRefused, NotAnswering) as exc:  # anything but the start
+                pass  # the watch reports it to `note_problem`
+            except (base.EngineRefused, NotAnswering) as exc:  # at any step but the start
                 self._clients.report_problem(exc.message)
-                seconds = RETRY_SECONDS
-            except Exception as exc:  # a defect: no reason to leave what runs to itself
+            except Exception as exc:  # a defect, which must not end the care for what runs
                 if self._clients.report_problem(f"{type(exc).__name__}: {exc}"):
-                    log.exception("cannot look after %s", self.run_file.replica_id)
-                seconds = RETRY_SECONDS
+                    log.exception("cannot reconcile %s", self.run_file.replica_id)
             else:
                 # What keeps it from running is shown to clients that wait for it.
                 known = self._instance.known
@@ -163,8 +163,8 @@ class EngineReplica:
                 await asyncio.wait_for(self._due.wait(), seconds)
         await self._clients.close()
 
-    async def _do_what_is_due(self) -> float | None:
-        """Do it; return in how many seconds to look again, None: after an event."""
+    async def _reconcile(self) -> float | None:
+        """Take the next step; return after how many seconds to look again, None: at an event."""
         match self.status.life.state:
             case State.STARTING:
                 return await self._reconcile_starting()
@@ -201,7 +201,7 @@ class EngineReplica:
         if why is None and found is None and self._server.has_capacity and instance.drains:  # ours
             why = f"nothing answers at {self._server.address}/capacity"
         if why is not None:
-            if self.plan.image and not instance.drains:  # foreign, with a server of its own
+            if self.plan.image and not instance.drains:  # a foreign image, with its own server
                 port = self.plan.container_port
                 why += f"; its server must listen on 0.0.0.0, port {port} or the one that its image"
                 why += " exposes"
@@ -216,7 +216,7 @@ class EngineReplica:
         return 0.0
 
     async def _reach(self) -> None:
-        """Write down that the engine may be asked to start the replica, as soon as it answers."""
+        """Write down that the engine may be asked for a start, as soon as it answers at all."""
         if not self.status.is_asked:
             await self._watch.reach(self._engine.find, self.plan)
             self.status.is_asked = True
@@ -255,13 +255,13 @@ class EngineReplica:
         if instance is not None:
             await self._instance.remove(instance)
         self._start_is_requested = False
-        if not self.status.life.is_at_rest:  # to be stopped by now
+        if not self.status.life.is_at_rest:  # it is being stopped by now
             return 0.0
         if (now := run_files.read(self.run_file.run_dir)) is not None:
-            self.plan = plan_of(now)  # its share may be another
+            self.plan = plan_of(now)  # its share of the sessions may have changed
         self._instance.known = None
         self._probes = 0
-        self._server = ReplicaServer(self.run_file, self.status)  # no answer counts any more
+        self._server = ReplicaServer(self.run_file, self.status)  # drops earlier answers
         self.status.host, self.status.port = self.plan.host, self.plan.port
         self._handle(Event.START)
         return 0.0
@@ -273,7 +273,7 @@ class EngineReplica:
                 await self._instance.end(instance, lambda: self.status.life, self._due)
                 instance = await self._find() or instance
             await self._instance.finish_log()
-            if self.status.known["exit"] is None:  # else it had ended before
+            if self.status.known["exit"] is None:  # otherwise it had ended before
                 facts = exit_facts(instance, self.status.instance, self.run_file.provider)
                 self._note_exit(self._reason(facts, stopped_by_us=True))
             await self._instance.remove(instance)
@@ -289,7 +289,7 @@ class EngineReplica:
         except base.NameTaken:
             return None
         except base.EngineRefused:
-            if was_refused:  # the library is missing, say: it has none
+            if was_refused:  # because the library is missing, say: there is no instance
                 return None
             raise
 
@@ -328,17 +328,12 @@ class EngineReplica:
         ).to_json()
 
     async def _read_capacity(self) -> Json | None:
-        """Ask its server how full it is, and send clients what is new."""
+        """Ask the server how full it is, and send clients what is new."""
         found = await self._server.read_capacity()
         if found is None or not self._server.has_capacity:
             return found
-        is_new = self.status.note_served(
-            {
-                "sessions": int(found["sessions"]),
-                "sessions_fail": found.get("sessions_fail"),
-                "capacity": summary_of(found),
-            }
-        )
+        served = {"sessions": int(found["sessions"]), "capacity": summary_of(found)}
+        is_new = self.status.note_served({"sessions_fail": None, **found, **served})
         if self.status.note_reported(found.get("exits", []), self.plan.memory_bytes):
             self._clients.publish()
         elif is_new:
@@ -347,6 +342,6 @@ class EngineReplica:
 
 
 def plan_of(run_file: RunFile) -> base.ReplicaPlan:
-    """Return what an engine is to start."""
+    """Return the plan of a replica, which its engine is given."""
     plan = base.ReplicaPlan.from_json(run_file.data["plan"])
     return replace(plan, run_dir=str(run_file.run_dir))

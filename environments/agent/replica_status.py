@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The status of one replica of an engine: its file, the line that clients are sent, its socket.
 
-The same fields as a shim's (`../replica_state.py`), and some of its own. A restarted agent
-continues from the file: the state says what it was about to do. Deadlines are counted since boot,
-so that no step of the clock moves them, and the next agent understands them.
+It has the fields of a shim's status (`../replica_state.py`), and some of its own. A restarted agent
+continues from the file: the state says which step comes next. Deadlines are counted since boot, so
+that no step of the clock moves them, and the next agent understands them.
 
 `StatusServer` speaks the protocol of a shim, on the agent's loop. Each client is sent the status
 when it connects and whenever it has changed. A status is whole in itself: a client that reads
@@ -35,7 +35,7 @@ LAST_STATUS_SECONDS = 1.0  # for clients to read the last status
 class EngineReplicaStatus(ReplicaStatus):
     """What is known of one replica. No effects."""
 
-    # Whether the engine may have been asked to start it: if not, it has nothing of it
+    # Whether the engine may have been asked to start it; if not, the engine has nothing of it
     is_asked: bool = False
     instance: str | None = None
     pid: int | None = None
@@ -45,19 +45,19 @@ class EngineReplicaStatus(ReplicaStatus):
     waiting: str | None = None
     runs: int = 0  # how many times the engine itself has restarted this instance
     ends_at: float | None = None  # when the engine ends the instance, as `boot_seconds` counts
-    # When to ask for another, so that its sessions can end before that
+    # When to request its successor, so that its sessions can end before `ends_at`
     replace_at: float | None = None
     # The number of the last exit that the server has reported of a process below it
     reported: int = 0
 
     def __init__(self, earlier: StatusLine | None = None) -> None:
-        """Go on from a status file; nothing is known any more of what may have changed since."""
+        """Continue from a status file, without the facts that may have changed since."""
         super().__init__(earlier)
         vars(self).update({key: value for key, value in (earlier or {}).items() if key in _OWN})
         self.problem = self.ends_at = self.replace_at = None
 
     def advance(self, event: Event, now: float, seconds: float = 0.0) -> Action | None:
-        """Record an event; of a new generation nothing is known but its address."""
+        """Record an event; a new generation keeps the address, and no other fact."""
         before = self.life.generation
         action = super().advance(event, now, seconds)
         if self.life.generation != before:
@@ -68,29 +68,29 @@ class EngineReplicaStatus(ReplicaStatus):
         return action
 
     def note_instance(self, instance: Instance) -> bool:
-        """Record which instance it is; return whether anything of that is new."""
+        """Record facts about the instance; return whether any of them is new."""
         before = (self.instance, self.pid, self.ends_at, self.replace_at)
-        self.instance, self.pid = instance.id, instance.pid or self.pid
-        self.ends_at, self.replace_at = instance.ends_at, instance.replace_at
-        return before != (self.instance, self.pid, self.ends_at, self.replace_at)
+        now = (instance.id, instance.pid or self.pid, instance.ends_at, instance.replace_at)
+        self.instance, self.pid, self.ends_at, self.replace_at = now
+        return before != now
 
     def note_ready(self, info: ServerInfo, at: float) -> None:
-        """Record what the server says of itself when it is ready; it waits for nothing."""
+        """Record what the server reports about itself when it is ready; it waits for nothing."""
         super().note_ready(info, at)
         self.waiting = None
 
     def note_exit(self, reason: Json, log_tail: list[str], at: float) -> None:
-        """Record that the instance of this generation has ended, and its sessions with it."""
+        """Record how the instance of this generation ended, and with it its sessions."""
         super().note_exit(reason, log_tail, at)
         self.pid = self.ends_at = self.replace_at = None
 
     def note_renewal(self, reason: Json, runs: int, at: float) -> None:
-        """Record how the server of an instance exited that its engine has restarted."""
+        """Record how a server exited whose instance was restarted by its engine."""
         self.exits.add_server(reason, at)
         self.last_exit, self.runs = reason, runs
 
     def note_reported(self, exits: list[Json], limit_bytes: int | None) -> bool:
-        """Explain what the server reports of exits below it, oldest first; whether any is new."""
+        """Record exits of processes below the server, oldest first; return whether any is new."""
         new = [facts for facts in exits if facts["number"] > self.reported]
         for facts in new:
             reason = explain_child(facts, limit_bytes=limit_bytes).to_json()
@@ -106,12 +106,12 @@ class EngineReplicaStatus(ReplicaStatus):
         return max(kills, default=None)
 
     def to_json(self) -> StatusLine:
-        """Return it as a status file has it, and a status line but for whose it is."""
+        """Return the status without the replica's and the agent's identity."""
         return {
             **super().to_json(),
             **cast("StatusLine", {name: getattr(self, name) for name in _OWN}),
             "deadline": self.life.deadline,
-            # Of a server that tells its shim more than a container tells its engine.
+            # A shim knows these of its server; an engine does not know them of a container.
             "pid_started_at": None,
             "oom_kills": 0,
             "cgroup": None,
@@ -125,8 +125,8 @@ _OWN = tuple(EngineReplicaStatus.__annotations__)
 class StatusServer:
     """The status of one replica: its file, for the next agent, and its clients.
 
-    `handle_command` is called with each line that a client sends, and raises `ValueError` for one
-    that cannot be understood. `agent` is the identity of this process.
+    `handle_command` is called with each line that a client sends, and raises `ValueError` if it
+    cannot be understood. `agent` is the identity of this process.
     """
 
     run_file: RunFile
@@ -137,13 +137,13 @@ class StatusServer:
     _changed: dict[asyncio.StreamWriter, asyncio.Event] = field(default_factory=dict, init=False)
 
     def publish(self) -> None:
-        """Write the status down, then send it."""
-        with contextlib.suppress(OSError):  # a full disk: clients are sent it all the same
+        """Write the status to its file, then send it to the clients."""
+        with contextlib.suppress(OSError):  # the disk is full: clients are sent it all the same
             write_json(str(self.run_file.run_dir / STATUS_FILE_NAME), self._to_json())
         self.send_status()
 
     def report_problem(self, problem: str | None) -> bool:
-        """Report what keeps the engine from doing what is due; return whether that is new."""
+        """Report why the engine does not do what is due; return whether that is new."""
         is_new = problem != self.status.problem
         self.status.problem = problem
         if is_new:
@@ -151,7 +151,7 @@ class StatusServer:
         return is_new
 
     def report_waiting(self, why: str | None) -> None:
-        """Report why a replica that is starting is not ready."""
+        """Report why a replica that is starting is not ready yet."""
         if why != self.status.waiting and self.status.life.state is State.STARTING:
             self.status.waiting = why
             self.send_status()
@@ -165,23 +165,19 @@ class StatusServer:
         }
 
     async def open(self) -> None:
-        """Listen; a socket that a killed agent left is replaced.
-
-        Raises:
-            OSError: The socket cannot be made.
-        """
+        """Listen, in place of a socket that a killed agent left; raises `OSError`."""
         control = open_control_socket(self.run_file.socket_path)
         self._server = await asyncio.start_unix_server(
             self._serve, sock=control, limit=MAX_LINE_BYTES
         )
 
     def send_status(self) -> None:
-        """Send every client the status, which has changed."""
+        """Make each client's task send the status, which has changed."""
         for changed in self._changed.values():
             changed.set()
 
     async def close(self) -> None:
-        """Accept no more, give clients that read time for the last status, and close."""
+        """Stop accepting, send the last status to clients that read it in time, and close."""
         if self._server is None:
             return
         self._server.close()
@@ -212,7 +208,7 @@ class StatusServer:
                     self.handle_command(line)
                 except ValueError as exc:
                     writer.write(error_line(str(exc)))
-        except (OSError, ValueError):  # it broke off; or its line has no end
+        except (OSError, ValueError):  # the connection broke off, or a line has no end
             pass
         finally:
             self._changed.pop(writer, None)

@@ -1,109 +1,117 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of an engine: what an agent asks of Docker, Swarm and whatever is added to them.
+"""The interface of an engine, by which an agent uses Docker, Swarm and all others.
 
-An engine (which the `EngineEntry` of an entry point leads to, see `registry.py`) runs *instances*:
+An engine (to which the `EngineEntry` of an entry point leads, see `registry.py`) runs *instances*:
 containers, services, jobs, pods. One instance serves one replica. The agent (`../agent/`) decides
-what to do and when; an engine only does it, and reports what there is:
+what is done and when; an engine does it, and reports the instances that it has:
 
     start(plan) ──▶ Instance ──▶ is RUNNING ──▶ logs, signal ──▶ stop ──▶ is EXITED ──▶ remove
-                                     └─ changes(): look at it again (a hint, never the truth)
+                                     └─ changes(): list them again (a hint, never the truth)
 
 Rules for an engine
 
 * Only the agent's process imports an engine's file, and with it the engine's library.
-* Every method blocks, and is called from threads, several at once. None retries: the agent does.
-* It keeps nothing that matters in memory. The agent may be killed between any two lines; the next
-  one has `list` and `find`, which ask the engine itself, by labels.
-* It never restarts an instance: its own restart policies are off. The daemon decides that.
+* Every method blocks, and is called from several threads at once. None retries: the agent does.
+* An engine keeps nothing that matters in memory. The agent may be killed between any two lines; the
+  next agent calls `list` and `find`, which find instances by their labels.
+* An engine never restarts an instance: its restart policies are off. The daemon decides that.
 * Every method raises `EngineGone` when the engine does not answer, and `EngineRefused` when it
-  answers no. What is not there (any more) is no error to `stop`, `signal` and `remove`.
+  refuses. `stop`, `signal` and `remove` take a missing instance for no error.
 
-Failure cases, and who handles them
+Failure cases, and how they are handled
 
     the agent is killed in `start`     the name is taken: `start` returns the instance that has it
-    an instance is removed by hand     `find` returns None; the agent reports it as lost
+    an instance is removed by hand     `find` returns None; the agent reports the replica as lost
     the engine is restarted            `changes` and `logs` raise `EngineGone`; the agent asks again
-    events are missed                  the agent looks at every instance when `changes` starts again
-    the image is missing               `start` raises `EngineRefused`, with the command that gets it
+    events are missed                  the agent lists all instances when `changes` starts again
+    the image is missing               `start` raises `EngineRefused` with the command that gets it
 """
 
 from __future__ import annotations
 
+import signal as signals
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ...schema.errors import HintedError
 from ...schema.protocol import CONTAINER_PORT
 from ...system.process.exit_reason import Detector
 
+T = TypeVar("T")
+
 ENVIRONMENT_LABEL = "openenvd.environment"
 REPLICA_LABEL = "openenvd.replica"
 GENERATION_LABEL = "openenvd.generation"
 HOME_LABEL = "openenvd.home"
-ENV_HOST_LABEL = "openenvd.env-host"  # of images that have our env host: its version
-BUILT_LABEL = "openenvd.built"  # of images that were built here, by `openenv prune` to be removed
+ENV_HOST_LABEL = "openenvd.env-host"  # the version of our env host in an image that has it
+EXIT_KILLED, EXIT_TERMINATED = 128 + signals.SIGKILL, 128 + signals.SIGTERM
+# Exit codes of an instance that ended well: if anything was killed for memory, it was a child.
+FINE_EXITS = (0, EXIT_TERMINATED)
+BUILT_LABEL = "openenvd.built"  # marks images that were built here, which `openenv prune` removes
 
 
 class Preparation(StrEnum):
     """The preparation that replicas need before they are started (`preparation/prepare.py`)."""
 
-    PROGRAM = "program"  # of a Python here; the engine's machines see the same folders
+    PROGRAM = "program"  # for a Python here; the engine's machines see the same folders
     IMAGE = "image"  # built or pulled by Docker here
-    SHARED_IMAGE = "shared image"  # the same, named so that other machines can pull it
+    SHARED_IMAGE = "shared image"  # the same, under a name by which other machines can pull it
     PULLED_IMAGE = "pulled image"  # the engine's machines pull it
 
 
 @dataclass(frozen=True, slots=True)
 class EngineEntry:
-    """Where an engine is, and what it needs."""
+    """The code of an engine, and its requirements."""
 
-    location: str  # `module:Class`, or what else makes it. Only its agent imports it.
-    preparation: Preparation  # what its replicas run
+    location: str  # `module:Class`, or another callable that makes it. Only its agent imports it.
+    preparation: Preparation  # of what its replicas run
     extra: str | None = None  # the extra of openenvd that installs its library; None: it needs none
-    # Returns the variables that say which engine it is, all of them, from a process's own
-    # (`address_here`). Raises `EngineFailed` when these lead nowhere. By default there is one for
-    # all processes of this machine.
+    # Returns all variables that identify the engine, from those of a process (`address_here`).
+    # Raises `EngineFailed` when these lead nowhere. By default all processes of this machine use
+    # the same engine.
     address: Callable[[Mapping[str, str]], dict[str, str]] = lambda _: {}
-    # Called with the engine's own options of a replica, and whether it is in a `sandbox`; raises
-    # `EngineRefused` for what it would refuse, so that a launch need not begin. None: that is seen
-    # when the replica is started.
+    # Called with the engine's own options of a replica, and whether it is in a `sandbox`. Raises
+    # `EngineRefused` for options that the engine would refuse, so that no launch begins with them.
+    # None: they are refused when the replica is started.
     check_options: Callable[..., object] | None = None
-    # Whether its replicas are reached where their instances say, and at no port of this machine
+    # Whether replicas are reached at the addresses of their instances alone, not at ports of this
+    # machine
     has_own_addresses: bool = False
-    # Whether a replica that is started again has another address: its environment has one at the
-    # gateway then, also with one replica
+    # Whether a replica has another address after each start: its environment is behind the gateway
+    # then, also with one replica
     moves: bool = False
 
 
 class EngineError(HintedError):
-    """Base of what an engine raises; `hint` says what to do, if possible as a command."""
+    """The base of an engine's errors; `hint` says what to do, if possible as a command."""
 
 
 class EngineGone(EngineError):
-    """The engine does not answer: not running, being restarted, no permission. Tried again."""
+    """The engine does not answer: it does not run, is restarted, or not permitted. Tried again."""
 
 
 class EngineRefused(EngineError):
-    """The engine answers, and will not do it as asked: a missing image, an unknown option."""
+    """The engine refuses a request: the image is missing, or an option is unknown, say."""
 
 
 class NameTaken(EngineRefused):
-    """Something that is not ours has the name of an instance, which is gone, or never was."""
+    """Something that is not ours has the name of an instance; so there is no such instance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Whose an instance is. Everything that is made on an engine carries them."""
+    """The owner of an instance. Everything that is made on an engine carries these labels."""
 
-    home: str  # names the daemon's home; no other machine or user has the same
+    home: str  # identifies the daemon's home; no other machine or user has the same
     environment: str  # the environment's name
     replica: str  # the replica's id, which no other replica of any home has
     generation: str  # the id of the launch's request
 
     def to_labels(self) -> dict[str, str]:
-        """Return them as the engine is given them."""
+        """Return the labels under their names on an engine."""
         return {
             HOME_LABEL: self.home,
             ENVIRONMENT_LABEL: self.environment,
@@ -113,7 +121,7 @@ class Labels:
 
     @classmethod
     def of(cls, labels: Mapping[str, str] | None) -> Labels | None:
-        """Return what an engine's labels say; None when they are not ours, or there are none."""
+        """Return our labels among those of an instance; None if any is missing."""
         names = (HOME_LABEL, ENVIRONMENT_LABEL, REPLICA_LABEL, GENERATION_LABEL)
         found = [(labels or {}).get(name) for name in names]
         return cls(*filter(None, found)) if all(found) else None
@@ -121,34 +129,34 @@ class Labels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPlan:
-    """One replica, as an engine is to start it. It stands in the replica's run file."""
+    """The plan by which an engine starts one replica. It is part of the replica's run file."""
 
-    labels: Labels  # whose it is
-    image: str  # what runs: an image's id or reference, or what else the engine calls so
-    # The name that it had at the launch, for messages; None: `image` is one
+    labels: Labels  # the owner
+    image: str  # the id or reference of the image; empty: the engine runs a program
+    # The image's name at the launch, for messages; None: `image` is a name
     image_name: str | None = None
-    command: tuple[str, ...] = ()  # what runs in it; empty: what the image says
-    env: dict[str, str] = field(default_factory=dict)  # its variables, beside the image's own
+    command: tuple[str, ...] = ()  # the command; empty: the image's own
+    env: dict[str, str] = field(default_factory=dict)  # variables, beside the image's own
     host: str  # the address of this machine that the port is published on
     port: int  # the port there. It is reserved for this replica.
     container_port: int = CONTAINER_PORT  # the port that the server listens on inside
     memory_bytes: int | None = None  # the memory limit, swap included; None: none
     cpus: float | None = None  # the CPU limit, in CPUs; None: none
     gpus: int = 0  # how many GPUs it gets
-    ordinal: int = 0  # the number of this replica among its environment's: which GPUs it takes, say
-    # Whether to take from it what a server does not need: a read-only root, no capabilities, no new
-    # privileges
+    ordinal: int = 0  # the number of this replica in its environment, which decides on its GPUs
+    # Whether it has no rights that a server does not need: its root is read-only, it has no
+    # capabilities, and gets no new privileges
     sandbox: bool = False
     # The engine's own options (`--engine-option NAME=VALUE`)
     options: dict[str, str] = field(default_factory=dict)
-    folder: str = "/"  # where the command runs, on an engine that runs programs rather than images
-    # Of such a program: import names, and the folders that they stand for
+    folder: str = "/"  # the folder in which a program runs
+    # A program's import names, and the folders that they stand for
     links: dict[str, str] = field(default_factory=dict)
     run_dir: str = ""  # the replica's folder, as the agent knows it
 
     @property
     def name(self) -> str:
-        """Return what the instance is called on the engine, where names are unique."""
+        """Return the instance's name on the engine, where names are unique."""
         return f"openenvd-{self.labels.replica}"
 
     def to_json(self) -> dict[str, Any]:
@@ -157,72 +165,70 @@ class ReplicaPlan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ReplicaPlan:
-        """Read what `to_json` wrote; raises `KeyError`, `TypeError`: it is something else."""
+        """Read a plan that `to_json` wrote; raises `KeyError` or `TypeError` for anything else."""
         known = {"labels": Labels(**data["labels"]), "command": tuple(data["command"])}
         return cls(**{**data, **known})
 
 
 class InstanceState(StrEnum):
-    """The state of an instance. The agent asks whether its server answers."""
+    """The state of an instance. Whether its server answers is the agent's question."""
 
-    STARTING = "starting"  # created, pulled, waiting for a place
+    STARTING = "starting"  # it is created, is pulled, or waits for a place
     RUNNING = "running"
     EXITED = "exited"  # it is still there, with its exit and its log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitFacts:
-    """What an engine knows of how an instance ended; an `ExitReason` is made of it."""
+    """An engine's facts about the end of an instance, of which an `ExitReason` is made."""
 
-    # As the engine gives it: 128 + n for a signal. None: it never ran, or is unknown.
+    # As the engine reports it: 128 + n for a signal. None: it never ran, or the code is unknown.
     exit_code: int | None = None
-    # Whether the engine says that something in it was killed for using too much memory, since it
-    # began
+    # Whether the engine reports that, at any time, a process in it was killed for using too much
+    # memory
     is_oom: bool = False
-    # When that was the last time, in seconds since the epoch, where the engine says so
+    # When the last such kill was, in seconds since the epoch, if the engine reports it
     oom_at: float | None = None
-    # How its server exited, as what started that in the instance has explained it
+    # An `ExitReason` of the server, if its parent in the instance has made one
     reason: dict[str, Any] | None = None
-    detector: Detector = Detector.ENGINE  # who says that it was, or killed it for that
+    detector: Detector = Detector.ENGINE  # what reports the kill for memory, or made it
     error: str | None = None  # why it could not be started, in the engine's words; None if it could
     seconds: float | None = None  # how long it had run
-    peak_bytes: int | None = None  # the most memory that it held, where the engine says so
+    peak_bytes: int | None = None  # the most memory that it held, if the engine reports it
     evidence: str | None = None  # one line for people: `container 3f2a91c0, OOMKilled`
-    # What ended it, where that was the engine's doing: `its node has failed`
+    # Why the engine or others ended it, if it did not end by itself: `its node has failed`
     ended_by: str | None = None
-    is_time_over: bool = False  # whether that was since it may not run any longer
+    is_time_over: bool = False  # whether it was ended since its time limit was over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One thing that the engine has and that carries our labels."""
+    """One container, service, job or pod of the engine that carries our labels."""
 
-    # What the engine calls it, permanently: no later instance has the same. It is made of letters,
-    # digits, and `_.:-/`.
+    # The engine's permanent id of it, which no later instance has. It consists of letters, digits,
+    # and `_.:-/`.
     id: str
-    labels: Labels  # whose it is
-    state: InstanceState  # how far it is
+    labels: Labels  # the owner
+    state: InstanceState
     # Its first process, if that runs on this machine and is known; for people
     pid: int | None = None
     # `http://host:port`, where it may be reached beside its plan's port: the agent tries it first,
-    # and the gateway uses what has answered
+    # and the gateway uses the address that has answered
     address: str | None = None
-    # Why it is still STARTING, or cannot go on, in a sentence, where the engine says so
+    # Why it is still STARTING, or cannot continue, in a sentence, if the engine says so
     waiting: str | None = None
-    # Whether it is started as any is, and `waiting` only says how far it is: nothing keeps it from
-    # that
+    # Whether its start proceeds as usual: `waiting` describes the progress, and no obstacle
     is_on_its_way: bool = False
-    # Whether its server ends its sessions at SIGUSR1, which ends others at once
+    # Whether its server drains at SIGUSR1; any other server would end at once
     drains: bool = True
-    # When the engine ends it, whatever it does, as `boot_seconds` counts here; None: never, as far
-    # as is known
+    # When the engine ends it in any case, in `boot_seconds`; None: never, as far as is known
     ends_at: float | None = None
-    # When to ask for another one, so that its sessions can end before that
+    # When to request its successor, so that its sessions can end before `ends_at`
     replace_at: float | None = None
     runs: int = 0  # how many times the engine itself has restarted it
-    why_anew: str | None = None  # in a sentence, why the engine restarted it the last time
-    # Whether nothing has been heard of it for longer than it may say nothing. It has ended, as far
-    # as anybody here can tell, when its server does not answer either.
+    why_anew: str | None = None  # why the engine last restarted it, in a sentence
+    # Whether it has reported nothing for too long. It counts as ended if its server does not answer
+    # either.
     is_silent: bool = False
     exit: ExitFacts | None = None  # how it ended, once it is EXITED
 
@@ -232,33 +238,33 @@ class LogChunk:
     """A piece of an instance's output, both streams together."""
 
     data: bytes  # as it was printed
-    cursor: str  # where the next piece begins: the engine's own words, given back to `logs`
+    cursor: str  # where the next piece begins, in the engine's own terms; an argument of `logs`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Whether an engine works here."""
+    """The answer to whether an engine works here."""
 
-    version: str | None = None  # the engine's; None when it does not answer
+    version: str | None = None  # of the engine; None when it does not answer
     problem: str | None = None  # what is missing, in a sentence; None: it works
-    remedy: str | None = None  # the command that fixes it
-    notes: tuple[str, ...] = ()  # what works less well than it could, a sentence each
+    remedy: str | None = None  # the command that fixes the problem
+    notes: tuple[str, ...] = ()  # what could work better, a sentence each
 
 
 class Engine(Protocol):
-    """One engine. Made by its class without arguments, in the agent, whose variables it reads.
+    """One engine. Its agent makes it, without arguments; it reads the agent's variables.
 
     Making one neither connects nor fails.
     """
 
     def check(self) -> Check:
-        """Return what is known of an engine that works; raise why it does not."""
+        """Return the version and notes of an engine that works; raises why it does not."""
 
     def list(self) -> Iterable[Instance]:
-        """Return everything that carries our labels, of all homes, what has exited included.
+        """Return all instances that carry our labels, of all homes, exited ones included.
 
-        One question to the engine, whatever their number: `exit`, `pid` and `address` may be left
-        out. The agent compares states, and asks `find` about those that have changed.
+        This is one request to the engine, however many there are: `exit`, `pid` and `address` may
+        be left out. The agent compares states, and calls `find` for instances that have changed.
         """
 
     def find(self, plan: ReplicaPlan) -> Instance | None:
@@ -269,34 +275,34 @@ class Engine(Protocol):
         """
 
     def start(self, plan: ReplicaPlan) -> Instance:
-        """Create and start the instance of a replica; return the one that has its name, if any.
+        """Create and start the instance of a replica, or return the one that has its name.
 
-        An instance that was created but not started is started. One that has exited is returned
-        as it is: the agent removes it first when it wants another. It returns as soon as the
-        engine has accepted it; on a refusal nothing is left behind.
+        An instance that was created but not started is started. An instance that has exited is
+        returned as it is: the agent removes it first when it wants another. The method returns as
+        soon as the engine has accepted the instance; on a refusal nothing is left behind.
         """
 
     def changes(self) -> Iterator[None]:
         """Yield whenever any instance of ours may have changed, until the engine is gone.
 
-        It blocks in between, in a thread of its own. It yields once as soon as it listens, so that
-        nothing between a look and the first event is missed. An engine without events sleeps and
-        yields. The end of the engine's stream is `EngineGone`.
+        The method blocks in between, in a thread of its own. It yields once as soon as it listens,
+        so that no change between a list and the first event is missed. An engine without events
+        sleeps and yields. At the end of the engine's stream it raises `EngineGone`.
         """
 
     def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
-        """Yield what an instance has printed after `cursor` (None: from the start), and prints.
+        """Yield the output of an instance after `cursor` (None: from the start), as it comes.
 
-        It is called for one that has begun to run, and ends when that has exited and all of its
-        output has been delivered. A piece may be delivered again, after a cursor of a clock's
-        precision, but none may be lost.
+        The agent calls this once the instance has begun to run. It ends when the instance has
+        exited and all output has been delivered. A piece may be delivered twice, if cursors are as
+        coarse as a clock, but none may be lost.
         """
 
     def signal(self, instance: Instance, number: int) -> None:
         """Send a signal to the first process of an instance.
 
         Raises:
-            NotAnswering: The server has to be asked instead, and does not answer at the moment.
+            NotAnswering: The signal is sent as a request to the server, which does not answer now.
         """
 
     def stop(self, instance: Instance, grace_seconds: float) -> None:
@@ -306,7 +312,23 @@ class Engine(Protocol):
         """
 
     def remove(self, instance: Instance) -> None:
-        """Remove an instance and all that was made for it, killing what is left of it.
+        """Remove an instance and all that was made for it; kill it if it still runs.
 
-        What has its id and carries other labels belongs to another: `EngineRefused`.
+        Raises:
+            EngineRefused: The instance with its id carries other labels, and belongs to another.
         """
+
+
+def require(found: T | None, plan: ReplicaPlan) -> T:
+    """Return what was found of a plan that was just started; raises `EngineRefused` for None."""
+    if found is None:
+        raise EngineRefused(f"{plan.name} was removed while it was started")
+    return found
+
+
+def wait_until(is_over: Callable[[], bool], seconds: float, pause_seconds: float) -> bool:
+    """Wait at most `seconds` until a condition holds; return whether it does."""
+    deadline = time.monotonic() + seconds
+    while not (has_ended := is_over()) and time.monotonic() < deadline:
+        time.sleep(pause_seconds)
+    return has_ended

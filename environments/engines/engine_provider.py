@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas on an engine: Docker, Swarm and what else is installed (`registry.py`).
+"""Starts replicas on an engine: Docker, Swarm and all others that are installed (`registry.py`).
 
     free ports ─▶ run files with plans ─▶ "adopt" ─▶ the engine's agent ─▶ instances
 
-The agent reports as shims do (`engines/replica.py`), so what follows a launch is the same as for
-local replicas. Instances cannot share a listening socket: each replica has a port of its own on
-this machine, reserved by its run file. One replica's address is its environment's; several have
-theirs at the gateway.
+The agent reports as shims do (`agent/`), so the steps after a launch are those of local replicas.
+Instances cannot share a listening socket: each replica has a port of its own on this machine,
+reserved by its run file. A single replica has the environment's address; several have theirs behind
+the gateway.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import replace
 from functools import partial
 
@@ -31,23 +30,21 @@ from . import providers
 from .base import Labels, ReplicaPlan
 from .registry import address_here, entry_of
 
-_OUTSIDE = ("gpus",)  # an option of the instance: the server in it sees those that it got
-
 
 class EngineProvider(providers.Provider):
     """Starts replicas on one engine, through its agent."""
 
     def _begin_launch(self, batch: providers.Batch, prepared: Prepared) -> providers.Beginning:
-        """Listen at a port for each: what is replaced has ports of its own."""
+        """Listen at a port for each replica; those that are replaced have ports of their own."""
         spec, ports = batch.spec, {each.port for each in batch.known}
         listeners = self._open(spec, batch.size, spec.port, ports)
         return listeners, partial(self._with_plan, spec, prepared)
 
     def _begin_more(self, like: RunFile, batch: providers.Batch) -> providers.Beginning:
-        """Listen at a port for each.
+        """Listen at a port for each replica.
 
         Raises:
-            InvalidSpec: It has the address of its one replica: others would be at other ones.
+            InvalidSpec: The environment has the address of its one replica.
         """
         if not like.is_at_gateway:
             raise _not_at_the_gateway(like, batch.spec.replicas)
@@ -60,27 +57,23 @@ class EngineProvider(providers.Provider):
         write_json(str(run_file.run_dir / RUN_FILE_NAME), run_file.data, sync=True)
 
     def _finish(self, replica: RunFile) -> None:
-        """Request the start from the agent: our sockets are closed, so the port is free."""
+        """Make the agent start the replica; our sockets are closed, so the port is free."""
         run_files.revive(replica)
 
     def _with_plan(
         self, spec: EnvironmentSpec, prepared: Prepared, data: RunFileData, max_sessions: int | None
     ) -> RunFileData:
         replica_id, launch_id = data["replica_id"], data["request_id"]
-        program: Json = {}
-        if isinstance(prepared, ContainerImage):  # has what a server needs in itself
-            program = {"image": prepared.reference, "image_name": prepared.name}
-            base = {}
-        else:  # of a Python here
+        base: dict[str, str] = {}
+        if isinstance(prepared, ContainerImage):  # contains all that its server needs
+            program: Json = {"image": prepared.reference, "image_name": prepared.name}
+        else:  # a program of a Python here
             links = {name: str(folder) for name, folder in prepared.links.items()}
             program = {"image": "", "command": prepared.argv, "links": links}
             program["folder"] = str(prepared.folder)
-            # The address and token are the gateway's, by now, if there is one.
+            # Behind the gateway, address and token are the gateway's by now.
             config = replace(prepared.config, host=spec.host, token=spec.token)
-            home = str(self._layout.home)
-            base = providers.child_environment(
-                os.environ, home=home, max_sessions=None, given=spec.env
-            )
+            base = providers.child_environment(home=str(self._layout.home), given=spec.env)
             base[protocol.HOST_CONFIG_VARIABLE] = json.dumps(config.to_json())
         plan = ReplicaPlan(
             labels=Labels(self._layout.home_label, spec.name, replica_id, launch_id),
@@ -105,7 +98,7 @@ class EngineProvider(providers.Provider):
 
 
 def _with_own_plan(data: RunFileData, _: int | None) -> RunFileData:
-    """Return a run file like another's with a plan of its own."""
+    """Return a copied run file with a plan of its own."""
     plan = ReplicaPlan.from_json(data["plan"])
     plan = replace(
         plan,
@@ -133,15 +126,13 @@ def _not_at_the_gateway(like: RunFile, replicas: int) -> InvalidSpec:
 def _environment(
     spec: EnvironmentSpec, data: RunFileData, max_sessions: int | None
 ) -> dict[str, str]:
-    """Return the variables of one replica: nothing of this machine's, the user's over ours."""
-    asked = ((item, getattr(spec, item.name)) for item in options_of(protocol.ServeOptions))
+    """Return the variables of one replica: ours, and those that the user gave, which win."""
+    given = {item.name: getattr(spec, item.name) for item in options_of(protocol.ServeOptions)}
+    defaults = {item.name: item.default for item in options_of(protocol.ServeOptions)}
     options = {
-        # The image has its own for those that were not set.
-        **{
-            item.name: value
-            for item, value in asked
-            if value != item.default and item.name not in _OUTSIDE
-        },
+        # The image has its own values of options that were not set. `gpus` is an option of the
+        # instance, whose server sees those that it got.
+        **{k: value for k, value in given.items() if value != defaults[k] and k != "gpus"},
         "max_sessions": max_sessions,
         "memory_bytes": spec.memory_bytes,
         "cores": None if spec.cpus is None else math.ceil(spec.cpus),
@@ -150,7 +141,7 @@ def _environment(
         "owns_cgroup": True,
     }
     ours = {protocol.HOST_OPTIONS_VARIABLE: json.dumps(options)}
-    if data["ordinal"] == 0:  # one replica of a launch is enough
+    if data["ordinal"] == 0:  # one replica of a launch tries whether sessions can begin
         ours[protocol.TRIAL_VARIABLE] = "1"
     if max_sessions is not None:
         ours[providers.MAX_SESSIONS_VARIABLE] = str(max_sessions)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of a replica: options that engines read, change and refuse; its program; its GPUs.
+"""The options of a replica, as engines read, change and refuse them; its program; its GPUs.
 
-`HOST_OPTIONS_VARIABLE` has the options of its server, as JSON. `--engine-option NAME=VALUE` are the
-engine's own, which `read_options` reads by the engine's table. A Slurm job and a Ray actor run
-programs of a Python that their nodes see, too.
+`HOST_OPTIONS_VARIABLE` contains the options of the replica's server, as JSON. The engine's own
+(`--engine-option NAME=VALUE`) are read by `read_options`, given the engine's table of them. Slurm
+jobs and Ray actors run programs of a Python that their nodes see, too.
 
-The GPUs of this machine are NVIDIA's only (`--gpus N`). `CUDA_VISIBLE_DEVICES`, where the daemon
-was started with it, says which may be used. Otherwise the driver is asked for its list, and where
-there is none, `nvidia-smi` (the driver may be outside of a container whose devices are inside).
+The GPUs of this machine are NVIDIA's only (`--gpus N`). If the daemon was started with
+`CUDA_VISIBLE_DEVICES`, that says which ones may be used. Otherwise they are counted in the driver's
+folder, as devices, or else by `nvidia-smi` (in a container the driver may be outside).
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from ...system.text.json_lines import Json
 from ...system.text.units import near_matches
 from .base import EngineRefused, ReplicaPlan
 
-MAX_NAME_LENGTH = 63  # of what Swarm and Kubernetes call a thing
+MAX_NAME_LENGTH = 63  # of objects of Swarm and Kubernetes
 _DIGEST_LENGTH = 8
 
 
 def host_options(env: Mapping[str, str]) -> Json:
-    """Return the options that a replica's variables have for its server."""
+    """Return the options of a server, from its replica's variables."""
     return dict(json.loads(env.get(HOST_OPTIONS_VARIABLE) or "{}"))
 
 
 def with_host_options(env: Mapping[str, str], **changed: Any) -> dict[str, str]:
-    """Return a replica's variables with other options for its server."""
+    """Return a replica's variables with some options of the server changed."""
     return {**env, HOST_OPTIONS_VARIABLE: json.dumps(host_options(env) | changed)}
 
 
 def served_anywhere(env: Mapping[str, str]) -> dict[str, str]:
-    """Allow calls by the addresses of the server's node or pod, too."""
+    """Return variables by which a server also listens at the address of its node or pod."""
     return with_host_options(env, host="0.0.0.0")  # noqa: S104
 
 
@@ -55,10 +55,10 @@ def read_options(
 ) -> Json:
     """Return the values of an engine's own options, by name.
 
-    What reads each is in `known`, and raises `ValueError` with how to write it.
+    The functions in `known` read one option each, and raise `ValueError` with how to write it.
 
     Raises:
-        EngineRefused: An option is not known, or its value is not one.
+        EngineRefused: An option is not known, or its value is invalid.
     """
     found = {}
     for name, text in given.items():
@@ -76,7 +76,7 @@ def read_options(
 def name_within(text: str, allowed: re.Pattern[str], begin: str) -> str:
     """Return a name of at most `MAX_NAME_LENGTH` characters: the same for the same text.
 
-    It is the text itself where that is allowed, else `begin` and a digest.
+    If the text itself is allowed, it is the name; otherwise the name is `begin` and a digest.
     """
     if len(text) <= MAX_NAME_LENGTH and allowed.fullmatch(text):
         return text
@@ -85,7 +85,7 @@ def name_within(text: str, allowed: re.Pattern[str], begin: str) -> str:
 
 
 def check_no_sandbox(what: str, *, sandbox: bool) -> None:
-    """Refuse a sandbox for what is a process of a user; raises `EngineRefused`."""
+    """Refuse a sandbox for a replica that is a user's process; raises `EngineRefused`."""
     if sandbox:
         hint = "leave out --sandbox; or run containers: --provider docker"
         raise EngineRefused(f"{what}: it has no sandbox", hint)
@@ -94,9 +94,9 @@ def check_no_sandbox(what: str, *, sandbox: bool) -> None:
 def check_nodes(
     plan: ReplicaPlan, gpus: float, nodes: Iterable[tuple[float, str | None]], remedy: str
 ) -> None:
-    """Refuse what no node has; and to serve without a token at addresses that others can reach.
+    """Refuse GPUs that no node has, and serving without a token at addresses that others reach.
 
-    Of each node, `nodes` has the number of GPUs, and its address if others can reach that.
+    `nodes` has the number of GPUs of each node, and its address if others can reach that.
     """
     found = list(nodes)
     check_gpus(gpus, max((each for each, _ in found), default=0), remedy)
@@ -110,18 +110,18 @@ def check_nodes(
 
 
 def check_gpus(wanted: float, most: float, remedy: str) -> None:
-    """Refuse more GPUs than the node has that has most; `remedy` says how to see what they have."""
+    """Refuse more GPUs than any node has; `most` is the largest number. Raises `EngineRefused`."""
     if wanted > most:
         have = "1 GPU" if most == 1 else f"{most:g} GPUs"
         text = f"--gpus {wanted:g}: no node of this cluster has more than {have}"
         raise EngineRefused(text, remedy)
 
 
-IMPORTS = "imports"  # in a replica's folder: the links that its imports go through
+IMPORTS = "imports"  # the folder, in a replica's, of links through which it imports
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Open sockets at an address of this node, at that port or, where it is taken, at any other.
+    """Open sockets at an address of this node, at the given port or, if it is taken, at any other.
 
     Raises:
         OSError: The address is not this node's.
@@ -135,19 +135,18 @@ def listen(host: str, port: int) -> list[socket.socket]:
     return open_listening_sockets(address, 0)
 
 
-def server_options(
+def server_variables(
     plan: Json, host: str, folder: Path, *, owns_cgroup: bool, **limits: int | None
 ) -> dict[str, str]:
-    """Return the variable of the options of a replica's server, as they are on this node.
+    """Return the variable with the options of a replica's server on this node.
 
-    It is reached at `host`, and has links of its imports in its `folder`. Nothing else runs in its
-    cgroup if it `owns_cgroup`. `limits` are options that this node knows, unless they were asked
-    for.
+    The server is reached at `host`, and imports through links in its `folder`. Nothing else runs in
+    its cgroup if it `owns_cgroup`. `limits` are options that this node sets unless the user did.
     """
     options = host_options(plan["env"])
     options |= {name: value for name, value in limits.items() if value and not options.get(name)}
     options["owns_cgroup"] = owns_cgroup
-    if not is_loopback(host):  # its own name: of clients that come without a gateway
+    if not is_loopback(host):  # clients that come without a gateway call it by this address
         origin = http_address(host, 0).removesuffix(":0")
         options["allow_origin"] = [*options.get("allow_origin", ()), origin]
     if plan.get("links"):
@@ -158,7 +157,7 @@ def server_options(
 
 
 def link_imports(links: Mapping[str, str | Path], folder: Path) -> str:
-    """Make the links that a project's imports go through; return the folder."""
+    """Make the links through which a project imports; return their folder."""
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     for name, target in links.items():
@@ -175,18 +174,18 @@ _NONE = ("-1", "NoDevFiles", "void", "none")
 
 
 def find_gpus(environ: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
-    """The devices that may be used, as `CUDA_VISIBLE_DEVICES` names them; empty: none."""
+    """Return the devices that may be used, as `CUDA_VISIBLE_DEVICES` names them; empty: none."""
     if (said := environ.get(VARIABLE)) is not None:
         return named(said)
     devices = [path for path in root.glob("dev/nvidia*") if path.name[6:].isdecimal()]
-    count = len([*root.glob(f"{_DRIVER}/*")]) or len(devices) or _of_program(environ)
+    count = len([*root.glob(f"{_DRIVER}/*")]) or len(devices) or _count_by_program(environ)
     return tuple(str(number) for number in range(count))
 
 
 def named(text: str) -> tuple[str, ...]:
     """Parse a value of `CUDA_VISIBLE_DEVICES`: numbers or ids, up to the first invalid one.
 
-    CUDA does not look further either.
+    CUDA stops there, too.
     """
     devices = []
     for device in (part.strip() for part in text.split(",")):
@@ -218,6 +217,6 @@ def share(devices: tuple[str, ...], gpus: int, ordinal: int) -> tuple[str, ...]:
     return tuple(devices[(first + number) % len(devices)] for number in range(gpus))
 
 
-def _of_program(environ: Mapping[str, str]) -> int:
+def _count_by_program(environ: Mapping[str, str]) -> int:
     listed = printed_by(["nvidia-smi", "--list-gpus"], ASK_SECONDS, environ)
     return sum(line.startswith("GPU ") for line in listed.splitlines())

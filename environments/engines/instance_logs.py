@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An instance's output: with times, as engines deliver it; and `LogPump`, which writes it down.
+"""An instance's output with times, as engines deliver it; and `LogPump`, which writes it to a log.
 
 A cursor is the time of the last piece, and how many pieces had it: `2026-05-04T10:00:00.5Z#2`.
-Engines copy standard output and error into one log side by side, so a piece may stand behind
-another with a later time: a cursor is a place in the log, and its time only says where to look.
+Engines copy standard output and error into one log side by side, so a piece may come after another
+with a later time: a cursor is a place in the log, and its time only says where to look.
 
     engine.logs ──chunks──▶ thread ──▶ log file
                                └─────▶ <run dir>/log-cursor.json    how far it has come
 
-The cursor is written after the log, with the log's size: what an agent that was killed in between
-has written beyond that is left out of what the engine delivers again. So no piece is lost, and none
-is there twice, unless the kill came while the log was cut to its limit. When the engine is gone, or
-its library fails, the thread tries again where it was.
+The cursor is written after the log, together with the log's size. If an agent is killed in between,
+the next one skips as many bytes of the engine's repeated output as the log has beyond that size. So
+no piece is lost, and none is there twice, unless the kill came while the log was cut to its limit.
+When the engine is gone, or its library fails, the thread continues from the cursor later.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ...system.process.backoff import backoff_seconds
 from ..shim.files import open_log, read_json, write_json
 from .base import Engine, EngineGone, EngineRefused, Instance, LogChunk
 
-OUT_OF_ORDER = timedelta(seconds=1)  # by more, no piece stands before one of an earlier time
+OUT_OF_ORDER = timedelta(seconds=1)  # the most by which a piece comes before an earlier one
 
 
 def since_of(cursor: str | None) -> datetime | None:
-    """Return from when, to the second, to ask for output again; None: all of it."""
+    """Return the time, in whole seconds, since which to request output; None: all of it."""
     written = (cursor or "").partition("#")[0]
     return (_time_of(written) - OUT_OF_ORDER).replace(microsecond=0) if written else None
 
 
 def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield whole lines of a stream, and what is left at its end."""
+    """Yield the whole lines of a stream, and the rest at its end."""
     rest = b""
     for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -50,9 +50,9 @@ def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def pieces_after(frames: Iterable[bytes], cursor: str | None) -> Iterator[LogChunk]:
-    """Yield the pieces of an output with times that stand behind a cursor's.
+    """Yield the pieces of an output with times that follow the cursor's piece.
 
-    When the cursor's own piece is not there any more, those of later times are yielded.
+    If the cursor's piece is not there any more, pieces of later times are yielded.
     """
     last = (cursor or "").partition("#")[0]
     is_behind, held = cursor is None, list[LogChunk]()
@@ -66,7 +66,7 @@ def pieces_after(frames: Iterable[bytes], cursor: str | None) -> Iterator[LogChu
             yield chunk
         elif chunk.cursor == cursor:
             is_behind, held = True, []
-        elif time > last:  # before the cursor's piece, or that is gone
+        elif time > last:  # the cursor's piece is still to come, or is gone
             held.append(chunk)
             if _time_of(time) - _time_of(last) > OUT_OF_ORDER:
                 yield from held
@@ -107,7 +107,7 @@ class LogPump:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def stop(self) -> None:
-        """Follow no more: the thread ends with the next piece, or the engine's stream."""
+        """End the thread, with the next piece or the engine's stream."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -148,7 +148,7 @@ class LogPump:
             os.close(descriptor)
 
     def _read_cursor(self, size: int) -> tuple[str | None, int]:
-        """Return where the next piece begins, and how long the log was then."""
+        """Return the cursor of the next piece, and the log's size when it was written."""
         match read_json(self._cursor_path):
             case {"instance": self._instance.id, "cursor": cursor, "size": int(known_size)}:
                 return cursor, known_size

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts replicas, on this machine or on an engine, and writes down what each one is.
+"""Starts replicas, on this machine or on an engine, and writes their run files.
 
     provider_named ─▶ Provider.start, .add ─▶ a run file for each replica ─▶ shim or agent
-                        │ what this machine needs beside: local/provider.py
-                        └ what an engine needs beside: engine_provider.py
+                        │ on this machine: local/provider.py
+                        └ on an engine: engine_provider.py
 
-A replica's variables are a small inherited base, ours, and the user's. The rest is not inherited:
-the daemon may have been started from any shell, whose tokens are private, and whose `PYTHONPATH` or
-`VIRTUAL_ENV` would lead a project astray.
+A replica's variables are a few inherited ones, ours, and the user's. No others are inherited: the
+daemon may have been started from any shell, whose tokens are private, and whose `PYTHONPATH` or
+`VIRTUAL_ENV` would make a project import the wrong modules.
 
-The daemon calls it, in a thread.
+The daemon calls providers in a thread.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from ...schema.errors import EngineFailed
@@ -36,14 +37,14 @@ from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from .. import run_files
 from ..replica_policy import share_sessions
-from ..run_files import LOCAL, RunFile
+from ..run_files import LOCAL, RunFile, server_options
 from ..shim.client import Fork, read_run_file
 from ..shim.files import RUN_FILE_NAME, write_json
 from ..sources.program import HOST_PROGRAM, Prepared
 from .local.ports import PortOwner, open_listeners
 from .registry import check_provider
 
-# Where things are, how to reach the network, which accelerators there are.
+# They name folders, proxies, certificates and accelerators.
 INHERITED = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ"}
     | {"TMPDIR", "TMP", "TEMP", "DISPLAY", "HF_HOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
@@ -54,19 +55,19 @@ INHERITED = frozenset(
 INHERITED_PREFIXES = ("LC_", "XDG_", "CUDA_", "NVIDIA_", "ROCR_", "HIP_")
 MAX_SESSIONS_VARIABLE = "MAX_CONCURRENT_ENVS"  # upstream projects read it by convention
 HOME_VARIABLE = "OPENENV_HOME"
-RUN_DIR_VARIABLE = "OPENENVD_RUN_DIR"  # of a replica, for all that it starts: whose they are
+RUN_DIR_VARIABLE = "OPENENVD_RUN_DIR"  # tells to which replica a process belongs
 
-# Of one replica; the oldest half beyond it is dropped. The daemon sets the variable.
+# The limit on a replica's log, whose older half is dropped beyond it. The daemon sets the variable.
 MAX_LOG_VARIABLE = "OPENENV_MAX_LOG_MB"
 DEFAULT_MAX_LOG_MB = 64
 
-ID_PART = 4  # characters
+ID_PART = 4  # characters of a request's id, in the id of a replica that it adds
 _NOT_ALIKE = ("shim", "cgroup")
 
 Listeners = list[socket.socket]  # of one address
-# Adds to a run file what its provider needs; called with the replica's share of the sessions.
+# Adds the provider's own fields to a run file, given the replica's share of the sessions.
 Complete = Callable[[RunFileData, int | None], RunFileData]
-Beginning = tuple[list[Listeners], Complete]  # each replica's sockets, or those that all share
+Beginning = tuple[list[Listeners], Complete]  # the sockets of each replica, or those that all share
 RunFiles = list[RunFile]
 
 
@@ -80,15 +81,15 @@ class Batch(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a replica is among those of its environment."""
+    """The numbers of a replica among those of its environment, and its port."""
 
-    ordinal: int  # within its launch: in its id
-    number: int  # among all that there are: in its sessions' ids
+    ordinal: int  # within its launch; part of its id
+    number: int  # among all of its environment; part of the ids of its sessions
     port: int
 
 
 def provider_named(name: str, home: Path, fork: Fork | None = None) -> Provider:
-    """The provider of that name, which forks local shims by `fork`; raises `UnknownProvider`."""
+    """Return the provider of a name; `fork` forks local shims. Raises `UnknownProvider`."""
     if check_provider(name) != LOCAL:
         from .engine_provider import EngineProvider
 
@@ -101,7 +102,7 @@ def provider_named(name: str, home: Path, fork: Fork | None = None) -> Provider:
 class Provider:
     """One way to run replicas.
 
-    Each replica is recorded, where the daemon finds it, before it is started. When one cannot be
+    Each replica is recorded, where the daemon finds it, before it is started. If one cannot be
     started, those that were started with it are stopped again, and an `EnvironmentsError` is
     raised.
     """
@@ -123,13 +124,13 @@ class Provider:
         """Start the replicas of a launch, the first `count` of them if that is given.
 
         Args:
-            spec: The environment as it is wanted.
+            spec: The specification of the environment.
             prepared: The program or image that a replica runs.
-            count: How many of the replicas that are wanted to start.
+            count: How many of the specified replicas to start; None: all.
             launch_id: The id of the launch's request, which is part of the replicas' ids.
-            address: The environment's, at the gateway; None: the replicas' own.
-            replaces: The launch whose replicas serve the environment, and go on until the daemon
-                has these take over. These have the same address, unless the spec says otherwise.
+            address: The environment's address at the gateway; None: the replicas have their own.
+            replaces: The launch whose replicas serve the environment until the daemon lets the new
+                ones take over. The address stays the same, unless the specification names another.
         """
         shares = share_sessions(spec.max_sessions, spec.replicas, spec.max_replicas)[:count]
         make_private(self._layout.runs)
@@ -155,19 +156,19 @@ class Provider:
         started_by: str,
         watched: run_files.Known = None,
     ) -> list[RunFile]:
-        """Start further replicas of a running environment, where its clients find them.
+        """Start further replicas of a running environment, at its address.
 
         Args:
-            like: One that it has.
-            shares: For each new one, how many sessions it may have.
-            replicas: How many the environment is to have then.
-            started_by: The request that starts them, which their run files say.
-            watched: The run files that need not be read again.
+            like: One of its replicas, after which the new ones are modelled.
+            shares: How many sessions each new replica may have.
+            replicas: How many replicas the environment will have.
+            started_by: The request that starts them, which their run files name.
+            watched: Run files that are known, and not read again.
         """
         count = len(shares)
         spec = EnvironmentSpec(**{**like.data["spec"], "replicas": replicas})
         known = run_files.of_environment(self._layout.runs, spec.name, watched)
-        # A replica's id contains its ordinal, which none of the same launch has.
+        # A replica's id contains its ordinal, which must differ from all others of the launch.
         taken = (each.ordinal for each in known if each.request_id == like.request_id)
         ordinals = run_files.free_numbers(taken, count)
         numbers = run_files.free_numbers((each.number for each in known), count)
@@ -195,7 +196,7 @@ class Provider:
         raise NotImplementedError
 
     def _finish(self, replica: RunFile) -> None:
-        """Start one replica that `_begin` has not started; our sockets are closed by now."""
+        """Start a replica that `_begin` has only recorded; our sockets are closed by now."""
 
     def _start_each(
         self, listeners: list[Listeners], count: int, described: Callable[[int, int], RunFileData]
@@ -209,13 +210,13 @@ class Provider:
                 for index in range(count):
                     of_one = index % len(listeners)
                     data = described(index, ports[of_one])
-                    # Noted before it is started: it must be stopped if the start fails.
+                    # Before the start: a replica whose start fails must be stopped, too.
                     started.append(RunFile.of(Path(data["run_dir"]), data))
                     self._begin(started[-1], listeners[of_one])
             for each in started:
                 self._finish(each)
         except BaseException:
-            with contextlib.suppress(EngineFailed):  # the daemon stops them when it answers
+            with contextlib.suppress(EngineFailed):  # the daemon stops them once the engine answers
                 run_files.stop_replicas([each.run_dir for each in started], 0.0)
             raise
         return started
@@ -223,7 +224,7 @@ class Provider:
     def _open(
         self, spec: EnvironmentSpec, count: int, port: int | None, taken: Collection[int] = ()
     ) -> list[Listeners]:
-        """Listen at `count` free ports; the first is `port`, if that is given."""
+        """Listen at `count` free ports; the first one is `port`, if that is given."""
         owner = PortOwner(spec.name, self._layout.runs)
         with contextlib.ExitStack() as stack:
             opened: list[Listeners] = []
@@ -264,8 +265,8 @@ def run_file_like(
 ) -> RunFileData:
     """Return the run file of a replica that a request adds to a running environment.
 
-    Its id has a part of that request's id. So it differs from the id of a replica that has ended,
-    and whose folder is being removed.
+    Its id contains a part of the request's id. So it differs from the id of an earlier replica
+    whose folder is still being removed.
     """
     own = _its_own(layout, spec.name, f"{started_by[:ID_PART]}-{other.request_id}", place)
     alike = {key: value for key, value in other.data.items() if key not in _NOT_ALIKE}
@@ -276,16 +277,20 @@ def run_file_like(
 
 
 def child_environment(
-    inherited: Mapping[str, str], *, home: str, max_sessions: int | None, given: Mapping[str, str]
+    inherited: Mapping[str, str] = os.environ,
+    *,
+    home: str,
+    max_sessions: int | None = None,
+    given: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """The full environment of one replica; what the user gave wins over everything."""
+    """Return all variables of one replica; those that the user has `given` win."""
     base = {
         name: value
         for name, value in inherited.items()
         if name in INHERITED or name.startswith(INHERITED_PREFIXES)
     }
     ours = {
-        HOME_VARIABLE: home,  # tells whose process it is
+        HOME_VARIABLE: home,  # tells to which home a process belongs
         "PYTHONDONTWRITEBYTECODE": "1",  # a project's folder stays as it is
         "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves a traceback in the log
     }
@@ -304,17 +309,12 @@ def names_of(data: RunFileData) -> dict[str, str]:
 
 
 def host_of(spec: EnvironmentSpec) -> str:
-    """Return the address that replicas listen on; behind the gateway, others do not reach it."""
+    """Return the address that replicas listen on; behind the gateway, it is this machine's own."""
     return LOOPBACK if spec.gateway else spec.host
 
 
-def server_options(data: RunFileData) -> Json:
-    """Return what the variables of a run file tell our server; nothing for one that is not ours."""
-    return dict(json.loads(data["env"].get(run_files.options_variable(data)) or "{}"))
-
-
 def with_options(data: RunFileData, **changed: Any) -> RunFileData:
-    """Return a run file whose server gets another configuration."""
+    """Return a run file with some options of the server changed."""
     env, name = dict(data["env"]), run_files.options_variable(data)
     if name in env:
         env[name] = json.dumps(server_options(data) | changed)
@@ -353,7 +353,7 @@ def renew(run_file: RunFile) -> None:
 def share_out(staying: Iterable[RunFile], shares: Iterable[int | None], replicas: int) -> None:
     """Give running replicas another share of the sessions, now and after a restart. Blocks.
 
-    Sessions beyond it continue. A server on an engine gets it with its next start.
+    Sessions beyond the share continue. A server on an engine gets the share at its next start.
     """
     for run_file, share in zip(staying, shares, strict=True):
         data = with_options(run_file.data, max_sessions=share)
@@ -361,7 +361,7 @@ def share_out(staying: Iterable[RunFile], shares: Iterable[int | None], replicas
         write_json(str(run_file.run_dir / RUN_FILE_NAME), data, sync=True)
         if share is None or not run_file.is_local:
             continue
-        # An env host that does not run, or counts no sessions, reads it when it starts.
+        # An env host that does not run, or counts no sessions, reads the share when it starts.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
             end.setblocking(False)
             end.connect(run_file.data["door_path"])
@@ -369,7 +369,7 @@ def share_out(staying: Iterable[RunFile], shares: Iterable[int | None], replicas
 
 
 def _its_own(layout: Layout, name: str, ending: str, place: Place) -> RunFileData:
-    """Return what no two replicas have alike; `ending`, of its id, ends with its launch's."""
+    """Return the fields in which replicas differ; the id's `ending` ends with the launch's id."""
     replica_id = f"{name}-{place.ordinal}-{ending}"
     log_path = layout.replica_log(name, replica_id)
     make_private(log_path.parent)
@@ -386,5 +386,5 @@ def _its_own(layout: Layout, name: str, ending: str, place: Place) -> RunFileDat
 
 
 def _written(spec: EnvironmentSpec) -> Json:
-    """Return what a database that was lost knew of it; `env` and `token` stand beside."""
+    """Return the specification for the run file, which has `env` and `token` in other fields."""
     return {key: value for key, value in asdict(spec).items() if key not in ("env", "token")}

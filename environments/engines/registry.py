@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines that are installed: the entry points of the group `openenvd.engines`, by name.
+"""The installed engines: the entry points of the group `openenvd.engines`, by name.
 
-Each names an `EngineEntry` (`base.py`), in a module that imports little: the daemon and every
-worker that prepares a launch on that engine import it. `load` imports the engine itself, in the
-agent's process, and in that of a check: `python -m openenvd.environments.engines.registry [NAME…]`
-says whether engines work on this machine, in JSON, a line for each.
+Each entry point names an `EngineEntry` (`base.py`) in a module that imports little, since the
+daemon and every worker that prepares a launch on that engine import it. `load` imports the engine
+itself, in the agent's process and in that of a check:
+`python -m openenvd.environments.engines.registry [NAME…]` prints whether engines work on this
+machine, one line of JSON for each.
 """
 
 from __future__ import annotations
@@ -28,20 +29,21 @@ from ..run_files import LOCAL
 from .base import Check, Engine, EngineEntry, EngineError, EngineRefused, Preparation
 
 GROUP = "openenvd.engines"
-CHECK_SECONDS = 30.0  # for all of them; an engine that hangs is one that does not work
-_LOCAL_ENTRY = EngineEntry("", Preparation.PROGRAM)  # this machine is no engine
+CHECK_SECONDS = 30.0  # for all engines; one that hangs does not work
+_LOCAL_ENTRY = EngineEntry("", Preparation.PROGRAM)  # of this machine, which is no engine
 
 
 def names() -> list[str]:
-    """Return the names of all engines, those of other packages included."""
+    """Return the names of all engines, including those of other packages."""
     return sorted(metadata.entry_points(group=GROUP).names)
 
 
-@functools.cache  # a failure is not kept: the engine may be installed meanwhile
+@functools.cache  # no failure is cached: the engine may be installed later
 def entry_of(name: str) -> EngineEntry:
-    """Return what distinguishes an engine, or this machine.
+    """Return the entry of an engine, or of this machine.
 
-    Our own metadata are read first: those of all installed packages take a hundred times as long.
+    Our own metadata are read first, as those of all installed packages take a hundred times as
+    long.
 
     Raises:
         EngineRefused: There is no such engine, or its package cannot be imported.
@@ -63,7 +65,7 @@ def entry_of(name: str) -> EngineEntry:
 
 
 def address_here(name: str, environ: Mapping[str, str] = os.environ) -> EngineAddress:
-    """Return the engine that these variables lead to. Those of an address lead to itself.
+    """Return the engine that variables lead to; those of an address lead to that address.
 
     Raises:
         EngineFailed: They lead nowhere.
@@ -90,11 +92,7 @@ def load(name: str) -> Engine:
 
 
 def check_provider(name: str) -> str:
-    """The name itself, when there is such a provider; whether it works here, its agent can tell.
-
-    Raises:
-        UnknownProvider
-    """
+    """Return the name of a provider if there is one; raises `UnknownProvider` otherwise."""
     try:
         entry_of(name)
     except EngineRefused as exc:
@@ -103,11 +101,7 @@ def check_provider(name: str) -> str:
 
 
 def check_options(spec: EnvironmentSpec) -> None:
-    """Refuse options that an engine would refuse, before anything is built or started.
-
-    Raises:
-        ValueError
-    """
+    """Refuse options that an engine would refuse, before it is used; raises `ValueError`."""
     try:
         entry = entry_of(spec.provider)
         if entry.check_options is not None:
@@ -117,16 +111,16 @@ def check_options(spec: EnvironmentSpec) -> None:
 
 
 def needs_gateway(spec: EnvironmentSpec) -> bool:
-    """Whether its clients can only be given the gateway's address.
+    """Return whether an environment has no lasting address but the gateway's.
 
-    Replicas of this machine share a listening socket; those of an engine have nothing in common.
+    Replicas of this machine share a listening socket; those of an engine have no common address.
     """
     most = max(spec.replicas, spec.max_replicas or 1)
     return spec.provider != LOCAL and (most > 1 or entry_of(spec.provider).moves)
 
 
 def check_engines(*engines: str) -> dict[str, Json]:
-    """Return the `Check` of these engines, or of all: asked in a process of its own. Blocks."""
+    """Return the `Check` of these engines, or of all, made in a process of its own. Blocks."""
     asked = engines or names()
     command = [sys.executable, "-P", "-m", __name__, *asked]
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports about replicas that are being started: that they are ready, or why they are not."""
+"""Reports about replicas that are being started: their readiness, or the reason of a failure."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from ..shim.client import is_alive
 from .host_options import IMPORTS
 
 LAST_LINES = 20  # of a replica's log, in a failure
-READY = ("ready", "asleep")  # states of a shim's status; the latter was ready a moment ago
+READY = ("ready", "asleep")  # states of a shim's status; one that is asleep has been ready
 ALIVE = ("starting", *READY)
 _IMPORT_MACHINERY = 'File "<frozen importlib'
 
 
 @dataclass(frozen=True, slots=True)
 class StartedReplica:
-    """One replica that has been started, and perhaps is ready."""
+    """One replica that has been started, and may be ready."""
 
     id: str
     ordinal: int
     run_dir: str | None = None
     pid: int | None = None
     max_sessions: int | None = None
-    memory_bytes: int | None = None  # what it holds, once it is ready
-    notes: tuple[str, ...] = ()  # what a user should know of it
+    memory_bytes: int | None = None  # its memory when it became ready
+    notes: tuple[str, ...] = ()  # for the user
     sessions_fail: str | None = None  # why no environment could be created
-    serving: str | None = None  # `env_host.protocol.Serving`
-    route: str | None = None  # one to try, where there are no sessions: `POST /reset`
+    serving: str | None = None  # a `schema.protocol.Serving`
+    route: str | None = None  # a route to try on a server without sessions: `POST /reset`
 
     def to_json(self) -> dict[str, Any]:
         """Return the replica as plain JSON."""
@@ -45,7 +45,7 @@ class StartedReplica:
 
 
 def started_replica(run_file: run_files.RunFile, status: StatusLine) -> StartedReplica:
-    """Return what is known of a replica that is ready."""
+    """Return a replica that is ready, by its status."""
     info = status.get("info") or {}
     return StartedReplica(
         id=run_file.replica_id,
@@ -63,23 +63,23 @@ def started_replica(run_file: run_files.RunFile, status: StatusLine) -> StartedR
 
 def is_ready(run_file: run_files.RunFile, status: StatusLine) -> bool:
     """Return whether a replica serves, by the last status of its shim or agent."""
-    is_there = is_alive(status) or not run_file.is_local  # an engine's does not end with its agent
+    is_there = is_alive(status) or not run_file.is_local  # on an engine it outlives its agent
     return is_there and status.get("state") in READY
 
 
-def _name_of(run_file: run_files.RunFile) -> str:
+def _describe(run_file: run_files.RunFile) -> str:
     return f"replica {run_file.ordinal} of {run_file.environment}"
 
 
 def raise_if_ended(run_file: run_files.RunFile, status: StatusLine) -> None:
-    """Raise why a replica that was being started has ended, if it has.
+    """Raise the reason if a replica that was being started has ended.
 
     Raises:
         ReplicaFailed, NoProcesses
     """
     if status["state"] in ALIVE:
         return
-    who = _name_of(run_file)
+    who = _describe(run_file)
     lines = status.get("log_tail") or last_lines(run_file.log_path, LAST_LINES)
     lines = readable(lines, run_file.run_dir / IMPORTS)
     if tells_no_room("\n".join([status.get("failed") or "", *lines])):
@@ -112,7 +112,7 @@ def _hint_on(lines: list[str]) -> str | None:
 
 
 def readable(lines: list[str], imports: Path) -> list[str]:
-    """Clean a traceback: the project's own paths instead of our links, no frames of `import`."""
+    """Return a traceback with the project's paths in place of our links, and no import frames."""
     try:
         links = {str(link): str(link.readlink()) for link in imports.iterdir()}
     except OSError:
@@ -132,15 +132,15 @@ def _with_heading(message: str, lines: list[str]) -> str:
 def not_ready(
     run_file: run_files.RunFile, timeout_seconds: float, why: str | None, ready: int
 ) -> errors.EnvironmentsError:
-    """Return the error of a replica that was not ready in time; `ready`: how many others were."""
+    """Return the error of a replica that was not ready in time; `ready` others were."""
     lines = last_lines(run_file.log_path, LAST_LINES)
-    message = f"{_name_of(run_file)} was not ready after {timeout_seconds:g} s"
+    message = f"{_describe(run_file)} was not ready after {timeout_seconds:g} s"
     if why is not None:
         message += f": {why}"
     hint = "allow more time with --set ready-timeout=DURATION"
     if "started_by" in run_file.data:
         hint = "its launch says how long that may take: --set ready-timeout=DURATION"
-    elif ready and why is not None:  # its engine has no place for more, perhaps
+    elif ready and why is not None:  # the engine may have no room for more
         hint += f", or ask for {ready}: as many were ready"
     return errors.NotReady(_with_heading(message, lines), hint)
 
@@ -148,5 +148,5 @@ def not_ready(
 def shim_lost(run_file: run_files.RunFile) -> errors.ReplicaFailed:
     """Return the error of a replica whose shim was killed while it was being started."""
     lines = last_lines(run_file.log_path, LAST_LINES)
-    message = f"the shim of {_name_of(run_file)} ended unexpectedly"
+    message = f"the shim of {_describe(run_file)} ended unexpectedly"
     return errors.ReplicaFailed(_with_heading(message, lines), "launch it again")

@@ -7,34 +7,35 @@
     daemon (server/reconcile/gateway.py) ──rename──▶ config/*.json
 
     configuration.py    Envoy's configuration: pure functions
-    lua.py              what Envoy does with each request and answer beside that
-    envoy.py            the files that it reads, replaced by rename; asks it how its clusters are
-    process.py          its process: started once a home, below a shim; stopped
-    start_envoy.py      the program between the shim and Envoy: reports that it is ready
+    lua.py              the program that Envoy runs for each request and answer
+    envoy.py            writes Envoy's files, replacing them by rename; reads its admin interface
+    process.py          starts Envoy, once a home, below a shim; stops it
+    start_envoy.py      the program between the shim and Envoy: it reports when Envoy is ready
 
-A launch with `--gateway` starts the gateway, if it does not run, and waits until Envoy has its
-replicas; the daemon writes the routes and endpoints of all environments, restarts an Envoy that
-exited, and stops it when no environment wants it any more.
+A launch with `--gateway` starts the gateway, if it does not run, and waits until Envoy has the
+launch's replicas. The daemon writes the routes and endpoints of all environments, restarts an Envoy
+that exited, and stops it when no environment wants it any more.
 
 Failure cases:
 
-* The daemon exits: Envoy and its shim go on, with the endpoints that were written last.
-* Envoy exits: its sessions end with their connections. The daemon has the shim start it again, on
+* The daemon exits: Envoy and its shim continue, with the endpoints that were last written.
+* Envoy exits: its sessions end with their connections. The daemon makes the shim start it again, on
   the port that the shim has kept reserved, with the files that are there.
 * The shim exits: the kernel ends Envoy; the daemon starts a new shim.
 * No replica takes sessions: requests are held by the daemon until one does
   (`server/reconcile/held_requests.py`); without a daemon, they are answered 503.
-* Its run file is damaged, or another version's: it continues unwatched, and the environments behind
-  it are DEGRADED and say why. No launch gets behind it; it is stopped when nothing wants it.
+* The gateway's run file is damaged, or another version's: the gateway continues unwatched, and the
+  environments behind it are DEGRADED and say why. No launch can use it; it is stopped when nothing
+  wants it.
 * A replica exits: its sessions end, and Envoy tells their clients; handshakes are tried on another
   replica, until the daemon's next endpoints leave it out.
-* A file cannot be written (a full disk): Envoy keeps what it has; tried again until it can.
-* A file is not what Envoy can read: it keeps what it has, and says so in its log.
-* Two launches at once: a lock; the second finds the gateway of the first.
-* The last environment goes while a launch begins: whether anybody wants the gateway is read again
-  with the lock held, and a launch has its row in the table before it asks for the gateway.
-* An update takes an environment behind the gateway, or away from it: the gateway runs while a
-  generation that is behind it starts, and until the sessions of one that was have ended.
+* A file cannot be written (a full disk): Envoy keeps its configuration; the daemon tries again.
+* Envoy cannot read a file: it keeps its configuration, and its log says so.
+* Two launches start it at once: the second waits for a lock, and finds the gateway of the first.
+* The last environment ends while a launch begins: the daemon checks again, with the lock held,
+  whether anybody wants the gateway, and a launch has its row in the table before it does.
+* An update moves an environment behind the gateway, or away from it: the gateway runs while a
+  generation behind it starts, and until the sessions of such a generation have ended.
 
 This file imports nothing.
 """

@@ -5,39 +5,39 @@
     listeners ──names the files of──▶ routes, certificate
     clusters ───names the files of──▶ endpoints, one for each environment
 
-Only what changes often is in a file of its own: replacing endpoints or routes drops no session,
-while a listener that has changed drains its connections. So a listener is written once, and a
-cluster says nothing that a scaled environment changes.
+Parts that change often are in files of their own: replacing endpoints or routes drops no session,
+while a listener that changes drains its connections. So a listener is written once, and a cluster
+contains nothing that the scaling of an environment changes.
 
-Balancing. Replicas get sessions in turn, so that a crowd is split evenly. (Least requests is not
-even: a request counts when its replica has been connected to, so a replica that is slow to accept
-looks empty and gets more.) Where some have much less room than others, weights say so
-(`replica_policy.py`). Those that are known to be full are degraded: they are asked only where all
-are full.
+Balancing. Replicas get sessions in turn, so that a crowd is split evenly. (Least requests would not
+be even: Envoy counts a request once its replica has accepted the connection, so a replica that is
+slow to accept looks empty and gets more.) If some replicas have much less room than others, they
+have lower weights (`replica_policy.py`). Replicas that are known to be full are degraded: they get
+requests only if all are full.
 
 A replica that is full, or drains, answers a handshake with `RETRY_HEADER` as long as the gateway
-may still try another one (`env_host/websocket/handshake.py`). Envoy's circuit breakers count all
-replicas together, or have requests wait for one: they are set to no limit.
+may still try another one (`env_host/websocket/handshake.py`). Envoy's circuit breakers have no
+limit, as they count all replicas together, or make requests wait for one.
 
-Retries. A handshake is tried again on another replica when it could not be connected to, ended
-without an answer, or said that it has no room: no session had begun. As many are asked as there
-are, up to `MAX_ASKED`, each once, so that none is refused while there is room. Any other request
-is tried again only if it was never sent, or never begun.
+Retries. A handshake is tried on another replica if the connection failed, ended without an answer,
+or was answered with `RETRY_HEADER`: no session had begun. Each replica is tried once, up to
+`MAX_ASKED` of them, so that no handshake is refused while there is room. Any other request is tried
+again only if it was never sent, or never begun.
 
-Health. A replica that answers no health check gets no session until it does; before that is known,
-its handshakes are tried on another. Envoy's outlier detection takes each session that its replica
-ends, as all do, for a connection that failed: it is not used. Those that do not answer are not
-tried while any does (`PANIC_PERCENT`).
+Health. A replica that does not answer health checks gets no session until it does; before Envoy
+knows that, its handshakes are tried on another replica. Outlier detection is not used, since it
+counts every session that a replica ends, as all do, as a failed connection. Replicas that do not
+answer are not tried while any replica does (`PANIC_PERCENT`).
 
-Identity. Addresses are used again, while Envoy still has the old ones. So every attempt of a
-request names the environment, the launch (its generation) and the replica that Envoy takes the
-address to be, and another server refuses it (`env_host/serving/access.py`). A route adds its
+Identity. An address may belong to another server while Envoy still has it. So every attempt of a
+request names the environment, the launch (its generation) and the replica for which Envoy takes the
+address, and any other server refuses the request (`env_host/serving/access.py`). A route adds its
 headers before a replica is chosen; so launch and replica are added by a filter of the cluster,
-which runs for each attempt, from the metadata of the endpoint that was chosen. Health checks name
-the same. A server that is not ours (upstream's, in an image) refuses nothing.
+which runs for each attempt, from the metadata of the chosen endpoint. Health checks have the same
+headers. A server that is not ours (upstream's, in an image) refuses nothing.
 
 Tokens are compared here, and again by the replica. Host and Origin are passed on as the client sent
-them, and are the replica's to judge.
+them; the replica checks them.
 
 https://www.envoyproxy.io/docs/envoy/latest/api-v3/api
 """
@@ -62,24 +62,24 @@ from ...system.net.listening_sockets import http_address
 from ...system.text.json_lines import Json
 from .lua import SOURCE as LUA
 
-Resource = Any  # plain JSON, or a fragment of it that is text already
+Resource = Any  # plain JSON, or a fragment that is text already
 
 PREFIX = "/envs/"
-MAX_ASKED = 32  # replicas, by one handshake
-# Of a request that no replica has begun. A full replica ends them (`may_ask_another`), so what
-# remains are replicas that are gone: a second or two, until the daemon has written that.
+MAX_ASKED = 32  # replicas that one handshake is tried on
+# Attempts of a request that no replica has begun. Full replicas end them (`may_ask_another`), so
+# most are spent on replicas that are gone, for a second or two, until the daemon has removed them.
 RETRIES = 48
 MAX_CHOICES = 1024  # to find a replica that a request has not been sent to
 RETRY_SECONDS, MAX_RETRY_SECONDS = 0.002, 0.05  # between two attempts; it doubles, and is random
 CONNECT_SECONDS = 5.0
 HEAD_SECONDS = 5.0  # for a client to send the head of a request, from its first byte
-MAX_HEAD_KB = 32  # as of all our servers (`system/net/http_limits.py`, which workers do not import)
-IDLE_SECONDS = 10.0  # for a connection that has no request; and for a TLS handshake
-SILENT_SECONDS = 30  # for which the kernel keeps a connection from Envoy that has sent nothing
+MAX_HEAD_KB = 32  # the same as in `system/net/http_limits.py`, which workers do not import
+IDLE_SECONDS = 10.0  # for a connection without a request, and for a TLS handshake
+SILENT_SECONDS = 30  # for which the kernel does not pass on a connection that has sent nothing
 HEALTH_SECONDS = 5.0  # between two health checks, and for one of them
-IDLE_HEALTH_SECONDS = 30.0  # between two of an environment without sessions
-UPSTREAM_IDLE_SECONDS = 2.0  # below the five for which a replica keeps an idle connection
-PANIC_PERCENT = 1.0  # of replicas that are healthy, below which Envoy tries all: so none
+IDLE_HEALTH_SECONDS = 30.0  # between two health checks of an environment without sessions
+UPSTREAM_IDLE_SECONDS = 2.0  # less than the 5 s for which a replica keeps an idle connection
+PANIC_PERCENT = 1.0  # of replicas: if fewer were healthy, Envoy would try all; so it never does
 NO_LIMIT = 2**32 - 1  # of a circuit breaker
 
 _NO_REPLICA = (
@@ -88,27 +88,27 @@ _NO_REPLICA = (
 )
 
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-_OF_AN_ENDPOINT = {GENERATION_HEADER: "generation", REPLICA_HEADER: "replica"}  # in its metadata
-_ONE_IS_ENOUGH = 100 * 65536  # percent: one that is not degraded gets all new sessions
-_SESSION_DIGITS = 4  # of a session's id, that name its replica (`env_host/shard/connections.py`)
+_ENDPOINT_METADATA = {GENERATION_HEADER: "generation", REPLICA_HEADER: "replica"}
+_ONE_IS_ENOUGH = 100 * 65536  # percent: a single healthy replica gets all new sessions
+_SESSION_DIGITS = 4  # of a session's id name its replica (`env_host/shard/connections.py`)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One replica that the gateway may send sessions to; their ids name it by its number."""
+    """One replica that the gateway may send sessions to; their ids contain its number."""
 
     number: int
     host: str
     port: int
-    is_draining: bool = False  # it gets no new session
-    is_full: bool = False  # it gets new sessions only where all are full
-    weight: int = 1  # how many new sessions it gets in its turn
-    generation: str = ""  # its launch, and its id: what a request for it says; empty: nothing
+    is_draining: bool = False  # it gets no new sessions
+    is_full: bool = False  # it gets new sessions only if all replicas are full
+    weight: int = 1  # its share of the new sessions, against that of the others
+    generation: str = ""  # the launch and the replica that requests name; empty: none
     replica: str = ""
 
     @property
     def address(self) -> str:
-        """`host:port`, as Envoy spells it."""
+        """Return `host:port`, as Envoy spells it."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -117,11 +117,11 @@ class Backend:
     """One environment behind the gateway.
 
     Attributes:
-        name: Its name, which is its path.
+        name: Its name, which is its path, too.
         endpoints: Its replicas that have sessions, or may get some.
-        token: What clients must send.
-        health_path: What health checks ask for.
-        holding_socket: Who gets requests that no replica can be sent; a path.
+        token: The token that clients must send.
+        health_path: The path that health checks request.
+        holding_socket: The path of a socket that gets requests for which there is no replica.
     """
 
     name: str
@@ -137,24 +137,24 @@ class Backend:
 
     @property
     def full(self) -> set[int]:
-        """The numbers of the replicas that are full."""
+        """Return the numbers of the replicas that are full."""
         return {each.number for each in self.endpoints if each.is_full}
 
     @property
     def most_asked(self) -> int:
-        """Return how many replicas may be tried by one handshake: those that take new sessions."""
+        """Return how many replicas one handshake may be tried on: those that do not drain."""
         return min(sum(not each.is_draining for each in self.endpoints), MAX_ASKED)
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """Where a gateway listens.
+    """The address at which a gateway listens, and its certificate.
 
     Attributes:
-        host: The address; others than this machine's own need a token for each environment.
+        host: The IP address; if others reach it, each environment needs a token.
         port: The TCP port.
         certificate: A file of PEM certificates, the server's first; empty: no TLS.
-        key: The file of its private key.
+        key: The file of the private key.
     """
 
     host: str
@@ -164,25 +164,25 @@ class GatewayOptions:
 
     @property
     def address(self) -> str:
-        """Return what the addresses of environments begin with."""
+        """Return the beginning of all environments' addresses."""
         address = http_address(self.host, self.port)
         return address.replace("http", "https", 1) if self.certificate else address
 
     def address_of(self, name: str) -> str:
-        """Return what goes into upstream's `base_url` for an environment."""
+        """Return the address of an environment, which upstream calls `base_url`."""
         return f"{self.address}{PREFIX}{name}"
 
 
-# Files, each a list of resources that Envoy reads again when it is replaced.
+# Files. Each is a list of resources, which Envoy reads again when the file is replaced.
 
 
 def bootstrap(folder: str, admin_socket: str, most_connections: int) -> Json:
-    """Return what Envoy is started with: the files of `folder`, and its admin interface.
+    """Return the configuration that Envoy is started with.
 
     Args:
-        folder: Where the other files are.
-        admin_socket: A Unix socket in a private folder: who can connect to it can do anything.
-        most_connections: Of clients; more are closed when they are accepted.
+        folder: The folder of the other files.
+        admin_socket: A Unix socket in a private folder, as its clients have full control of Envoy.
+        most_connections: The limit on clients' connections; more are closed at once.
     """
     limit = _typed(
         "extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
@@ -201,7 +201,7 @@ def bootstrap(folder: str, admin_socket: str, most_connections: int) -> Json:
 
 
 def listeners(options: GatewayOptions, folder: str) -> Json:
-    """The one listener, whose routes and certificate are in files."""
+    """Return the only listener, whose routes and certificate are in files."""
     chain: Json = {
         "filters": [_filter("network.http_connection_manager", _http(folder))],
         "transport_socket_connect_timeout": _seconds(IDLE_SECONDS),
@@ -229,7 +229,7 @@ def listeners(options: GatewayOptions, folder: str) -> Json:
 
 
 def certificates(options: GatewayOptions) -> Json:
-    """The certificate, which is read again when its files are replaced."""
+    """Return the certificate, whose files are read again when they are replaced."""
     files = {
         "certificate_chain": {"filename": options.certificate},
         "private_key": {"filename": options.key},
@@ -239,7 +239,7 @@ def certificates(options: GatewayOptions) -> Json:
 
 
 def routes(found: Iterable[Resource] = ()) -> Json:
-    """The routes to all environments, by path: those that `routes_to` gives for each."""
+    """Return the routes to all environments, which `routes_to` makes for each of them."""
     host = {
         "name": "environments",
         "domains": ["*"],
@@ -251,31 +251,33 @@ def routes(found: Iterable[Resource] = ()) -> Json:
 
 
 def clusters(found: Iterable[Resource] = ()) -> Json:
-    """The clusters of all environments: what `cluster` gives for each."""
+    """Return the clusters of all environments, which `cluster` makes for each of them."""
     return _resources(*found)
 
 
 def endpoints(backend: Backend) -> Json:
-    """The replicas of one environment."""
-    found: list[Json] = []
-    for each in backend.endpoints:
-        named = {key: getattr(each, key) for key in _OF_AN_ENDPOINT.values()}
-        found.append(
-            {
-                "endpoint": {"address": _address(each.host, each.port)},
-                "health_status": _health_status(each),
-                "load_balancing_weight": each.weight,
-                "metadata": {"filter_metadata": {"openenvd": named}},
-            }
-        )
+    """Return the endpoints of one environment: its replicas, and the socket of held requests."""
+    found = [
+        {
+            "endpoint": {"address": _address(each.host, each.port)},
+            "health_status": _health_status(each),
+            "load_balancing_weight": each.weight,
+            "metadata": {
+                "filter_metadata": {
+                    "openenvd": {key: getattr(each, key) for key in _ENDPOINT_METADATA.values()}
+                }
+            },
+        }
+        for each in backend.endpoints
+    ]
     places: list[Json] = [{"lb_endpoints": found}]
     if backend.holding_socket is not None:
         holding = {
             "address": {"pipe": {"path": backend.holding_socket}},
             "health_check_config": {"disable_active_health_check": True},
         }
-        # It comes after replicas that are full, and gets what no replica does: those that the
-        # daemon knows to be gone, and those that have answered no health check.
+        # It has a lower priority than full replicas. So it gets requests if all replicas are gone,
+        # or answer no health checks.
         after = [{"endpoint": holding, "health_status": "DEGRADED"}]
         places.append({"lb_endpoints": after, "priority": 1})
     kind = "config.endpoint.v3.ClusterLoadAssignment"
@@ -287,11 +289,6 @@ def _health_status(endpoint: Endpoint) -> str:
     if endpoint.is_draining:
         return "DRAINING"
     return "DEGRADED" if endpoint.is_full else "HEALTHY"
-
-
-def endpoints_file(folder: str, name: str) -> str:
-    """The path of the file of an environment's replicas."""
-    return f"{folder}/endpoints/{name}.json"
 
 
 # Listener
@@ -310,24 +307,24 @@ def _http(folder: str) -> Json:
         rds={"route_config_name": "environments", "config_source": routes_file},
         http_filters=[_filter("http.lua", lua), _filter("http.router", router)],
         upgrade_configs=[{"upgrade_type": "websocket"}],
-        # A session may be silent for as long as its client thinks.
+        # A session is silent while its client thinks, which may take any time.
         stream_idle_timeout="0s",
-        # A replica closes first, and its client waits for that, as the protocol of WebSockets asks:
-        # closed as soon as all is sent, and never before.
+        # Under the WebSocket protocol, the replica closes first, and its client waits for that. So
+        # Envoy closes the client's connection as soon as all is sent, and never before.
         delayed_close_timeout="0s",
         request_headers_timeout=_seconds(HEAD_SECONDS),
         max_request_headers_kb=MAX_HEAD_KB,
         common_http_protocol_options={"idle_timeout": _seconds(IDLE_SECONDS)},
         normalize_path=True,
         merge_slashes=True,
-        use_remote_address=True,  # clients may not steer Envoy by headers of its own
+        use_remote_address=True,  # clients cannot control Envoy by its own headers
         generate_request_id=False,
         local_reply_config=_local_replies(),
     )
 
 
 def _local_replies() -> Json:
-    """Return what Envoy answers itself, as our servers would: JSON with the reason.
+    """Return Envoy's own answers, which are JSON with the reason, as our servers' are.
 
     https://www.envoyproxy.io/docs/envoy/latest/configuration/http/http_conn_man/local_reply
     """
@@ -346,7 +343,7 @@ def _local_replies() -> Json:
 
 
 def routes_to(backend: Backend) -> Iterable[Json]:
-    """Handshakes and other requests, each with the token in a header or in the query."""
+    """Yield routes for handshakes and other requests, with the token in a header or the query."""
     here = {"path_separated_prefix": f"{PREFIX}{backend.name}"}
     upgrade = [_header("upgrade", {"exact": "websocket", "ignore_case": True})]
     if backend.token is None:
@@ -362,7 +359,7 @@ def routes_to(backend: Backend) -> Iterable[Json]:
         headers = given.get("headers", [])
         yield _handshake({**here, **given, "headers": [*headers, *upgrade]}, backend)
         yield _request({**here, **given}, backend)
-    # A browser asks first, and sends no token with that: the replica answers it.
+    # A browser's preflight request has no token; the replica answers it.
     asks = {"name": "access-control-request-method", "present_match": True}
     options = _header(":method", {"exact": "OPTIONS"})
     yield _request({**here, "headers": [options, asks]}, backend)
@@ -434,15 +431,15 @@ def _added(name: str, value: str) -> Json:
 # Clusters
 
 _KEEPALIVE = {"keepalive_time": 10, "keepalive_interval": 5, "keepalive_probes": 3}
-_NAMED_BY_ENDPOINT = [  # the endpoint that was chosen
-    _added(name, f"%UPSTREAM_METADATA(openenvd:{key})%") for name, key in _OF_AN_ENDPOINT.items()
+_ENDPOINT_HEADERS = [  # from the metadata of the chosen endpoint
+    _added(name, f"%UPSTREAM_METADATA(openenvd:{key})%") for name, key in _ENDPOINT_METADATA.items()
 ]
 
 
 def cluster(backend: Backend, replicas_file: str) -> Json:
-    """The cluster of an environment, whose endpoints are in a file."""
+    """Return the cluster of an environment, whose endpoints are in a file."""
     limits = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
-    mutations = {"request_mutations": [{"append": header} for header in _NAMED_BY_ENDPOINT]}
+    mutations = {"request_mutations": [{"append": header} for header in _ENDPOINT_HEADERS]}
     naming = _typed(
         "extensions.filters.http.header_mutation.v3.HeaderMutation", mutations=mutations
     )
@@ -466,7 +463,7 @@ def cluster(backend: Backend, replicas_file: str) -> Json:
         eds_cluster_config={"eds_config": _file(replicas_file)},
         connect_timeout=_seconds(CONNECT_SECONDS),
         common_lb_config={
-            "update_merge_window": "0s",  # a replica drains at once
+            "update_merge_window": "0s",  # so that a replica drains at once
             "healthy_panic_threshold": {"value": PANIC_PERCENT},
         },
         load_balancing_policy={"policies": [override]},
@@ -474,9 +471,9 @@ def cluster(backend: Backend, replicas_file: str) -> Json:
         typed_extension_protocol_options={_HTTP_OPTIONS: protocol},
         health_checks=[_health_check(backend)],
         ignore_health_on_host_removal=True,
-        # Sessions of a node that was cut off end: it sends nothing, not even that it is gone.
+        # Ends sessions of a node that was cut off, which sends nothing, not even a reset.
         upstream_connection_options={"tcp_keepalive": _KEEPALIVE},
-        # The same for what has been sent, and is not acknowledged.
+        # The same for data that was sent, and is not acknowledged.
         upstream_bind_config={"socket_options": _tcp_option("TCP_USER_TIMEOUT", 25_000)},
     )
 
@@ -489,7 +486,7 @@ def _policy(name: str, **settings: Any) -> Json:
 
 
 def _health_check(backend: Backend) -> Json:
-    named = [_added(ENVIRONMENT_HEADER, backend.name), *_NAMED_BY_ENDPOINT]
+    named = [_added(ENVIRONMENT_HEADER, backend.name), *_ENDPOINT_HEADERS]
     if backend.token is not None:
         named.append(_added("authorization", f"Bearer {backend.token}"))
     http = {"path": backend.health_path, "host": "127.0.0.1", "request_headers_to_add": named}
@@ -529,7 +526,7 @@ def _address(host: str, port: int) -> Json:
 
 
 def _tcp_option(name: str, value: int) -> list[Json]:
-    """An option of sockets, where there is such a one: Linux alone has those that are used."""
+    """Return a TCP option of sockets, if the system has it; Linux alone has those that are used."""
     if not hasattr(socket, name):
         return []
     return [{"level": socket.IPPROTO_TCP, "name": getattr(socket, name), "int_value": value}]

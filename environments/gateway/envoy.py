@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connects the daemon and Envoy: Envoy's files, and the answers of its admin interface.
+"""Writes Envoy's files, and reads its admin interface.
 
 A changed file is replaced by rename, which Envoy watches for. Endpoints are written first, then
-clusters, then routes, so that none names a file or cluster that does not exist yet. Files that are
-no longer named are removed last. `BackendFiles` remembers the content, so that a change of one
-environment costs nothing for the others. The admin interface is on a Unix socket; asking it blocks.
+clusters, then routes, so that no file names a file or cluster that does not exist yet. Files that
+are no longer named are removed last. `BackendFiles` keeps the content, so that a change of one
+environment costs nothing for the others. The admin interface is on a Unix socket; requests block.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from .configuration import Backend, Endpoint, GatewayOptions
 
 ANSWER_SECONDS = 5.0
 
-_FULL_SHARE = 0.95  # of the maximum: connections open and close all the time
+_FULL_SHARE = 0.95  # of the limit counts as full, since connections open and close all the time
 _USERS_SHOWN = 3
 _ESTABLISHED = "01"
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatus:
-    """One replica as Envoy sees it."""
+    """Envoy's view of one replica."""
 
     environment: str
     address: str  # host:port
     is_healthy: bool
     is_draining: bool
-    sessions: int  # and other requests under way
+    sessions: int  # including other requests under way
     problem: str | None = None  # why it is not healthy
 
     def to_json(self) -> dict[str, Any]:
@@ -53,10 +53,10 @@ class EndpointStatus:
 
 
 def endpoint_statuses(admin_socket: Path) -> list[EndpointStatus]:
-    """Return all replicas that Envoy knows.
+    """Return Envoy's view of all replicas.
 
     Raises:
-        OSError: Envoy does not answer, or not with JSON.
+        OSError: Envoy does not answer, or its answer is not JSON.
     """
     try:
         answer = json.loads(get_admin(admin_socket, "/clusters?format=json"))
@@ -66,7 +66,7 @@ def endpoint_statuses(admin_socket: Path) -> list[EndpointStatus]:
         _status(cluster["name"], host)
         for cluster in answer.get("cluster_statuses", ())
         for host in cluster.get("host_statuses", ())
-        if "socket_address" in host["address"]  # not the pipe that holds requests
+        if "socket_address" in host["address"]  # otherwise it is the socket of held requests
     ]
 
 
@@ -76,8 +76,8 @@ class Connections:
 
     open: int
     max: int
-    refused: int  # since Envoy was started: closed as soon as they were accepted
-    users: dict[str, int]  # of this machine, with the most connections; empty while there is room
+    refused: int  # how many were closed at once, since Envoy was started
+    users: dict[str, int]  # the users with the most connections; empty while there is room
 
     @property
     def problem(self) -> str | None:
@@ -100,10 +100,10 @@ class Connections:
 
 
 def read_connections(folder: Path, admin_socket: Path, port: int) -> Connections:
-    """Return how many connections of clients are open, and how many may be.
+    """Return how many connections of clients are open, and how many are allowed.
 
     Raises:
-        OSError: Envoy does not answer, or not as it should.
+        OSError: Envoy does not answer, or its answer is unknown.
     """
     path = "/stats?format=json&filter=gateway.downstream_cx_active|downstream_global_cx_overflow"
     try:
@@ -187,13 +187,13 @@ _MAX_FDS = 2**20  # where there is no limit
 
 
 def write_start_files(folder: Path, options: GatewayOptions, admin_socket: Path) -> Path:
-    """Write Envoy's start files that the daemon has not written; return the bootstrap's path."""
+    """Write the files that Envoy is started with; return the bootstrap's path."""
     make_private(folder / "endpoints")
     where = str(folder)
     if options.certificate:
         _replace(folder / "certificates.json", configuration.certificates(options))
     _replace(folder / "listeners.json", configuration.listeners(options, where))
-    # Unless the daemon has written them by now.
+    # The daemon may have written these by now.
     create_whole(folder / "clusters.json", orjson.dumps(configuration.clusters()))
     create_whole(folder / "routes.json", orjson.dumps(configuration.routes()))
     bootstrap = folder / "bootstrap.json"
@@ -202,7 +202,7 @@ def write_start_files(folder: Path, options: GatewayOptions, admin_socket: Path)
 
 
 class BackendFiles:
-    """Envoy's clusters, routes and endpoints, as they were last written. Used by one thread a time.
+    """Envoy's clusters, routes and endpoints, as last written. Used by one thread at a time.
 
     If others have replaced or removed files since, as a restarted gateway does, all files are
     compared again.
@@ -219,28 +219,29 @@ class BackendFiles:
         """Write the files for these environments, as far as they have changed.
 
         Raises:
-            OSError: A file cannot be written. Earlier ones have been, and none is half written.
+            OSError: A file cannot be written. The files before it were, and none is half written.
         """
         wanted = {backend.name: backend for backend in backends}
+        folder = self._folder / "endpoints"
         if not self._identities or self._identities != self._identify():
             self._written, self._texts = {}, {}
             make_private(self._folder)
-            make_private(self._folder / "endpoints")
+            make_private(folder)
         elif wanted == self._written:
             return
-        self._identities = ()  # until all are written, nothing is known of them
+        self._identities = ()  # unknown, until all files are written
         texts = {}
         for name, backend in wanted.items():
             if self._written.get(name) == backend:
                 texts[name] = self._texts[name]
                 continue
-            path = configuration.endpoints_file(str(self._folder), name)
-            _replace(Path(path), configuration.endpoints(backend))
-            cluster = orjson.dumps(configuration.cluster(backend, path))
+            path = folder / f"{name}.json"
+            _replace(path, configuration.endpoints(backend))
+            cluster = orjson.dumps(configuration.cluster(backend, str(path)))
             own_routes = map(orjson.dumps, configuration.routes_to(backend))
             texts[name] = _Texts(cluster, b",".join(own_routes))
         # A new cluster must be written before its route, and a removed one must go after its route.
-        folder, before = self._folder / "endpoints", self._texts
+        before = self._texts
         old = self._written.keys() or {path.stem for path in folder.glob("*.json")}
         routes = configuration.routes(orjson.Fragment(each.routes) for each in texts.values())
         clusters = configuration.clusters(orjson.Fragment(each.cluster) for each in texts.values())
@@ -268,14 +269,14 @@ class _Texts(NamedTuple):
 
 
 def _most_connections() -> int:
-    """Return how many clients the limit on open files allows: each takes two."""
+    """Return how many clients the limit on open files allows; each client takes two files."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, (min(most, _MAX_FDS) - _SPARE_FDS) // 2)
 
 
 def _replace(path: Path, content: Json) -> None:
     text = orjson.dumps(content)
-    with contextlib.suppress(OSError):  # there is none yet, or none that can be read
+    with contextlib.suppress(OSError):  # it is missing, or cannot be read
         if path.stat().st_size == len(text) and path.read_bytes() == text:
             return
     replace_file(str(path), text)

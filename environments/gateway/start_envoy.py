@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Becomes Envoy, below a shim: `start_envoy.py ENVOY BOOTSTRAP ADMIN_SOCKET THREADS`.
+"""The program that becomes Envoy: `start_envoy.py ENVOY BOOTSTRAP ADMIN_SOCKET THREADS`.
 
     shim ──fork, exec──▶ this program ──exec──▶ Envoy
                               └─fork twice─▶ announcer ──"is the listener there?"──▶ Envoy
                                                  └──{"ready": true}──▶ the shim's notify pipe
 
-Envoy knows nothing of notify pipes, and a process between it and the shim would cost memory for as
-long as it runs. So a process that ends asks instead; the shim adopts that process, and reaps it.
+Envoy does not write to notify pipes, and a process between Envoy and the shim would cost memory as
+long as Envoy runs. So a short-lived process waits for the listener; the shim adopts and reaps it.
 
-Standard library alone, and none of our modules: it is a program of its own for the shim.
+It imports the standard library alone, as a program of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LISTENER = b"gateway::"
 def main(envoy: str, bootstrap: str, admin_socket: str, threads: str) -> None:
     """Replace this process by Envoy."""
     notify_fd = int(os.environ.pop("OPENENVD_NOTIFY_FD"))
-    # Those sockets only reserve the port: Envoy itself listens.
+    # The inherited sockets only reserve the port; Envoy opens its own.
     for fd in (os.environ.pop("OPENENVD_LISTEN_FD", "")).split(","):
         if fd:
             os.close(int(fd))
@@ -50,7 +50,7 @@ def main(envoy: str, bootstrap: str, admin_socket: str, threads: str) -> None:
 
 
 def _announce(pid: int, notify_fd: int, admin_socket: str) -> None:
-    """Report to the shim when Envoy listens; end Envoy when it does not in time."""
+    """Report to the shim when Envoy listens; end Envoy if it does not in time."""
     deadline = time.monotonic() + READY_SECONDS
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < deadline:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has an image built from a project, unless there is one of the same files; removes unused ones.
+"""Builds the image of a project, unless there is one of the same files; removes unused images.
 
-    source ─▶ context ─▶ digest ─▶ openenvd/NAME:DIGEST ── exists ──▶ that
-                                                       └─ does not ─▶ docker build ─▶ that
+    source ─▶ context ─▶ digest ─▶ openenvd/NAME:DIGEST ── exists ─────────▶ that
+                                                       └─ does not exist ─▶ docker build ─▶ that
 
-Nothing is written into the project's folder. Images are built by the `docker` command rather than
-by the library that starts containers: it alone knows BuildKit, which Dockerfiles of upstream's
-projects need, and the user's context and credentials.
+Nothing is written into the project's folder. The `docker` command builds images, and not the
+library that starts containers, because only the command supports BuildKit, which Dockerfiles of
+upstream's projects need, and the user's context and credentials.
 
 `prune_images` removes images that were built here and that nothing uses any more:
 
@@ -14,9 +14,9 @@ projects need, and the user's context and credentials.
     replaced           another image has its name by now
     earlier version    a newer image of the same repository, `openenvd/NAME`, is there
 
-An image stays while a run file of this home names it. If a run file cannot be used,
-no image is removed, since its replica may need any of them. Docker itself keeps those of
-containers, of other homes as well.
+An image stays while a run file of this home names it. If any run file cannot be used, no image is
+removed, since the replica may need any of them. Docker itself keeps the images of all containers,
+including those of other homes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ..sources.program import program_of
 from .image_context import context_of
 from .uv import Say, run_command
 
-# The network of this machine while it builds: a package index may be reachable from here alone.
+# The build uses this machine's network: a package index may be reachable from here alone.
 _NETWORK = ("--network", "host")
 _OURS = ("--label", f"{BUILT_LABEL}={__version__}")
 LAST_LINES = 20  # of Docker's output, in a failure
@@ -58,9 +58,10 @@ _TEDIOUS = ("--->", "Removing intermediate", "+ ", "Downloaded ", "DEPRECATED:")
 def ensure_image(
     spec: EnvironmentSpec, source: resolve.ResolvedSource, say: Say, *, tag: str | None = None
 ) -> str:
-    """Return the image of a source, with our env host in it; it is built if there is none yet.
+    """Return the name of a source's image, which has our env host; it is built if it is missing.
 
-    `tag` is a further name for it, which is returned then. `say` gets lines about what happens.
+    If a `tag` is given, the image is built under that name, too, which is returned. `say` is called
+    with lines about the progress.
 
     Raises:
         EngineFailed: Docker cannot be used.
@@ -81,12 +82,12 @@ def ensure_image(
     say(f"building the image {tags[-1]} on {spec.base}")
     options = [word for each in tags for word in ("--tag", each)]
     # Their values do not appear on the command line.
-    options += [word for name in sorted(context.variables) for word in ("--build-arg", name)]
+    index = context.recipe.index
+    options += [word for name in sorted(index) for word in ("--build-arg", name)]
     with tempfile.TemporaryFile() as archive:
         context.write(archive)
         archive.seek(0)
-        options += [*_NETWORK, "-"]
-        docker.run("build", *_OURS, *options, stdin=archive, variables=context.variables)
+        docker.run("build", *_OURS, *options, *_NETWORK, "-", stdin=archive, variables=index)
     say(f"built {tags[-1]} in {time.monotonic() - started:.1f} s")
     return tags[-1]
 
@@ -94,10 +95,10 @@ def ensure_image(
 def build_dockerfile(
     project: resolve.ResolvedSource, path: str, say: Say, *, tag: str | None = None
 ) -> str:
-    """Build a project's own Dockerfile, which has a server of its own; returns the image.
+    """Build a project's own Dockerfile, which starts its own server; return the image's name.
 
     Raises:
-        InvalidSpec: The source is no project.
+        InvalidSpec: The source is not a project.
         ManifestError: The project has no such file.
         EngineFailed, PreparationFailed, UnknownSource
     """
@@ -115,7 +116,7 @@ def build_dockerfile(
 
 
 class DockerCli:
-    """Runs the `docker` command, whose output `say` gets by lines, and explains its failures.
+    """Runs the `docker` command, calls `say` with the lines of its output, explains its failures.
 
     Raises:
         EngineFailed: It is not installed.
@@ -137,7 +138,7 @@ class DockerCli:
         return self._ask("inspect", "--format", "{{.Id}}", image)
 
     def digest_of(self, image: str) -> str | None:
-        """Return the name of an image that its registry has for good; raises as `id_of` does."""
+        """Return an image's name with its registry's digest, or None; raises as `id_of` does."""
         found = self._ask("inspect", "--format", "{{json .RepoDigests}}", image)
         return resolve.digest_in_repository(image, json.loads(found or "null") or ())
 
@@ -148,20 +149,20 @@ class DockerCli:
             self.run("pull", image)
 
     def images_built(self) -> list[dict[str, Any]]:
-        """Return what `docker image inspect` says of all images that were built here."""
+        """Return the descriptions (`docker image inspect`) of all images that were built here."""
         words = ("ls", "--quiet", "--no-trunc", "--filter", f"label={BUILT_LABEL}")
         ids = sorted(set((self._ask(*words) or "").split()))
         return json.loads(self._ask("inspect", *ids) or "[]") if ids else []
 
     def remove(self, image: str) -> bool:
-        """Remove a name of an image, and the image with its last; Docker keeps what is in use."""
+        """Remove a name of an image, and with its last name the image, unless it is in use."""
         try:
             return self._ask("rm", image) is not None
         except (errors.EngineFailed, TimeoutExpired):
             return False
 
     def _ask(self, *words: str) -> str | None:
-        """Return what `docker image` prints; None when there is no such image."""
+        """Return the output of `docker image`; None when there is no such image."""
         asked = subprocess.run(
             [self._docker, "image", *words],
             capture_output=True,
@@ -181,10 +182,10 @@ class DockerCli:
         stdin: IO[bytes] | None = None,
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Run a command of it, `build` or `pull`, with these variables beside our own.
+        """Run one of its commands, `build` or `pull`, with `variables` beside our own.
 
         Raises:
-            PreparationFailed: It failed; the message has the last lines.
+            PreparationFailed: The command failed; the message contains its last lines.
         """
         code, lines = run_command(
             [self._docker, what, *arguments],
@@ -207,7 +208,7 @@ class DockerCli:
 
 
 def prune_images(layout: Layout) -> list[str]:
-    """Remove images, and return their names, or their ids where they have none. Blocks.
+    """Remove unused images; return their names, or the ids of those without a name. Blocks.
 
     Nothing is removed if Docker does not answer, or if a run file was set aside.
     """
@@ -224,9 +225,9 @@ def prune_images(layout: Layout) -> list[str]:
 
 
 def unused(images: list[Json], used: set[str | None]) -> list[str]:
-    """Return what may be removed of images that were built here, by ids and names in use.
+    """Return the names, or ids, of images that may be removed, given the names and ids in `used`.
 
-    The images are as `docker image inspect` describes them.
+    `docker image inspect` describes the images.
     """
     found = []
     named: dict[str, list[tuple[str, str, Json]]] = {}

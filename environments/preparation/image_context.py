@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image is built from: its Dockerfile, and the files, as the tar archive for the builder.
+"""The context of which an image is built: a tar archive of its Dockerfile and files.
 
 Dockerfile
-needs/             what says which packages it needs: their layer stays while this does
-openenvd/          the env host, what it stands on, and the bundled environments
-project/           the project's files, but for those of version control, caches and
+needs/             the files that say which packages are needed: the layer of packages stays while
+                   these are the same
+openenvd/          the env host, the rooms that it imports, and the bundled environments
+project/           the project's files, without those of version control, caches and
                    `.dockerignore`; of a class, its module and what it imports there
-certificates.pem   for the package index, where this machine has some of its own
+certificates.pem   for the package index, if this machine has its own
 
-    BASE ─┬─▶ build   uv, the dependencies' files, an installation ─▶ /opt/venv, /opt/openenvd
-          └─▶ image   ◀── those two, and the project's files
+    BASE ─┬─▶ build   uv, the files in needs/, an installation ─▶ /opt/venv, /opt/openenvd
+          └─▶ image   ◀── those two folders, and the project's files
 
 Settings and certificates of the package index stay in the stage `build`, which is not part of the
-image. It needs nothing that the classic builder lacks.
+image. The Dockerfile uses no feature that the classic builder lacks.
 """
 
 from __future__ import annotations
@@ -48,55 +49,51 @@ VENV = "/opt/venv"
 # Names of folders and files in the build context.
 NEEDS, PACKAGE, PROJECT, CERTIFICATES = "needs", "openenvd", "project", "certificates.pem"
 OWN_FOLDER = Path(__file__).resolve().parents[2]
-OWN_PACKAGES = ("env_host", "schema", "system")  # what runs in other projects' Pythons
-_ANY_PATCH = 99  # of the Python in a base image, whose tag names none
+OWN_PACKAGES = ("env_host", "schema", "system")  # the rooms that run in projects' Pythons
+_ANY_PATCH = 99  # stands for the patch version of a Python, which tags of images do not name
 _CERTIFICATES_VARIABLE = "SSL_CERT_FILE"
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INSECURE_HOST", "UV_HTTP_TIMEOUT")
 
-# Of the env host's configuration, what is the same in the image.
+# The fields of the env host's configuration that are the same in the image.
 _KEPT_CONFIG = ("name", "app_candidates", "app_fallbacks", "env_class", "manifest")
 
-Buildable = resolve.Bundled | resolve.Project | resolve.ClassSource
 Files = dict[str, Path]  # by their names in the archive
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that decides what an image is made of, but for the files."""
+    """The inputs of a Dockerfile."""
 
-    base: str  # the image that it is based on; it has a Python
+    base: str  # the image that it is based on, which has a Python
     # The part of the env host's configuration that belongs to the program
     config: Mapping[str, Any]
     version: str
-    folder: str | None = None  # where the project's files are in the image; None: it has none
-    workdir: str = PROJECTS_FOLDER  # where it runs
-    # How what it needs is installed, from files in the folder `needs`; None: it needs none
+    folder: str | None = None  # of the project's files in the image; None: there are none
+    workdir: str = PROJECTS_FOLDER  # the folder in which the program runs
+    # The way to install the needed packages, by files in the folder `needs`; None: there are none
     way: Way | None = None
-    # Of the project itself, as its installation would have them: texts by their paths
+    # The metadata that an installation of the project would have: texts by their paths
     metadata: Mapping[str, str] = field(default_factory=dict)
-    more: tuple[str, ...] = ()  # packages to install beside what it needs
-    # Variables of uv that say where packages come from. Not part of the digest.
+    more: tuple[str, ...] = ()  # packages to install beside those that are needed
+    # Variables of uv, and certificates, for the package index. They are not part of the digest.
     index: Mapping[str, str] = field(default_factory=dict)
-    has_certificates: bool = False  # whether the context has certificates for the package index
+    certificates: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Everything that an image is built from."""
+    """The inputs of an image."""
 
     recipe: Recipe
     files: Files
-    certificates: Path | None
-    variables: dict[str, str]  # for the command that builds
     notes: tuple[str, ...] = ()  # for the user
 
     @property
     def digest(self) -> str:
-        """Return a digest of files, base and needs, wherever the packages come from."""
-        recipe = replace(self.recipe, index={}, has_certificates=False)
+        """Return a digest of all inputs, except where packages come from."""
         digest = hashlib.sha256()
         archive: Any = SimpleNamespace(write=digest.update)
-        replace(self, recipe=recipe, certificates=None).write(archive)
+        replace(self, recipe=replace(self.recipe, index={}, certificates=None)).write(archive)
         return digest.hexdigest()
 
     def write(self, archive: IO[bytes]) -> None:
@@ -111,14 +108,14 @@ class Context:
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o755
                 tar.addfile(entry)
             files = sorted(self.files.items())
-            if self.certificates is not None:
-                files.insert(0, (CERTIFICATES, self.certificates.resolve()))
+            if self.recipe.certificates is not None:
+                files.insert(0, (CERTIFICATES, self.recipe.certificates.resolve()))
             for name, path in files:
                 tar.add(path, name, recursive=False, filter=_reproducible)
 
 
 def _reproducible(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Leave out times and owners, so that the same files make the same archive."""
+    """Return an entry without time and owner, so that the same files make the same archive."""
     mode = 0o755 if entry.mode & 0o100 else 0o644
     return entry.replace(deep=False, mtime=0, mode=mode, uid=0, gid=0, uname="", gname="")
 
@@ -126,14 +123,14 @@ def _reproducible(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 def context_of(
     source: resolve.ResolvedSource, program: Program, base: str, more: Iterable[str] = ()
 ) -> Context:
-    """Collect what the image of a source is built from, with `more` packages than it needs.
+    """Return the context of a source's image, in which `more` packages than needed are installed.
 
-    Its `program` is the one by which this machine would serve it.
+    The `program` is the one by which this machine would serve the source.
 
     Raises:
         UnknownSource: The module of a class is not found.
     """
-    assert not isinstance(source, resolve.Image)  # of which there is no program
+    assert not isinstance(source, resolve.Image)  # `program_of` has refused it
     files = dict(_own_files())
     way: Way | None = None
     why: list[str] = []
@@ -156,35 +153,29 @@ def context_of(
     index = {name: variables[name] for name in _INDEX_VARIABLES if name in variables}
     if "UV_DEFAULT_INDEX" in index:
         index["PIP_INDEX_URL"] = index["UV_DEFAULT_INDEX"]  # for uv itself
-    # The project lies under the name that it is imported by, where that matters.
-    folder = None if isinstance(source, resolve.Bundled) else PROJECTS_FOLDER
-    folder = folder and f"{folder}/{next(iter(program.links), 'project')}"
-    made = Recipe(
+    here, there = str(program.folder), PROJECTS_FOLDER
+    if not isinstance(source, resolve.Bundled):  # the folder has the name of the project's imports
+        here = str(source.folder)
+        there = f"{PROJECTS_FOLDER}/{next(iter(program.links), 'project')}"
+    recipe = Recipe(
         base=base,
-        config=_config_in_image(source, program, folder),
+        config=_config_in_image(program, here, there),
         version=__version__,
-        folder=folder,
-        workdir=_path_in_image(str(program.folder), source, folder),
+        folder=None if isinstance(source, resolve.Bundled) else there,
+        workdir=str(program.folder).replace(here, there, 1),
         way=way,
         metadata=metadata,
         more=tuple(more),
         index=index,
-        has_certificates=certificates is not None,
+        certificates=certificates,
     )
-    return Context(made, files, certificates, index, tuple(why))
+    return Context(recipe, files, tuple(why))
 
 
-def _path_in_image(path: str, source: Buildable, folder: str | None) -> str:
-    if isinstance(source, resolve.Bundled) or folder is None:
-        return PROJECTS_FOLDER
-    return path.replace(str(source.folder), folder, 1)
-
-
-def _config_in_image(source: Buildable, program: Program, folder: str | None) -> dict[str, Any]:
-    """Return what the env host is to serve, with the paths that it has in the image."""
+def _config_in_image(program: Program, here: str, there: str) -> dict[str, Any]:
+    """Return the env host's configuration in the image, where the folder `here` is `there`."""
     config = program.config
-    here = "" if isinstance(source, resolve.Bundled) else str(source.folder)
-    paths = [_path_in_image(path, source, folder) for path in config.import_paths]
+    paths = [path.replace(here, there, 1) for path in config.import_paths]
     if program.links:
         paths.insert(0, PROJECTS_FOLDER)
     kept = {name: getattr(config, name) for name in _KEPT_CONFIG}
@@ -202,7 +193,7 @@ def _own_files() -> Iterator[tuple[str, Path]]:
 
 
 def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield a project's files by their relative paths, but for version control and caches."""
+    """Yield a project's files by their relative paths, without version control and caches."""
     for parent, folders, names in os.walk(folder):
         skipped = resolve.COPY_IGNORED(parent, [*folders, *names])
         folders[:] = [each for each in folders if each not in skipped]
@@ -255,7 +246,7 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def _way_in_image(project: resolve.Project, base: str) -> tuple[Way | None, list[str]]:
-    """Return how what a project needs is installed in an image, and why not in a better way."""
+    """Return the way to install a project's packages in an image, and why no better one is used."""
     found = re.search(r"python:(\d+)\.(\d+)", base)
     python = None if found is None else (int(found[1]), int(found[2]))
     why: list[str] = []
@@ -275,7 +266,7 @@ def _files_of_needs(way: Way | None, files: Files) -> Files:
     if way is None:
         return {}
     found: Files = {}
-    if way.is_dynamic:  # its build system is asked, which may read any of its files
+    if way.is_dynamic:  # the build system is asked, and may read any of the project's files
         own = {name: path for name, path in files.items() if name.startswith(f"{PROJECT}/")}
         found = {name.replace(PROJECT, NEEDS, 1): path for name, path in own.items()}
     inside = (path for path in way.files if path.is_relative_to(way.folder))
@@ -301,7 +292,7 @@ def _build_stage(recipe: Recipe) -> Iterable[str]:
     yield f"FROM {recipe.base} AS build"
     yield f"LABEL {BUILT_LABEL}={_quoted(recipe.version)}"
     yield from (f"ARG {name}" for name in sorted(recipe.index))
-    if recipe.has_certificates:
+    if recipe.certificates is not None:
         yield f"COPY {CERTIFICATES} /{CERTIFICATES}"
         yield f"ENV SSL_CERT_FILE=/{CERTIFICATES} PIP_CERT=/{CERTIFICATES}"
     yield f"ENV VIRTUAL_ENV={VENV} UV_PYTHON_DOWNLOADS=never UV_COMPILE_BYTECODE=1"
@@ -317,14 +308,14 @@ def _build_stage(recipe: Recipe) -> Iterable[str]:
 
 
 def _installation(recipe: Recipe) -> Iterable[str]:
-    """Yield what `project_venv.py` does on this machine."""
+    """Yield commands that do the same as `project_venv.py` does on this machine."""
     way = recipe.way or Way("", None)
     ours = shlex.join(HOST_REQUIREMENTS)
     beside = " ".join(f"-r {shlex.quote(str(p.relative_to(way.folder)))}" for p in way.beside)
     packages = shlex.join(["--", *way.packages]) if way.packages else ""
     theirs = " ".join(filter(None, [beside, packages]))
     more = " ".join(filter(None, [beside, ours, packages]))
-    pinned = ""  # what also installs where the project pins another version of ours
+    pinned = ""  # a second attempt, in case the project pins another version of our packages
     options = "".join(f"{shlex.quote(each)} " for each in way.options)
     if way.locked_wheels is not None:
         locked = "/tmp/locked.txt"  # noqa: S108  in the image's build stage
@@ -347,7 +338,7 @@ def _installation(recipe: Recipe) -> Iterable[str]:
     install = f"uv pip install --no-cache --target {libraries} --only-binary :all: {extras}"
     yield f"mkdir {libraries} && {install} || echo continuing without {extras}"
     if recipe.metadata:
-        program = f"exec({_WRITE!r})"  # on one line, as instructions are
+        program = f"exec({_WRITE!r})"  # on one line, which instructions require
         yield shlex.join([f"{VENV}/bin/python", "-c", program, json.dumps(dict(recipe.metadata))])
 
 
@@ -369,6 +360,6 @@ def _image_stage(recipe: Recipe) -> Iterable[str]:
 
 
 def _quoted(text: str) -> str:
-    """Return a value of ENV or LABEL, in which nothing is substituted."""
+    """Return a value for ENV or LABEL, quoted so that nothing is substituted in it."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$")
     return f'"{escaped}"'

@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares what the replicas of a launch run, in the way that their provider names.
+"""Prepares the program or image that the replicas of a launch run, as their provider requires.
 
     resolve(source) ─▶ prepare(spec, source, report) ─▶ Program or ContainerImage ─▶ provider.start
 
     PROGRAM        a program of our Python, or of the project's virtual environment, which is made
                    once for all projects with the same needs; `--with` is laid over it
-    IMAGE          an image that Docker here has: pulled if the source is one, else built with our
-                   env host, unless there is one of the same files. It is named by its id
-    SHARED_IMAGE   the same, named by its registry's digest if it has one: other nodes pull it
+    IMAGE          an image in Docker here. It is pulled if the source is an image; otherwise it is
+                   built with our env host, unless there is one of the same files. Replicas run it
+                   by its id
+    SHARED_IMAGE   the same, by its registry's digest, if it has one, so that other nodes can pull
+                   it
     PULLED_IMAGE   an image that the engine's nodes pull by its name; nothing is done here
 
-Replicas that are added later run the same: their run files have the id or the digest.
+Replicas that are added later run the same, since their run files have the id or the digest.
 
 Failure cases
 
     the provider cannot run the source    `InvalidSpec` with the command that helps; nothing is done
     uv or Docker fails, or is missing     `PreparationFailed` or `EngineFailed`, with its last lines
-    the worker is killed, or cancelled    the next launch makes a virtual environment afresh that
-                                          lacks the file `complete`; Docker keeps the built steps
+    the worker is killed, or cancelled    a virtual environment without the file `complete` is made
+                                          again by the next launch; Docker keeps the steps it built
     two launches prepare the same         the second waits for the virtual environment's lock; both
                                           build an image, of the same name and the same files
-    a cleanup runs meanwhile              it leaves a virtual environment for a minute after its
-                                          use, and the newest image of each name
+    a cleanup runs meanwhile              it keeps a virtual environment for a minute after its use,
+                                          and the newest image of each name
 """
 
 from __future__ import annotations
@@ -42,19 +44,19 @@ from .project_venv import overlay_python, project_python
 
 
 class Report(Protocol):
-    """Gets what is done."""
+    """Receives the progress."""
 
     def enter(self, phase: str, message: str) -> None:
-        """Take that a phase begins."""
+        """Receive the beginning of a phase."""
 
     def relay(self, line: str) -> None:
-        """Take a line of uv's or Docker's output."""
+        """Receive a line of uv's or Docker's output."""
 
 
 def prepare(
     spec: EnvironmentSpec, source: ResolvedSource, report: Report, layout: Layout, cwd: Path
 ) -> Prepared:
-    """Return what the replicas run; relative paths of `--with` refer to the folder `cwd`. Blocks.
+    """Return the program or image that replicas run; `--with` has paths relative to `cwd`. Blocks.
 
     Raises:
         InvalidSpec: The provider cannot run this source.
@@ -62,7 +64,7 @@ def prepare(
         EngineFailed: Docker, or the library of the provider, cannot be used.
     """
     entry = entry_of(spec.provider)
-    if entry.extra is not None and find_spec(entry.extra) is None:  # named as its library
+    if entry.extra is not None and find_spec(entry.extra) is None:  # it has its library's name
         text = f"the library of {spec.provider} is not installed"
         hint = f"{install_command(entry.extra)}, then openenv stop: the next daemon has it"
         raise EngineFailed(text, hint)
@@ -103,7 +105,7 @@ def _prepare_program(
 def _prepare_image(
     spec: EnvironmentSpec, source: ResolvedSource, report: Report, *, is_shared: bool
 ) -> ContainerImage:
-    from . import image_build as build  # memory that a launch without images need not hold
+    from . import image_build as build  # here: launches without images need less memory
 
     report.enter("building", f"preparing the image of {spec.name}")
     docker = build.DockerCli(report.relay)

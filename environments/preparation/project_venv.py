@@ -1,29 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """The virtual environment of an upstream project: made once by uv, found again by a key.
 
-    key = what the project says it needs, in each way of `sources/needs.py` + our Python
-    venvs/<key>.lock     held while it is made: two launches at once make it once
+    key = the project's requirements, in each way of `sources/needs.py` + our Python
+    venvs/<key>.lock     locked while it is made, so that two launches at once make it once
     venvs/<key>/         bin/, lib/, …; and `complete`, written last
 
-Each use writes `used`; unused environments are removed one day (`venv_cleanup.py`). A folder
-without `complete` was left by a launch that failed or was killed: the next launch starts afresh.
-The project itself is not installed (its folder is on the import path), but for its metadata, which
-tell its version; and nothing is written into its folder: no lock file, no egg-info, no byte code.
+Each use writes `used`; unused environments are removed after a time (`venv_cleanup.py`). A folder
+without `complete` was left by a launch that failed or was killed: the next launch makes it again.
+Of the project itself only the metadata are installed, which tell its version: its folder is on the
+import path. Nothing is written into its folder: no lock file, no egg-info, no byte code.
 
-The ways are tried in order. One that cannot be used (`Unusable`) is named in one line, and the next
-is tried; any other failure (the network, a disk, a file of another hash) ends the launch. With a
-`uv.lock`, its versions are installed (`uv export`), from the user's own package index, and only
-files that have the hashes that stand there; what the env host needs comes beside them. Of a package
-that the lock has wheels of, a wheel is installed or the lock cannot be used: nothing is compiled
-because the lock was made for another Python.
+The ways are tried in order. A way that cannot be used (`Unusable`) is reported in one line, and the
+next is tried; any other failure (the network, a disk, a file of another hash) ends the launch. With
+a `uv.lock`, its versions are installed (`uv export`), from the user's own package index, and only
+files that have the hashes in the lock; the requirements of the env host come beside them. If the
+lock has wheels of a package, one of them must fit, or else the lock cannot be used: no package is
+compiled because the lock was made for another Python.
 
-Laid over another one, for a try with more packages (`launch --with`):
+An environment may be laid over another one, to add packages (`launch --with`):
 
-    venvs/<key>/    the further packages alone; those of the base, which stays as it is, are found
+    venvs/<key>/    the further packages alone; those of the base, which is not changed, are found
                     after them, through a `.pth` file (uv's own `run --with` does the same)
 
-The key is made of the base and the packages. What both need keeps the version that the base has,
-unless it is named.
+Its key is made of the base and the packages. A package that both need keeps the version of the
+base, unless it is among those named.
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ from ..sources.resolve import COPY_IGNORED, Project
 from .uv import Say, Uv, UvFailed
 
 COMPLETE = "complete"
-USED = "used"  # at which second of which boot; its own time is for people
-KEY_VERSION = 3  # a higher one makes every environment again
+USED = "used"  # a file with the time in seconds since boot; its modification time is for people
+KEY_VERSION = 3  # a higher number makes every environment be made again
 
-# What the env host itself needs; a project on upstream's package has all of it already.
+# The requirements of the env host; a project on upstream's package has all of them already.
 HOST_REQUIREMENTS = ("uvicorn>=0.35", "websockets>=13", "pydantic>=2")
-# Faster, and done without where there is no wheel for the project's Python. The project does not
-# see them (`env_host/preload.py`).
+# They are faster, and not required if there is no wheel for the project's Python. The project does
+# not see them (`env_host/preload.py`).
 HOST_EXTRAS = ("uvloop", "httptools", "orjson")
 
-_NO_PYTHON = "No interpreter found"  # begins what uv says then
+_NO_PYTHON = "No interpreter found"  # the beginning of uv's message
 _README = re.compile(r"""(?m)^readme\s*=\s*["']([\w.-]+)["']""")
-_REMOVED = " - "  # begins uv's line about a package that it has taken away
+_REMOVED = " - "  # the beginning of uv's line about a package that it removes
 
 
 def project_python(project: Project, layout: Layout, say: Say) -> Path | None:
     """Return the Python of the project's own environment, which is made if there is none yet.
 
-    None: the project declares no dependencies, and our own serves it.
+    It is None if the project declares no dependencies, and our own Python serves it.
 
     Raises:
         PreparationFailed: uv failed; the message has its last lines.
@@ -85,12 +85,12 @@ def project_python(project: Project, layout: Layout, say: Say) -> Path | None:
 
 
 def make_once(venv: Path, note: dict[str, Any], build: Callable[[], None], say: Say) -> Path:
-    """Return the Python of an environment, which `build` makes first if there is none yet.
+    """Return the Python of an environment, which `build` makes if there is none yet.
 
-    `complete` has what is in `note`.
+    The `note` is written to the file `complete`.
 
     Raises:
-        PreparationFailed: it cannot be made.
+        PreparationFailed: The environment cannot be made.
     """
     from filelock import FileLock, Timeout
 
@@ -117,7 +117,7 @@ def make_once(venv: Path, note: dict[str, Any], build: Callable[[], None], say: 
         shutil.rmtree(venv, ignore_errors=True)
         try:
             build()
-        except BaseException:  # cancelled, too: what is half made must not be taken for whole
+        except BaseException:  # also when cancelled: a part must not be taken for the whole
             shutil.rmtree(venv, ignore_errors=True)
             raise
         seconds = time.monotonic() - started
@@ -130,15 +130,15 @@ def make_once(venv: Path, note: dict[str, Any], build: Callable[[], None], say: 
 def note_use(venv: Path) -> bool:
     """Mark the environment as used, so that it is kept for now; return whether it is complete."""
     if is_complete(venv):
-        with contextlib.suppress(OSError):  # removed just now; or a disk that cannot be written
+        with contextlib.suppress(OSError):  # it was just removed, or the disk cannot be written
             (venv / USED).write_text(repr(boot_seconds()))
     return is_complete(venv)
 
 
 def noted_of(venv: Path) -> dict[str, Any]:
-    """Return what is noted about the environment; nothing when it is not complete.
+    """Return the notes about an environment; none if it is not complete.
 
-    `project`: the folder it was made for; `base`: the environment that it is laid over.
+    `project` is the folder it was made for; `base` is the environment that it is laid over.
     """
     return read_json(venv / COMPLETE) or {}
 
@@ -152,7 +152,7 @@ def venv_key(project: Project) -> str:
 
 
 def is_complete(venv: Path) -> bool:
-    """Return whether it was made to the end, and its Python has not been removed since."""
+    """Return whether an environment was completed, and its Python has not been removed since."""
     return (venv / COMPLETE).exists() and (venv / "bin" / "python").exists()
 
 
@@ -166,13 +166,13 @@ def _key_parts(project: Project) -> Iterator[bytes]:
             yield path.read_bytes()
         yield " ".join((*way.options, "--", *way.packages)).encode()
         uv = table_in(way.packaging, "tool", "uv")
-        # What it needs depends on where it lies: `../shared`, a workspace, `setup.py`.
+        # The needs depend on the folder, by a path such as `../shared`, a workspace or `setup.py`.
         if "sources" in uv or "workspace" in uv or way.is_dynamic:
             yield os.fsencode(project.folder)
 
 
 class Unusable(Exception):
-    """A way to install what a project needs cannot be used; `failure` is raised by the last way."""
+    """A way to install a project's needs cannot be used; `failure` is raised for the last way."""
 
     def __init__(self, why: str, failure: PreparationFailed | None = None) -> None:
         super().__init__(why)
@@ -190,7 +190,7 @@ class Builder:
         self._uv = Uv(project.folder, say)
 
     def build(self) -> None:
-        """Make the environment, and install all that the project needs.
+        """Make the environment, and install everything that the project needs.
 
         Raises:
             PreparationFailed: uv failed; the message has its last lines.
@@ -218,7 +218,7 @@ class Builder:
             path.write_text(text, encoding="utf-8")
 
     def _install(self, way: Way) -> None:
-        """Install what the project needs in one way, and what the env host needs beside it.
+        """Install the project's needs in one way, and the env host's beside them.
 
         Raises:
             Unusable: The way cannot be used.
@@ -247,7 +247,7 @@ class Builder:
             raise failure from exc
 
     def _install_with_ours(self, pinning: str, *arguments: str) -> None:
-        """Install packages; and what the env host needs, also where another version is pinned."""
+        """Install packages, and the env host's requirements, even if other versions are pinned."""
         try:
             self._uv.install(self._venv, *HOST_REQUIREMENTS, *arguments)
         except UvFailed as exc:
@@ -263,7 +263,7 @@ class Builder:
                 self._say(f"{pinned} of {pinning} was replaced: {other} needs another version")
 
     def _find_python(self, way: Way) -> str:
-        """Ours, when the project's `requires-python` allows it; otherwise another one that does."""
+        """Return a Python that the project's `requires-python` allows: ours, or else another."""
         wanted = way.requires_python
         if not wanted:
             return sys.executable
@@ -272,7 +272,7 @@ class Builder:
             return self._uv.run("python", "find", *options, wanted, quiet=True)[-1]
         except UvFailed as exc:
             needed = f"{self._name} needs Python {wanted}"
-            if not exc.cause.startswith(_NO_PYTHON):  # it could not look
+            if not exc.cause.startswith(_NO_PYTHON):  # the search itself failed
                 message = f"{needed}, and uv cannot look for one"
                 failure = exc.explained(message, "uv python list shows what it finds")
                 raise Unusable(f"{message}: {exc.cause}", failure) from exc
@@ -302,15 +302,15 @@ class Builder:
         self._replace_pinned("uv.lock", other, *more, *HOST_REQUIREMENTS, "--", *way.packages)
 
     def _copied(self, file: Path, way: Way, scratch: Path) -> Path:
-        """A file that uv can install from without writing into the project's folder."""
+        """Return a file from which uv can install without writing into the project's folder."""
         if not way.is_dynamic:
             return file
-        # Its build system must be asked what it needs, and leaves traces where it is asked.
+        # The build system must be asked for the needs, and writes into the folder where it runs.
         copy = scratch / self._project.folder.name
         if not copy.exists():
             shutil.copytree(self._project.folder, copy, ignore=COPY_IGNORED, symlinks=True)
             for name in _README.findall(read_text(copy / "pyproject.toml")):
-                (copy / name).touch()  # its build reads the README, which may not be published
+                (copy / name).touch()  # the build reads the README, which may not be published
         return copy / file.relative_to(way.folder)
 
 
@@ -327,8 +327,8 @@ def overlay_python(
 ) -> Path:
     """Return the Python of an environment that has these packages, and all of the base's.
 
-    The base is the interpreter of a project's environment; None: our own. Packages are as uv takes
-    them, and relative paths among them refer to the `folder`.
+    The base is the interpreter of a project's environment; None: our own. Packages are written as
+    for uv; relative paths among them refer to the `folder`.
 
     Raises:
         PreparationFailed: uv failed; the message has its last lines.
@@ -345,7 +345,7 @@ def overlay_python(
         except UvFailed as exc:
             message = f"{named} cannot be installed beside the dependencies"
             raise exc.explained(message, "look at --with") from exc
-        if (below / HOST_LIBRARIES).is_dir():  # else our own has them among its packages
+        if (below / HOST_LIBRARIES).is_dir():  # our own Python has them among its packages
             (venv / HOST_LIBRARIES).symlink_to(below / HOST_LIBRARIES)
         is_own = str(python) == sys.executable
         first = sysconfig.get_path("purelib") if is_own else str(site_packages(below))
@@ -363,7 +363,7 @@ def overlay_key(base: Path, packages: Sequence[str], folder: Path) -> str:
 
 
 def _install(uv: Uv, base: Path, packages: Sequence[str], venv: Path) -> None:
-    """Install packages beside what the base has, which stays as it is but for those named."""
+    """Install packages, keeping the base's versions of all packages but those named."""
     uv.make_venv(str(base), venv)
     named = {normalized(package) for package in packages}
     had = uv.run("pip", "freeze", "--python", str(base), quiet=True)

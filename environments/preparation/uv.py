@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Uv`: runs uv, with pip's package index, and passes on what it says; `run_command` runs any.
+"""`Uv` runs uv with pip's package index, and passes on its output; `run_command` runs any command.
 
 Many machines are set up for pip alone (a mirror, a folder of wheels, a company's certificate), and
-uv reads none of it. A setting of uv itself takes precedence.
+uv does not read pip's settings. A setting of uv itself takes precedence.
 
     pip's files, in pip's order, and then PIP_* variables ─▶ uv_variables ─▶ the environment of uv
 """
@@ -38,10 +38,10 @@ def run_command(
     on_line: Callable[[str], None],
     stdin: IO[bytes] | None = None,
 ) -> tuple[int, list[str]]:
-    """Run a command in a folder; returns its exit code, and the lines of both its streams.
+    """Run a command in a folder; return its exit code, and the lines of both its streams.
 
-    `on_line` is called with each line as it comes. The command, and what it has started, end with a
-    launch that is cancelled.
+    `on_line` is called with each line as it comes. If the launch is cancelled, the command and all
+    processes that it has started are ended.
 
     Raises:
         OSError: It cannot be started.
@@ -65,7 +65,7 @@ def run_command(
                 lines.append(line)
             code = process.wait()
         except BaseException:
-            if process.poll() is None:  # not collected, so that the pid is still its own
+            if process.poll() is None:  # it was not reaped, so the pid is still its own
                 identity = ProcessIdentity.of(process.pid)
                 stop_tree(identity, grace_seconds=STOP_GRACE_SECONDS, session=False)
             raise
@@ -73,26 +73,26 @@ def run_command(
 
 
 LAST_LINES = 20  # of uv's output, in a failure
-# A hundred packages, one line each; and what a failure shows again.
+# Lines that are not shown: one for each of a hundred packages, and those that a failure repeats.
 _TEDIOUS = ("+ ", "Downloaded ", "Using Python ", "error: ", "cause: ", "And because ", "hint: ")
 
 # `error: …`, then `  cause: …`; before 0.9 `  Caused by: …`, and `╰─▶ …` of unresolvable packages.
 _CAUSE = re.compile(r"\s*(?:error:|cause:|Caused by:|╰─▶)\s*(\S.*)")
 
-# Of failures that lie in what is asked for; a file of another hash is none of them.
+# Parts of messages about the requested packages; a file of another hash is another failure.
 _OF_THE_WAY = (
     *("No solution found", "Failed to build", "Failed to parse", "Couldn't parse"),
-    "Distribution not found at",  # of a folder beside the project, which was not published
+    "Distribution not found at",  # a folder beside the project, which was not published
 )
 
-# Of failures to reach the index, or what it names.
+# Parts of messages about the index, or the files that it names.
 _OF_THE_INDEX = ("error sending request", "HTTP status server error", "operation timed out")
 
 Say = Callable[[str], None]
 
 
 class UvFailed(Exception):
-    """uv exited with a code that is not 0; `lines` are its last."""
+    """uv exited with a code other than 0; `lines` are its last lines."""
 
     def __init__(self, code: int, lines: list[str]) -> None:
         super().__init__(f"uv exited with code {code}")
@@ -100,35 +100,34 @@ class UvFailed(Exception):
 
     @property
     def cause(self) -> str:
-        """Return what uv gives as the innermost cause; else that it failed."""
+        """Return the innermost cause in uv's output, or else that uv failed."""
         causes = [found[1] for line in self.lines if (found := _CAUSE.match(line))]
         return causes[-1] if causes else str(self)
 
     @property
     def is_of_the_way(self) -> bool:
-        """Return whether what was asked for cannot be installed, whatever network and disk do."""
+        """Return whether the packages cannot be installed, whatever network and disk do."""
         return any(sign in line for line in self.lines for sign in _OF_THE_WAY)
 
     def explained(self, message: str, hint: str) -> PreparationFailed:
-        """The failure as the user is to see it: what cannot be done, and where to look.
+        """Return the error for the user: what cannot be done, and where to look.
 
-        Its first line, which is all that a table has room for, names the cause.
+        Its first line names the cause, as a table has room for one line.
         """
         text = with_last_lines(f"{message}: {self.cause}\nuv's last lines:", self.lines)
-        advice = f"{hint}; packages come from {package_source()}"
-        if any(sign in line for line in self.lines for sign in _OF_THE_INDEX):
-            advice = f"see whether {package_source()}, where packages come from, is reached"
         if disk_space.tells_full("\n".join(self.lines)):
-            advice = (
-                "see with df -h which disk is full; uv cache clean and openenv prune free space"
-            )
-        return PreparationFailed(text, advice)
+            hint = "see with df -h which disk is full; uv cache clean and openenv prune free space"
+        elif any(sign in line for line in self.lines for sign in _OF_THE_INDEX):
+            hint = f"see whether {package_source()}, where packages come from, is reached"
+        else:
+            hint = f"{hint}; packages come from {package_source()}"
+        return PreparationFailed(text, hint)
 
 
 class Uv:
     """Runs uv in one folder, with a project's settings; all methods raise `UvFailed`.
 
-    `say` gets its output, line by line.
+    `say` is called with each line of the output.
     """
 
     def __init__(self, folder: Path, say: Say) -> None:
@@ -141,14 +140,14 @@ class Uv:
         self.run("venv", "--quiet", "--no-project", "--python", python, str(venv))
 
     def install(self, venv: Path, *arguments: str) -> list[str]:
-        """Install packages into a virtual environment; returns what uv said."""
+        """Install packages into a virtual environment; return uv's output."""
         if uv_environment().get("UV_NO_INDEX"):  # uv has the option, but reads no such variable
             arguments = ("--no-index", *arguments)
         python = str(venv / "bin" / "python")
         return self.run("pip", "install", "--python", python, *arguments)
 
     def run(self, *arguments: str, quiet: bool = False) -> list[str]:
-        """Run uv; returns its output, which goes to the log as it comes."""
+        """Run uv; return its output, which goes to the log as it comes."""
         code, lines = run_command(
             [self._uv, "--color", "never", "--no-progress", *arguments],
             folder=self._folder,
@@ -169,9 +168,9 @@ class Uv:
 
 
 def find_uv() -> str:
-    """The uv that we depend on; otherwise the user's. Raises `PreparationFailed`: there is none."""
+    """Return the uv that we depend on, or else the user's; raises `PreparationFailed`."""
     beside = Path(sys.executable).with_name("uv")
-    if os.access(beside, os.X_OK):  # nearly always; asking the package costs 2 MB and 20 ms
+    if os.access(beside, os.X_OK):  # nearly always; the package would cost 2 MB and 20 ms
         return str(beside)
     with suppress(ImportError, FileNotFoundError):
         from uv import find_uv_bin
@@ -183,18 +182,18 @@ def find_uv() -> str:
 
 
 def uv_environment() -> dict[str, str]:
-    """The environment uv runs in: ours, with pip's package index, and nothing to lead it astray."""
+    """Return uv's variables: ours, with pip's package index, without those that mislead it."""
     environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     # `uv python find` looks here first: our own Python, if the project can use it.
     environ |= uv_variables(environ) | {"VIRTUAL_ENV": sys.prefix}
     environ |= {"UV_PYTHON_DOWNLOADS": "never", "PYTHONDONTWRITEBYTECODE": "1"}
-    environ["UV_NO_WRAP"] = "1"  # else `COLUMNS` would cut the lines that causes are read from
+    environ["UV_NO_WRAP"] = "1"  # otherwise `COLUMNS` would break lines that causes are read from
     environ.pop("UV_PROJECT_ENVIRONMENT", None)
     return environ
 
 
 def package_source() -> str:
-    """Return where uv gets packages from, for people."""
+    """Return the source of uv's packages, for people."""
     environ = uv_environment()
     index = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or "uv's own index"
     if environ.get("UV_NO_INDEX"):
@@ -203,7 +202,7 @@ def package_source() -> str:
     return str(hide_credentials(f"{index} and {links}" if links else index))
 
 
-# pip's option → uv's variable.
+# pip's options, and uv's variables for the same.
 _VARIABLE_OF_OPTION = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -222,13 +221,12 @@ _UV_INDEX_VARIABLES = {
     *(f"UV_{key.upper().replace('-', '_')}" for key in _UV_INDEX_KEYS),
 }
 SYSTEM_FILES = (Path("/etc/pip.conf"), Path("/etc/uv/uv.toml"))  # pip's, uv's
-_PIP_SECTIONS = ("global", "install")  # the later wins
-_COMMA_SEPARATED = {"find-links"}  # where pip, and uv elsewhere, has blanks
-_MIN_TIMEOUT_SECONDS = 30  # uv's own default; a shorter one of pip's is meant for something else
+_PIP_SECTIONS = ("global", "install")  # the later one wins
+_MIN_TIMEOUT_SECONDS = 30  # uv's own default; a shorter one of pip's has another meaning
 
 
 def uv_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return what to add to the environment of uv so that it finds packages as pip does."""
+    """Return the variables by which uv finds packages as pip does."""
     environ = os.environ if environ is None else environ
     home = Path(environ.get("HOME") or Path.home())
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
@@ -246,13 +244,13 @@ def uv_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def _pip_settings(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield what pip would go by; of one name, the last counts."""
+    """Yield the names and values of pip's settings; the last value of a name counts."""
     for path in pip_files(environ):
         parser = configparser.RawConfigParser()
         try:
             parser.read_string(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, configparser.Error):
-            continue  # pip itself complains about a broken one
+            continue  # pip itself reports a broken file
         for section in filter(parser.has_section, _PIP_SECTIONS):
             yield from parser.items(section)
     for name, value in environ.items():
@@ -261,7 +259,7 @@ def _pip_settings(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def pip_files(environ: Mapping[str, str]) -> list[Path]:
-    """Pip's configuration files in the order in which it reads them; the later wins."""
+    """Return pip's configuration files in the order in which it reads them; the last one wins."""
     named = environ.get("PIP_CONFIG_FILE")
     if named == os.devnull:
         return []
@@ -277,13 +275,12 @@ def pip_files(environ: Mapping[str, str]) -> list[Path]:
 
 
 def _value(name: str, value: str) -> str:
-    parts = value.split()
     if name == "no-index":
         return "1" if value.strip().lower() in ("1", "true", "yes", "on") else ""
     if name == "timeout":
         seconds = int(float(value)) if value.replace(".", "", 1).isdigit() else 0
         return str(seconds) if seconds > _MIN_TIMEOUT_SECONDS else ""
-    return ("," if name in _COMMA_SEPARATED else " ").join(parts)
+    return ("," if name == "find-links" else " ").join(value.split())  # pip has blanks
 
 
 def _names_an_index(settings: dict[str, Any]) -> bool:

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remove the virtual environments of projects that nothing uses any more.
+"""Removes virtual environments of projects that nothing uses any more.
 
-    used by a replica    its run file names the Python: it stays, and what it is laid over
+    used by a replica    a run file names its Python: it stays, and the one that it is laid over
     a run file that      its replica may use any of them: all stay
     cannot be used
-    used by a launch     says so when it asks for the Python (`note_use`): it stays for a while
+    used by a launch     the launch has marked it (`note_use`): it stays for a while
     being made           its lock is held: it stays
-    half made            by a launch that was killed: it goes
-    anything else        goes at once with `prune`; by itself once it was unused for long
+    half made            by a launch that was killed: it is removed
+    anything else        `prune` removes it at once; the daemon, once it was unused for long
 
-A wall clock may step, so none is asked. A launch writes `used`, the second of this boot. How long
-one has been unused follows from how long daemons have run: the cleanup that finds a `used` for the
-first time writes `unused`, which says so and when that was.
+No wall clock is read, since it may step. A launch writes `used`, the second of this boot. The time
+for which an environment is unused is counted while daemons run: the cleanup that first finds a
+`used` writes `unused`, with that value and the time.
 
-A launch may look for one while it is being removed. So `complete` is renamed first, which a
-launch then does not find (it waits for the lock, and makes the environment again), and it is looked
-at again under its new name, in case a launch had found it just before.
+A launch may look for an environment while it is being removed. So `complete` is renamed first: a
+launch that does not find it waits for the lock, and makes the environment again. Then `used` is
+read again, in case a launch had found the environment just before.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from .. import run_files
 from ..shim.files import read_json
 from .project_venv import COMPLETE, USED, note_use, noted_of
 
-LAUNCH_SECONDS = 60.0  # at least, from asking for a Python until the run file is written
-UNUSED = "unused"  # JSON: what `used` said, and since when daemons have found it so
+LAUNCH_SECONDS = 60.0  # from a launch's use of an environment until its run file is written
+UNUSED = "unused"  # JSON: the content of `used`, and since when daemons have found it so
 _GOING = f"{COMPLETE}.going"
-_BLOCK_BYTES = 512  # of `st_blocks`, whatever the file system's own are
+_BLOCK_BYTES = 512  # the unit of `st_blocks` on every file system
 
 
 class Venv(NamedTuple):
     """A virtual environment.
 
-    `project` is the folder it was made for, where that is known; `used_at` is the wall clock's time
-    of its last use, for people; `used` is what that use has written.
+    `project` is the folder it was made for, if that is known; `used_at` is the time of its last use
+    by the wall clock, for people; `used` is the text that the use has written.
     """
 
     path: Path
@@ -56,7 +56,7 @@ class Venv(NamedTuple):
     freed_bytes: int = 0  # by its removal
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return plain JSON."""
         fields = self._asdict() | {"path": str(self.path)}
         return {name: value for name, value in fields.items() if name != "used"}
 
@@ -67,16 +67,16 @@ def prune(layout: Layout) -> list[Venv]:
 
 
 def prune_old(layout: Layout, run_seconds: float, keep_seconds: float) -> list[Venv]:
-    """Remove those that nothing has used for `keep_seconds`, while daemons ran. Blocks.
+    """Remove environments that nothing has used for `keep_seconds`. Blocks.
 
-    Daemons have run for `run_seconds` by now.
+    Only the time while daemons run counts; they have run for `run_seconds` so far.
     """
     old = [v for v in _idle(layout) if _unused_since(v, run_seconds) <= run_seconds - keep_seconds]
     return list(filter(None, map(_remove, old)))
 
 
 def _idle(layout: Layout) -> list[Venv]:
-    """Those that no replica runs with, and no launch has asked for lately."""
+    """Return the environments that no replica uses, and no launch has used lately."""
     found, used = list(venvs_of(layout)), in_use(layout)
     for venv in found:
         if venv.path in used:
@@ -86,20 +86,20 @@ def _idle(layout: Layout) -> list[Venv]:
 
 
 def is_launching(used: str, now: float) -> bool:
-    """Return whether it was used so lately that the run file of that launch may still come."""
+    """Return whether the run file of the launch that wrote `used` may still be written."""
     try:
         return abs(now - float(used)) <= LAUNCH_SECONDS
-    except ValueError:  # not written yet; or it is being written, which `_take_away` sees
+    except ValueError:  # it is missing, or being written, which `_take_away` notices
         return False
 
 
 def _unused_since(venv: Venv, run_seconds: float) -> float:
-    """After how many seconds of daemons a cleanup has first found that use to be the last one."""
+    """Return the run time of daemons when a cleanup first found that use to be the last one."""
     if not (venv.path / COMPLETE).exists():
         return -math.inf
     path = venv.path / UNUSED
     match read_json(path):
-        # Later than now: the database that counted these seconds is lost.
+        # A time in the future was counted by a database that is lost.
         case {"used": venv.used, "since": int() | float() as since} if since <= run_seconds:
             return float(since)
     with contextlib.suppress(OSError):
@@ -108,7 +108,7 @@ def _unused_since(venv: Venv, run_seconds: float) -> float:
 
 
 def venvs_of(layout: Layout) -> Iterator[Venv]:
-    """List all environments."""
+    """Yield all environments."""
     for path in layout.venvs.glob("*/"):
         with contextlib.suppress(FileNotFoundError):
             place = path / USED if (path / USED).exists() else path
@@ -117,25 +117,25 @@ def venvs_of(layout: Layout) -> Iterator[Venv]:
 
 
 def _use_of(path: Path) -> str:
-    """Return what the last use has written; nothing when there was none."""
+    """Return the text that the last use has written; empty: there was no use."""
     with contextlib.suppress(OSError):
         return (path / USED).read_text()
     return ""
 
 
 def in_use(layout: Layout) -> set[Path]:
-    """Find the environments whose Python a replica runs, or will be restarted with."""
+    """Return the environments whose Python a replica runs, or will be restarted with."""
     if run_files.set_aside(layout.runs):
         return {venv.path for venv in venvs_of(layout)}
     found = [run_file.data for run_file in run_files.all_of(layout.runs)]
-    # What its shim runs, or an engine that runs programs.
+    # The command of a shim, or of an engine that runs programs.
     commands = [data.get("argv") or (data.get("plan") or {}).get("command") for data in found]
     used = {Path(argv[0]).parent.parent for argv in commands if argv}
     return used | {Path(base) for venv in used if (base := noted_of(venv).get("base"))}
 
 
 def _remove(venv: Venv) -> Venv | None:
-    """Remove the environment; None when a launch has begun to use it."""
+    """Remove an environment and return it; None: a launch has begun to use it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(venv.path.with_name(f"{venv.path.name}.lock"), timeout=0, mode=0o600)
@@ -148,9 +148,9 @@ def _remove(venv: Venv) -> Venv | None:
 
 
 def _take_away(venv: Venv) -> bool:
-    """Take the environment away from launches; false when one has used it since it was chosen."""
+    """Hide an environment from launches; return False if one has used it since it was chosen."""
     complete, going = venv.path / COMPLETE, venv.path / _GOING
-    if not complete.exists():  # half made and abandoned: we have the lock
+    if not complete.exists():  # it is half made and abandoned, since we have its lock
         return venv.path.exists()
     complete.rename(going)
     if _use_of(venv.path) == venv.used:
@@ -160,7 +160,7 @@ def _take_away(venv: Venv) -> bool:
 
 
 def _freed_bytes(folder: Path) -> int:
-    """Return what its removal gives back: not what uv's cache holds as well, by links."""
+    """Return how much space the removal frees, without files that uv's cache links to as well."""
     freed = 0
     for parent, _, names in os.walk(folder):
         for name in names:

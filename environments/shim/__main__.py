@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lightweight entry point of a shim: `python -I -S environments/shim/__main__.py <run_dir>`.
 
-Run by path, so that neither `site` nor site-packages nor `runpy` is needed (3 MB and 20 ms):
-the package is made importable from where this file lies, and nothing else of it is loaded.
+It is run by path, so that neither `site` nor site-packages nor `runpy` is needed (3 MB and 20 ms):
+the package is made importable from this file's folder, and nothing else of it is loaded.
 """
 
 import os

@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """A shim's clients: start a shim, talk to it, clean up after one that was killed.
 
-    start_shim(run_dir, run_file)      write the run file, start a shim that outlives us
+    start_shim(run_dir, run_file)        write the run file, start a shim that outlives its starter
     ShimClient.connect(socket_path)      a blocking client for workers and tests
-    read_run_file, read_status_file      what is on disk, when no shim answers
-    clean_up_after_shim(run_dir)         end what a killed shim left running
+    read_run_file, read_status_file      the files on disk, if no shim answers
+    clean_up_after_shim(run_dir)         end the processes that a killed shim left
 
-The wire is one JSON object a line (`connections.py`), which the daemon's asyncio streams use too.
+The protocol is one JSON object a line (`connections.py`); the daemon speaks it by asyncio streams.
 
-A shim and its server are two programs of 33 MB, or forks of one process that has imported what both
-need (`forked.py`): then they take 8 MB, the pages that they write, and are ready in tens of
-milliseconds. The daemon passes the function that forks, which is its executor's.
+A shim and its server are two programs of 33 MB each, or forks of one process that has imported all
+that both need (`forked.py`). As forks they take 8 MB, the pages that they write, and are ready in
+tens of milliseconds. The daemon passes the function that forks, which is its executor's.
 
-A shim is started as a program, whatever the reason:
+A shim is started as a program in these cases:
 
-    there is no such function  outside of the daemon (an agent, a test), and where forking is not
-                               safe (macOS)
-    the server cannot be       it is another Python, or another program than ours; or it has other
-    forked (`may_fork`)        values of the variables that only a program's start reads than the
-                               daemon: `--env PYTHONHASHSEED=7`, `PYTHONPATH` in the daemon's
-    the function returns       the process that forks was killed or replaced, hangs, cannot import
-    False                      what it needs, has found threads in itself, or no process is left.
-                               If it hangs and forks late, that shim finds the run directory taken
+    there is no such function  outside of the daemon (an agent, a test), and on systems where
+                               forking is not safe (macOS)
+    the server cannot be       it runs another Python, or a program that is not ours; or variables
+    forked (`may_fork`)        that only a program's start reads differ from the daemon's:
+                               `--env PYTHONHASHSEED=7`, or a `PYTHONPATH` of the daemon
+    the function returns       the forking process was killed or replaced, hangs, cannot import a
+    False                      module, has found threads in itself, or no process is left. If it
+                               hangs and forks late, the late shim finds the run directory locked
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
 _RUN_SHIM = Path(__file__).with_name("__main__.py")
 _REPLY_TIMEOUT_SECONDS = 10.0
 MAX_STATUS_BYTES = 16 * MB
-_LINGER_SECONDS = 2.0  # of a shim that has said that it stopped, to exit
-_POLL_SECONDS = 0.01  # of a cgroup whose processes are exiting
+_LINGER_SECONDS = 2.0  # for a shim to exit after its last status
+_POLL_SECONDS = 0.01  # between two attempts to remove a cgroup whose processes are exiting
 _READ_AT_START = ("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
-# `forking.set_environment` applies the first two. An env host flushes each line anyway.
+# `forking.set_environment` applies the first two. An env host flushes each line in any case.
 _READ_LATER = ("PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED")
 _FORKED_SHIM = f"{__package__}.forked:become_shim"
-# The shell starts the program in the background and is gone: the starter may be a short-lived
+# The shell starts the program in the background and exits, as the starter may be a short-lived
 # worker, or have threads.
 _DETACH = '"$@" &'
 
@@ -78,16 +78,15 @@ def start_shim(
     run_file: RunFileData,
     *,
     listen_fds: Sequence[int] = (),
-    python: str = sys.executable,
     fork: Fork | None = None,
 ) -> None:
     """Write the run file, and start a shim that outlives this process.
 
-    On return its control socket accepts connections, although the shim itself may still be
-    starting: the socket is made here and passed on, so no caller waits for a file to appear.
-    `listen_fds` (the listening sockets, shared with siblings) stay the caller's to close. With
-    `fork` it is forked, if it can be; otherwise it is a program. Raises `OSError` when a file or
-    the socket cannot be made; then nothing has been started.
+    On return the control socket accepts connections, although the shim itself may still be
+    starting: the socket is made here and passed on, so no caller waits for a file to appear. The
+    caller closes `listen_fds`, the listening sockets, which replicas share. The shim is forked by
+    `fork`, if that is possible, and is a program otherwise. Raises `OSError` when a file or the
+    socket cannot be made; then nothing has been started.
     """
     folder = Path(run_dir)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -111,7 +110,7 @@ def start_shim(
         environ[files.LISTEN_FD_VARIABLE] = descriptors_text(listen_fds)  # empty: none
         # Without site-packages it is lighter; elsewhere than on Linux it needs psutil.
         flags = ["-I", "-S"] if sys.platform == "linux" else ["-I"]
-        argv = [python, *flags, str(_RUN_SHIM), str(folder)]
+        argv = [sys.executable, *flags, str(_RUN_SHIM), str(folder)]
         spawn_detached(argv, environ, pass_fds=fds, log_path=run_file["log_path"])
 
 
@@ -128,7 +127,7 @@ class ShimClient:
 
     @classmethod
     def connect(cls, socket_path: str, timeout: float = 5.0) -> ShimClient:
-        """Connect; the first status follows by itself. Raises `ShimGone` when no shim listens."""
+        """Connect; the shim then sends its status. Raises `ShimGone` when no shim listens."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # Not `settimeout`: that makes `connect` fail at once while the shim's backlog is full.
         seconds, fraction = divmod(timeout, 1.0)
@@ -143,7 +142,7 @@ class ShimClient:
 
     @property
     def status(self) -> StatusLine:
-        """The newest status that has arrived; raises `ShimGone` when none does."""
+        """Return the newest status that has arrived; raises `ShimGone` when none arrives."""
         with contextlib.suppress(TimeoutError, ShimGone):
             while True:
                 self._receive(0.0 if self._status is not None else _REPLY_TIMEOUT_SECONDS)
@@ -154,9 +153,9 @@ class ShimClient:
     def wait(
         self, predicate: Callable[[StatusLine], bool], timeout: float | None = None
     ) -> StatusLine:
-        """Wait for a status for which `predicate` holds, the newest known one included.
+        """Wait for a status for which `predicate` holds, which may be the newest known one.
 
-        Raises `TimeoutError` when none arrived in time, `ShimGone` when the connection has ended.
+        Raises `TimeoutError` when none arrives in time, and `ShimGone` when the connection ends.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._status is None or not predicate(self._status):
@@ -164,7 +163,7 @@ class ShimClient:
         return self._status
 
     def send(self, op: str, **fields: Any) -> None:
-        """Ask for something: `send("stop", grace_seconds=2.0)`. Raises `ShimGone`."""
+        """Send a request, such as `send("stop", grace_seconds=2.0)`; raises `ShimGone`."""
         try:
             self._socket.settimeout(_REPLY_TIMEOUT_SECONDS)
             self._socket.sendall(encode_line({"op": op, **fields}))
@@ -186,7 +185,7 @@ class ShimClient:
         return fds
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable."""
+        """Return the descriptor that becomes readable when a message arrives."""
         return self._socket.fileno()
 
     def close(self) -> None:
@@ -203,7 +202,7 @@ class ShimClient:
         self.close()
 
     def _receive(self, timeout: float | None) -> None:
-        """Take in the next event, reading only when none is buffered."""
+        """Record the next event, reading from the socket only if none is buffered."""
         if not self._unread:
             self._read(timeout)
         if self._unread:
@@ -228,33 +227,33 @@ class ShimClient:
 
 
 def read_run_file(run_dir: str | os.PathLike[str]) -> RunFileData | None:
-    """Return the replica's run file; None when there is none, or it is unreadable."""
+    """Return the replica's run file; None: there is none, or it cannot be read."""
     return cast("RunFileData | None", files.read_json(Path(run_dir) / files.RUN_FILE_NAME))
 
 
 def read_status_file(run_dir: str | os.PathLike[str]) -> StatusLine | None:
-    """Return the last status that the shim wrote; None when it wrote none."""
+    """Return the last status that the shim wrote; None: it has not written any."""
     return cast("StatusLine | None", files.read_json(Path(run_dir) / files.STATUS_FILE_NAME))
 
 
 def is_alive(status: StatusLine) -> bool:
-    """Return whether the shim that wrote a status, or the engine's agent, is alive."""
+    """Return whether the shim that wrote a status is alive."""
     shim = status.get("shim")
     return shim is not None and ProcessIdentity(shim["pid"], shim["started_at"]).is_alive()
 
 
 def clean_up_after_shim(run_dir: str | os.PathLike[str]) -> list[int]:
-    """End the shim and the server of a run directory; return the pids that were signalled.
+    """End the shim and the server of a run directory at once; return the pids that were signalled.
 
-    No grace is given. For a shim that was killed: the kernel ended its server with it, but perhaps
-    not what the server had started. Also for a shim that does not answer. After one that has ended
-    in order there is nothing to look for: it had reaped all below it before it said so.
+    If the shim was killed, the kernel ended its server with it, but perhaps not the processes that
+    the server had started. If the shim does not answer, it is ended, too. If it ended in order,
+    nothing is left: it had reaped all processes below it before it reported that.
     """
     status = read_status_file(run_dir) or {}
     run = read_run_file(run_dir) or {}
     if "agent" in status or run.get("provider", "local") != "local":
-        _unlink_sockets(run)
-        return []  # an engine's: no process of it is ours to end
+        files.unlink_sockets(run)
+        return []  # it is on an engine, and has no process that we end
     ended: list[int] = []
     shim = status.get("shim") or run.get("shim")
     if shim:
@@ -270,18 +269,12 @@ def clean_up_after_shim(run_dir: str | os.PathLike[str]) -> list[int]:
         ended += stop_tree(identity, grace_seconds=0.0, cgroup=cgroup)
     if cgroup is not None:
         end_group(cgroup)
-    _unlink_sockets(run)
+    files.unlink_sockets(run)
     return ended
 
 
-def _unlink_sockets(run: RunFileData) -> None:
-    for path in (run.get("socket_path"), run.get("door_path")):
-        if path:
-            Path(path).unlink(missing_ok=True)
-
-
 def end_group(cgroup: Cgroup) -> None:
-    """Kill what is in a group, and remove it: the kernel lets us when the killed have exited."""
+    """Kill all processes of a cgroup, and remove it, which is possible once they have exited."""
     deadline = time.monotonic() + _LINGER_SECONDS
     cgroup.kill()
     while not cgroup.remove_with_children() and time.monotonic() < deadline:
@@ -294,8 +287,8 @@ def spawn_detached(
 ) -> None:
     """Start `argv` in a session of its own, its output appended to `log_path`.
 
-    Raises `OSError`: it cannot be started (`BlockingIOError`: there is no room for another
-    process). That it ends at once is not seen here.
+    Raises `OSError` if it cannot be started, and `BlockingIOError` if there is no room for another
+    process. An end of the program at once is not noticed here.
     """
     log_fd = _open_log(log_path)
     try:
@@ -310,7 +303,7 @@ def spawn_detached(
             check=True,
         )
     except subprocess.CalledProcessError as exc:
-        # All that a shell can fail in here: whether the program starts is not its concern.
+        # The shell can fail only here, since it does not wait for the program to start.
         why = f"the shell could not fork (exit code {exc.returncode})"
         raise BlockingIOError(errno.EAGAIN, why, argv[0]) from exc
     finally:
@@ -323,7 +316,7 @@ def _open_log(path: str) -> int:
 
 
 def may_fork(run: RunFileData) -> bool:
-    """Whether this server can be forked: a function in our own Python, started as we were."""
+    """Return whether a server can be forked: it is a function in our Python, started as we were."""
     return (
         bool(run.get("entry"))
         and run["argv"][0] == sys.executable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shim's clients, and the wire to them: JSON objects, one a line. No call blocks.
+"""A shim's clients, and the protocol: JSON objects, one a line. No call blocks.
 
 Shim to client, on connecting and on every change:
 
@@ -8,18 +8,18 @@ Shim to client, on connecting and on every change:
 Client to shim:
 
     {"op": "start"}                          start the server again; ignored while one runs
-    {"op": "stop", "grace_seconds": 5.0}     end everything, say "stopped", exit
-    {"op": "drain", "timeout_seconds": 300}  let the sessions end and begin none, then as "stop";
-                                             also when the time is over. A second one can only
-                                             shorten it
-    {"op": "leave", "timeout_seconds": 300}  the same, and its address is others' from now on
-    {"op": "serve"}                          let a server accept that the run file holds back
+    {"op": "stop", "grace_seconds": 5.0}     end everything, report "stopped", exit
+    {"op": "drain", "timeout_seconds": 300}  begin no sessions; "stop" when the last one has ended,
+                                             or the time is over. A second drain can only shorten
+                                             the time
+    {"op": "leave", "timeout_seconds": 300}  the same, if others have taken over the address
+    {"op": "serve"}                          let a server that is on standby accept connections
     {"op": "listeners"}                      answered {"event": "listeners"} with the descriptors
     anything else                            answered {"event": "error", "message"}
 
-A status is whole in itself, so a client that reads slowly is sent the newest one only, made when
-it can be sent. Replies are queued, up to a bound. The other end: `client.py`, and the daemon.
-Light: a shim imports it.
+Each status is complete, so a client that reads slowly is sent only the newest one, made when it can
+be sent. Replies are queued, up to a limit. At the other end are `client.py` and the daemon. Shims
+import this module, so it imports little.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from ...system.text.json_lines import LineBuffer, decode_line, encode_line
 DEFAULT_GRACE_SECONDS = 5.0
 DEFAULT_DRAIN_SECONDS = 300.0
 MAX_LINE_BYTES = 64 * 1024
-MAX_REPLIES = 64  # unread ones; a client that asks on without reading is dropped
+MAX_REPLIES = 64  # unread ones; a client that sends more requests without reading is dropped
 
 
 def read_operation(line: bytes) -> tuple[object, float]:
-    """Return what a client asks for, and its grace or time-out; `ValueError`: it is no message."""
+    """Return a client's operation, and its grace or time-out; raises `ValueError`."""
     message = decode_line(line)
     key, default = "grace_seconds", DEFAULT_GRACE_SECONDS
     if message.get("op") in ("drain", "leave"):
@@ -56,7 +56,7 @@ def error_line(message: str) -> bytes:
 
 
 class ClientGone(Exception):
-    """The client left, or broke the rules; drop it."""
+    """The client has left, or broken a rule, and is dropped."""
 
 
 class Connection:
@@ -68,21 +68,21 @@ class Connection:
         self._status_line = status_line
         self._received = LineBuffer(MAX_LINE_BYTES)
         self._replies: list[tuple[bytes, tuple[int, ...]]] = []  # a line or its rest, descriptors
-        self.status_is_due = False  # it is sent as it is when there is room for it
+        self.status_is_due = False  # whether the status is sent as soon as the socket takes it
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something could not be sent yet."""
+        """Return whether something could not be sent yet."""
         return bool(self._replies) or self.status_is_due
 
     def queue_reply(self, line: bytes, fds: tuple[int, ...] = ()) -> None:
-        """Queue a reply and descriptors; raises `ClientGone` when too many have not been read."""
+        """Queue a reply and descriptors; raises `ClientGone` if too many have not been read."""
         if len(self._replies) >= MAX_REPLIES:
             raise ClientGone("it does not read its replies")
         self._replies.append((line, fds))
 
     def read_lines(self) -> list[bytes]:
-        """Return the whole lines that arrived; `ClientGone` at the end, or for an endless line."""
+        """Return the whole lines that arrived; raises `ClientGone` at the end or a long line."""
         try:
             data = self.socket.recv(MAX_LINE_BYTES)
         except BlockingIOError:
@@ -97,7 +97,7 @@ class Connection:
         return lines
 
     def send(self) -> None:
-        """Send what the socket takes now; raises `ClientGone` when it has left."""
+        """Send as much as the socket takes now; raises `ClientGone` if the client has left."""
         while self.has_unsent:
             if not self._replies:
                 self._replies.append((self._status_line(), ()))
@@ -118,7 +118,7 @@ class Connection:
 class Connections:
     """All clients, and the socket on which they connect, watched by `selector`.
 
-    `answer` is called with a connection and each line that it sent. It may `send_status`, and so
+    `answer` is called with a connection and each line from it. It may call `send_status`, which may
     drop the connection that is just being read from.
     """
 
@@ -139,17 +139,17 @@ class Connections:
 
     @property
     def have_unsent(self) -> bool:
-        """Whether a client has not been sent everything."""
+        """Return whether any client has not been sent everything."""
         return any(client.has_unsent for client in self._connected)
 
     def send_status(self) -> None:
-        """Send the status, which has changed, to every client."""
+        """Send the status, which has changed, to all clients."""
         for client in list(self._connected):
             client.status_is_due = True
             self._flush(client)
 
     def admit_no_more(self) -> None:
-        """Accept no connection any more; new clients wait until this process has exited."""
+        """Stop accepting connections; new clients wait until this process has exited."""
         self._selector.unregister(self._control)
 
     def drop_all(self) -> None:
@@ -161,7 +161,7 @@ class Connections:
         try:
             accepted, _ = self._control.accept()
         except OSError:
-            return  # it left before it was let in
+            return  # the client has left before it was accepted
         client = Connection(accepted, self._status_line)
         self._connected.add(client)
         self._selector.register(accepted, selectors.EVENT_READ, lambda: self._serve(client))
@@ -170,7 +170,7 @@ class Connections:
 
     def _serve(self, client: Connection) -> None:
         if client not in self._connected:
-            return  # dropped earlier in this round
+            return  # it was dropped earlier in this round
         try:
             for line in client.read_lines():
                 self._answer(client, line)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sockets, lock and files of a shim.
 
-    <run dir>/replica.json  the run file: what the server serves; the shim adds its own identity
-    <run dir>/status.json   the status that its clients were sent last
-    <run dir>/lost          how many sessions are lost if it is killed now, for the next shim
-    <run dir>/shim.lock     held as long as it lives
+    <run dir>/replica.json  the run file, which describes the server; the shim adds its identity
+    <run dir>/status.json   the status that its clients were last sent
+    <run dir>/shim.lock     locked as long as the shim lives
 
-Light: a shim imports it.
+Shims import this module, so it imports little.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ STATUS_FILE_NAME = "status.json"
 LOCK_FILE_NAME = "shim.lock"
 
 CONTROL_FD_VARIABLE = "OPENENVD_CONTROL_FD"  # the control socket, already listening
-# As in `env_host.protocol`, which is too heavy to import here; a test holds them together.
-LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # of several sockets, separated by commas
+# The same as in `schema/protocol.py`, which is too heavy to import here; a test compares them.
+LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # descriptors, separated by commas
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"
 GATE_FD_VARIABLE = "OPENENVD_GATE_FD"
 TRIAL_VARIABLE = "OPENENVD_TRIAL"
 
 CONTROL_BACKLOG = 512
-REMOVED_SECONDS = 1.0  # without its run directory, at two looks, until it is held to be removed
+REMOVED_SECONDS = 1.0  # for which a run directory must be missing, until it counts as removed
 
 
 def inherited_sockets(variable: str) -> list[socket.socket]:
-    """Return the sockets that a variable names, if it is there; children inherit none of it."""
+    """Return the sockets that a variable names, if it is set; children do not inherit them."""
     fds = os.environ.pop(variable, None)
     sockets = sockets_of(fds) if fds else []
     for one in sockets:
@@ -51,7 +50,7 @@ def inherited_sockets(variable: str) -> list[socket.socket]:
 def open_control_socket(path: str) -> socket.socket:
     """Open a listening Unix socket at `path`, for its owner alone; a stale one is replaced.
 
-    Raises `OSError` when it cannot be made, or the path is too long for a socket.
+    Raises `OSError` if it cannot be made, or the path is too long for a socket.
     """
     control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -66,6 +65,13 @@ def open_control_socket(path: str) -> socket.socket:
     return control
 
 
+def unlink_sockets(run: RunFileData) -> None:
+    """Remove the Unix sockets of a replica, if they are there."""
+    for path in filter(None, (run.get("socket_path"), run.get("door_path"))):
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # noqa: PTH108
+
+
 def read_run_file(run_dir: str) -> RunFileData:
     """Return the run file; raises `OSError` or `ValueError` when it cannot be read."""
     run: RunFileData = json.loads(_content(f"{run_dir}/{RUN_FILE_NAME}"))
@@ -73,13 +79,13 @@ def read_run_file(run_dir: str) -> RunFileData:
 
 
 def _content(path: str | os.PathLike[str]) -> bytes:
-    """Return what is in a file; a pipe in its place is read as far as it goes, without waiting."""
+    """Return the content of a file; if a pipe is in its place, do not wait for more."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         return file.read() or b""
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return what a run or status file says; None when there is none, or it is unreadable."""
+    """Return the content of a run or status file; None: there is none, or it cannot be read."""
     try:
         data = json.loads(_content(path))
     except (OSError, ValueError, RecursionError):
@@ -88,15 +94,15 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def write_json(path: str, data: Mapping[str, object], *, sync: bool = False) -> None:
-    """Replace a file by `data`, as `replace_file` does."""
+    """Replace a file by one that contains `data`, as `replace_file` does."""
     replace_file(path, json.dumps(data).encode(), sync=sync)
 
 
 def replace_file(path: str, content: bytes, *, sync: bool = False) -> None:
-    """Replace what a file contains atomically; it is readable by its owner alone.
+    """Replace a file atomically by one that its owner alone can read.
 
-    With `sync`, it is on the disk when this returns. Raises `OSError` when it cannot be written;
-    the old file is as it was.
+    With `sync`, the content is on the disk when this returns. Raises `OSError` if it cannot be
+    written; then the old file stays.
     """
     partial = f"{path}.{os.getpid()}"
     fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -123,50 +129,33 @@ def replace_file(path: str, content: bytes, *, sync: bool = False) -> None:
 
 
 def lock(run_dir: str) -> int:
-    """Lock the run directory until this shim exits; `BlockingIOError`: another has the lock."""
+    """Lock the run directory until this shim exits; raises `BlockingIOError` if another has it."""
     fd = os.open(f"{run_dir}/{LOCK_FILE_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return fd
 
 
 def open_log(path: str) -> int:
-    """Open a log to append to; raises `OSError` when it can be neither opened nor made."""
+    """Open a log for appending, and make it if it is missing; raises `OSError`."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
-def is_missing(path: str) -> bool:
-    """Tell whether a path is known not to exist: an error of the disk is no removal."""
+def missing_since(path: str, before: float | None, now: float) -> float | None:
+    """Return since when a path has been missing; `before` is the last answer. None: it is there.
+
+    An error of the disk does not show that it is missing.
+    """
     try:
         os.stat(path)  # noqa: PTH116
-    except OSError as exc:
-        return isinstance(exc, FileNotFoundError)
-    return False
-
-
-class RunDirectoryWatch:
-    """Whether the run directory is there; without it no client will ever find this shim again."""
-
-    def __init__(self) -> None:
-        self._missing_since: float | None = None
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether it was, at the last look."""
-        return self._missing_since is not None
-
-    def look(self, now: float, *, is_missing: bool) -> bool:
-        """Note what was seen; True when it is gone for good."""
-        if not is_missing:
-            self._missing_since = None
-            return False
-        if self._missing_since is None:
-            self._missing_since = now
-            return False
-        return now - self._missing_since >= REMOVED_SECONDS
+    except FileNotFoundError:
+        return now if before is None else before
+    except OSError:
+        pass
+    return None
 
 
 def file_identity(path: str) -> tuple[int, int]:
-    """Return what tells a file from another of the same name; no file has (0, 0)."""
+    """Return a value that differs for another file of the same name; (0, 0): there is no file."""
     try:
         found = os.stat(path)  # noqa: PTH116
     except OSError:
@@ -175,7 +164,7 @@ def file_identity(path: str) -> tuple[int, int]:
 
 
 def remove_if_empty(folder: str) -> None:
-    """Remove a folder of sockets, unless a socket is in it or a starter has locked it."""
+    """Remove a folder of sockets, unless it contains a socket, or a starter has locked it."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -5,9 +5,9 @@
                                                           └── pages of what this imports ──┘ shared
 
 The zygote imports this module at the first launch, and with it all that a shim and a server need.
-The child that it forks has a session, signals and descriptors of its own already. Cgroup, score for
-the kernel's out-of-memory killer and server are those of any shim (`loop.py`), which ends neither
-with the zygote nor with the daemon. `client.py` lists what happens when none is forked.
+The child that it forks has a session, signals and descriptors of its own. It enters the cgroup, and
+sets its score for the kernel's out-of-memory killer, as any shim does (`loop.py`); it ends neither
+with the zygote nor with the daemon. `client.py` lists the cases in which no shim is forked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ...env_host import preload  # noqa: F401  what serves sessions
+from ...env_host import preload  # noqa: F401  the modules that serve sessions
 from ...env_host.bundled.benchmark import environment as benchmark  # noqa: F401
 from ...env_host.bundled.echo import environment as echo  # noqa: F401
 from ...system.net.listening_sockets import descriptors_text
@@ -30,7 +30,7 @@ from .server_process import set_title
 
 
 def become_shim(payload: Json, fds: Sequence[int]) -> None:
-    """Be the shim of `payload["run_dir"]`, with its log, its control socket and its listeners."""
+    """Run as the shim of `payload["run_dir"]`; `fds` are log, control socket and listeners."""
     log_fd, control_fd, *listen_fds = fds
     forking.write_output_to(log_fd)
     os.close(log_fd)

@@ -1,48 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shim: the small parent of one replica's server, which outlives worker and daemon.
+"""The shim: the small parent of one replica's server. It outlives the worker and the daemon.
 
     starter ──run file, sockets──▶ shim ──fork, exec──▶ server (env host) ──▶ its children
                                      ▲  │                    │ notify pipe
     daemon, workers ◀──JSON lines──▶─┘  └── status.json      └── log file (by descriptor)
 
-Started as a program of its own, or forked by the daemon's zygote (`forked.py`); then its server is
-forked too, without exec, when the run file names its `entry`.
+A shim is started as a program, or forked by the daemon's zygote (`forked.py`). A forked shim also
+forks its server, without exec, if the run file names the server's `entry`.
 
-One thread, one `select`. It starts the server once; whether a server that exited is started again
-is the daemon's decision (`{"op": "start"}`). It holds the listening socket open across restarts,
-is the subreaper of everything below it, and reports how the server exited.
+The shim has one thread and one `select`. It starts the server once; the daemon decides whether a
+server that exited is started again (`{"op": "start"}`). The shim holds the listening socket open
+across restarts, is the subreaper of all processes below it, and reports how the server exited.
 
 What happens when
 
-    the server exits        what it left running is killed and reaped, then "exited" is reported
-                            with an `ExitReason`; the listening socket stays open
-    it forks orphans        they become our children (subreaper); they end with the server
+    the server exits        the processes that it left are killed and reaped, then "exited" is
+                            reported with an `ExitReason`; the listening socket stays open
+    it forks orphans        they become children of the shim (subreaper), and end with the server
     it cannot be started    "exited" with `failed` and exit code 127; "start" tries again
-    a grandchild is killed  for memory, and the server lives: `oom_kills` moves, nothing else
+    a grandchild is killed  for memory, and the server lives: `oom_kills` changes, nothing else
     the shim is SIGKILLed   the kernel kills the server (PDEATHSIG); clients see the end of the
-                            connection; `status.json` says which cgroup and session to sweep
+                            connection; `status.json` names the cgroup and session to clean up
                             (`client.clean_up_after_shim`)
-    the daemon exits        nothing: no pipe, no session, no cgroup is shared with it
+    the daemon exits        nothing: it shares no pipe, session or cgroup with the shim
     its home is removed     no client can reach it any more: as `stop`, some seconds later
-    the disk is full        clients are sent it all the same; `status.json` is tried again later
-    a client leaves         in mid line or not, its half line is dropped with it
-    a client does not read  statuses are whole, so only the newest is kept for it
+    the disk is full        clients are sent statuses all the same; `status.json` is written later
+    a client leaves         also in the middle of a line, which is dropped
+    a client does not read  it is sent only the newest status, since each status is complete
     two clients             both receive every status; either may send requests
     drain                   SIGUSR1 to the server, which exits when its last session has ended, or
-                            is stopped when the time is over; it is not started again. It says
-                            when it begins none any more ("draining"). One that is starting and
-                            has no client yet ends at once; without a server: as "stop"
-    stop twice              the earlier deadline wins; a stopped shim is gone
+                            is stopped when the time is over; it is not started again. The server
+                            reports when it begins no sessions any more ("draining"). If it is
+                            starting and has no client yet, it ends at once; without a server: as
+                            "stop"
+    stop twice              the earlier deadline counts; a stopped shim is gone
     start while running     nothing
-    the server is unused    it says so and exits ("asleep"); its memory is free. When a client
-                            connects, or at "start", the next server is started, which accepts what
-                            waits in the kernel's queue; a client that connects while it exits too
+    the server is unused    it reports that and exits ("asleep"), which frees its memory. When a
+                            client connects, or at "start", the next server is started, and accepts
+                            the connections in the kernel's queue, also those from before its exit
     we are killed then      a new shim starts its server at once
     two shims               the second finds the lock of the run directory held, and exits
-    SIGTERM                 as `stop`; SIGINT and SIGHUP are a terminal's, and ignored
+    SIGTERM                 as `stop`; SIGINT and SIGHUP come from terminals, and are ignored
 
-Small on purpose, and so is what it imports (no dataclasses, pathlib or subprocess: each costs every
-replica about 1 MB); the explanation of an exit is imported when there is one.
+The module is small on purpose, and so are its imports (no dataclasses, pathlib or subprocess, each
+of which costs every replica about 1 MB); the code that explains an exit is imported at an exit.
 """
 
 from __future__ import annotations
@@ -70,16 +71,17 @@ if TYPE_CHECKING:
     from ...schema.replica import Process, StatusLine
 
 LINGER_SECONDS = 1.0  # for clients to read the last status
-GROUPS_NAME = "replicas"  # the cgroup manager's name, where the run file has none
+GROUPS_NAME = "replicas"  # the cgroup manager's name, if the run file has none
 SHIMS = "shims"
 
 
 def enter_shims_group(manager_name: str = GROUPS_NAME) -> tuple[CgroupManager, Cgroup] | None:
-    """Move from the starter's cgroup (a worker's, capped) into that of all shims, without a cap.
+    """Move this process from its starter's cgroup, a worker's, into that of all shims.
 
-    Return it, and the manager that makes the servers' groups; None where there can be none.
+    Return the manager that makes the servers' groups, and the group of shims, which has no memory
+    limit; None if there are no cgroups.
     """
-    for _ in range(3):  # a shim on its way out may remove an empty group under our feet
+    for _ in range(3):  # a shim that exits may remove the group while it is empty
         manager = CgroupManager(manager_name)
         if not manager.available:
             return None
@@ -101,16 +103,16 @@ class Shim:
     """One replica's shim. `run` returns when everything has been stopped."""
 
     def __init__(self, run_dir: str, *, is_forked: bool = False) -> None:
-        """Open what belongs to `run_dir`, whose lock this process holds.
+        """Open socket and files of `run_dir`, whose lock this process holds.
 
-        `is_forked`: by the zygote, with the modules that a server needs imported.
+        A shim that `is_forked` has the modules imported that a server needs.
         """
         self._run_dir = run_dir
         self._run = files.read_run_file(run_dir)
         me = ProcessIdentity.of(os.getpid())
         self._identity: Process = {"pid": me.pid, "started_at": me.started_at}
-        # What is registered here is called without arguments. It must bear it when an earlier
-        # event of the same round closed what it reads.
+        # Callbacks are registered here, and called without arguments. An earlier event of the same
+        # round may have closed the file that a callback reads.
         self._selector = selectors.DefaultSelector()
         self._signals = SignalPipe((signal.SIGTERM, signal.SIGCHLD), ignored=TERMINAL_SIGNALS)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
@@ -135,14 +137,14 @@ class Shim:
             ),
         )
         self._status_is_written = True
-        self._run_dir_watch = files.RunDirectoryWatch()
+        self._missing_since: float | None = None  # the run directory; monotonic
         self._next_look = 0.0  # monotonic
 
     def run(self) -> None:
         """Run until the server has been stopped for good."""
-        # Before there is anything to be left behind: were we killed before the first status.json,
-        # this is what is known of us.
-        with contextlib.suppress(OSError):  # status.json says it too
+        # Before any process is started: if the shim is killed before its first status.json, the run
+        # file alone names it.
+        with contextlib.suppress(OSError):  # status.json names it, too
             self._write_run_file()
         self._server.begin()
         while self._server.life.state is not State.STOPPED:
@@ -165,39 +167,39 @@ class Shim:
     def _start_anew(self) -> None:
         """Start the server again, when there is none."""
         if self._server.life.is_at_rest:
-            # Its share of the sessions may be another.
+            # Its share of the sessions may have changed.
             with contextlib.suppress(OSError, ValueError):
                 self._run.update(files.read_run_file(self._run_dir))
             self._server.handle(Event.START)
             self._look()
 
     def _serve(self) -> None:
-        """Let the server accept connections; also of the next shim, whatever ends this one."""
+        """Let the server accept connections, also under the next shim."""
         if self._server.process.is_held:
             self._server.process.serve()
-            with contextlib.suppress(OSError):  # the daemon says it again to the next shim
+            with contextlib.suppress(OSError):  # the daemon tells the next shim, too
                 self._write_run_file()
             self._on_change(True)
 
     def _look(self) -> None:
-        """Look at the server; retry the status file; stop when the run directory was removed."""
-        seconds = self._server.look()
-        is_gone = self._run_dir_watch.look(
-            time.monotonic(), is_missing=files.is_missing(self._run_dir)
-        )
-        if is_gone and self._server.life.state is not State.STOPPING:  # or it would be hastened
-            self._server.handle(Event.STOP, DEFAULT_GRACE_SECONDS)
-        if self._run_dir_watch.is_missing:
+        """Look at the server; retry the status file; stop if the run directory was removed.
+
+        Without its directory, no client can ever find this shim again.
+        """
+        seconds, now = self._server.look(), time.monotonic()
+        self._missing_since = files.missing_since(self._run_dir, self._missing_since, now)
+        if self._missing_since is not None:
             seconds = min(seconds, files.REMOVED_SECONDS)
+            is_gone = now - self._missing_since >= files.REMOVED_SECONDS
+            if is_gone and self._server.life.state is not State.STOPPING:  # a stop is not hastened
+                self._server.handle(Event.STOP, DEFAULT_GRACE_SECONDS)
         self._next_look = time.monotonic() + seconds
         if not self._status_is_written:
             self._write_status()
 
     def _clean_up(self) -> None:
-        for path in (self._run["socket_path"], self._run.get("door_path", "")):
-            with contextlib.suppress(OSError):
-                os.unlink(path)  # noqa: PTH108
-        if self._run_dir_watch.is_missing:  # no daemon will do it
+        files.unlink_sockets(self._run)
+        if self._missing_since is not None:  # no daemon will do it
             files.remove_if_empty(os.path.dirname(self._run["socket_path"]))  # noqa: PTH120
         leave_shims_group(self._group)
         self._group = None
@@ -236,11 +238,9 @@ class Shim:
                 client.queue_reply(error_line(f"unknown op: {op!r}"))
 
     def _on_change(self, is_durable: bool) -> None:
-        """Send every client the status; what is durable is written to disk first."""
-        if (
-            self._server.life.state is State.STOPPED
-        ):  # first: a client that reads of it finds nothing of us
-            self._clean_up()
+        """Send every client the status, which is written to the disk first if it is durable."""
+        if self._server.life.state is State.STOPPED:
+            self._clean_up()  # first: a client that reads the status finds no file of the shim
         if is_durable:
             self._write_status()
         self._clients.send_status()
@@ -262,16 +262,16 @@ class Shim:
 
 
 def main() -> None:
-    """Be the shim of the folder that the command line names (`__main__.py`)."""
-    with contextlib.suppress(PermissionError):  # we lead a group, as a service manager's child
+    """Run as the shim of the folder that the command line names (`__main__.py`)."""
+    with contextlib.suppress(PermissionError):  # it leads a group, as a service manager's child
         os.setsid()
     run_shim(sys.argv[1])
 
 
 def run_shim(run_dir: str, *, is_forked: bool = False) -> None:
-    """Be the shim of `run_dir`, in a session of its own; exits when another shim has its lock."""
-    # Raised in the worker that started us, which the kernel is to kill first. A replica without
-    # its shim is lost, so the shim goes last.
+    """Run as the shim of `run_dir`, in a session of its own; exit if another shim has its lock."""
+    # A worker's score, which the shim inherits, is high, so that the kernel kills workers first. A
+    # replica without its shim is lost, so the shim must go last.
     set_oom_score_adj(os.getpid(), 0)
     try:
         files.lock(run_dir)

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shim's server: what happens to it is fed to the state machine, whose actions are done here.
+"""The shim's server: its events go to the state machine, whose actions are carried out here.
 
     messages, exits, clients' requests, time ──▶ `replica_state.py` ──▶ start, drain, stop, kill
 
-While it is asleep, the listening sockets are watched here: a client that connects waits in the
-kernel's queue for the next server, which is started at once. Its sleep is no exit: it is neither
-counted nor explained. Should that server not start, it has exited, as any other.
+While the server is asleep, its listening sockets are watched here: a client that connects waits in
+the kernel's queue for the next server, which is started at once. Its sleep does not count as an
+exit, and is not explained. If the next server does not start, that is an exit as any other.
 
-Whatever way it ends, all that it left behind is killed and reaped first, and only then its exit is
-reported. What is done to the process is in `server_process.py`. Light: a shim imports it.
+However the server ends, the processes that it left are killed and reaped first; only then its exit
+is reported. `server_process.py` has the actions on the process. Shims import this module, so it
+imports little.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Server:
     ) -> None:
         """Make one that is not started; `earlier` is the last status of an earlier shim.
 
-        `changed` is called after every change, with whether it must be written to disk; `wake` when
-        a client connects while the server is asleep.
+        `changed` is called after every change, with whether it must be written to the disk; `wake`
+        is called when a client connects while the server is asleep.
         """
         self._changed = changed
         self._wake = wake
@@ -60,17 +61,17 @@ class Server:
         self._notify = NotifyPipe(selector, self._on_messages)
         self._evidence = ExitEvidence(run.get("memory_limit_bytes"))
         self._status = ReplicaStatus.after_shim(earlier, time.time())
-        self._sleeps = False  # it has reported that it exits because it is not used
-        self._signal = 0  # it has reported that it exits because of this signal
-        self._is_replaced = False  # others have its address from now on
+        self._sleeps = False  # whether it has reported that it exits because it is not used
+        self._signal = 0  # the signal that it has reported to exit for
+        self._is_replaced = False  # whether others have taken over its address
 
     @property
     def life(self) -> Life:
-        """How far it has come."""
+        """Return its life, in the sense of the state machine."""
         return self._status.life
 
     def to_json(self) -> StatusLine:
-        """Return the status that clients are sent, but for whose it is."""
+        """Return the status that clients are sent, without the identity of replica and shim."""
         return {
             **self.process.to_json(),
             **self._status.to_json(),
@@ -83,34 +84,34 @@ class Server:
         self._changed(True)
 
     def handle(self, event: Event, seconds: float = 0.0) -> None:
-        """Do what follows from an event."""
+        """Record an event, and carry out the action that follows."""
         before = self.life
         self._advance(event, seconds)
         if _visible(self.life) != _visible(before):
             self._changed(True)
 
     def drain(self, timeout_seconds: float, *, is_replaced: bool) -> None:
-        """Let the sessions end, begin none, then stop; after the time-out in any case.
+        """Begin no sessions, and stop when the last one has ended, or after the time-out.
 
-        Of a server that `is_replaced`, others have the address from now on. One that is starting
+        If the server `is_replaced`, others have taken over its address. A server that is starting
         ends at once, unless clients wait for it.
         """
         self._is_replaced = is_replaced
         self.handle(Event.DRAIN, timeout_seconds)
 
     def look(self) -> float:
-        """Bound the log and count kills for memory; returns when to look again, in seconds."""
+        """Bound the log, and count kills for memory; return in how many seconds to look again."""
         seconds = self._log.look()
         if self.process.runs and self._evidence.look():
             self._changed(False)
-        # When most is printed, and what loops prints without end.
+        # A server prints most while it starts, and without end if it fails in a loop.
         return BUSY_POLL_INTERVAL_SECONDS if self.life.state is State.STARTING else seconds
 
     def reap(self) -> None:
-        """Reap children. When the server has exited, what it left behind is killed."""
+        """Reap children. If the server has exited, kill the processes that it left."""
         some_are_left = self.process.reap()
         if self.process.ended is not None:
-            # Killed, their own children come to us next, with another SIGCHLD.
+            # Children of those that are killed become ours, which causes another SIGCHLD.
             self.handle(Event.LEFT if some_are_left else self._note_exit())
 
     def _advance(self, event: Event, seconds: float = 0.0) -> None:
@@ -142,7 +143,7 @@ class Server:
             self.process.prepare()
             # Before it starts: with a tight limit it may be killed before `start` has returned.
             self._evidence.begin(self.process.cgroup)
-            # Only the first is tried: clients wait for what replaces or wakes it.
+            # Only the first generation is tried, as clients wait for later ones.
             self._notify.watch(self.process.start(is_tried=self.life.generation == 1))
         except OSError as exc:
             self._status.failed = f"cannot start: {why_no_server(exc)}"
@@ -171,11 +172,11 @@ class Server:
                 self._status.exits.add(self._evidence.explain_child(message["shard_exit"]))
 
     def _note_exit(self) -> Event:
-        """Note how the server exited: nothing of it is left, or nothing that can be ended."""
+        """Record how the server exited; nothing of it is left, or it cannot be ended."""
         assert self.process.pid is not None
         self._read_messages()
         self._notify.close()
-        self._log.bound()  # it is not looked at again
+        self._log.bound()  # for the last time
         ended = self.process.ended
         has_slept = self._sleeps and ended is not None and ended[0] == 0
         if has_slept:
@@ -198,7 +199,7 @@ class Server:
         self._status.note_exit(reason, tail, time.time())
 
     def _watch_listeners(self, fds: tuple[int, ...]) -> None:
-        """Call `wake` when a client connects to one of these; those watched so far no more."""
+        """Call `wake` when a client connects to one of these sockets, and to no others."""
         for fd in self._watched:
             self._selector.unregister(fd)
         for fd in fds:
@@ -206,10 +207,10 @@ class Server:
         self._watched = fds
 
     def _on_client(self) -> None:
-        if self._watched:  # or another socket was first, in this very round
+        if self._watched:  # otherwise another socket of this round was first
             self._wake()
 
 
 def _visible(life: Life) -> tuple[object, ...]:
-    """Return the part whose changes are written down and sent at once."""
+    """Return the facts whose changes are written down and sent at once."""
     return life.state, life.generation, life.is_draining

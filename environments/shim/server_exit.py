@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a shim's server exited, and with what evidence; or why it could not be started.
+"""Explains how a shim's server exited, with the evidence; or why it could not be started.
 
-The kernel's counters are read before the server starts and at every look, so that what had
-happened before an exit is not held to be its cause. What they mean is decided in
-`system/process/diagnose.py`, which is imported when there is an exit: a shim imports this module,
-and is light. When our modules are gone (upgraded meanwhile) the bare facts are reported.
+The kernel's counters are read before the server starts and at every look, so that earlier kills are
+not taken for the cause of an exit. `system/process/diagnose.py` interprets them; it is imported at
+an exit, so that shims stay small. If our modules are gone (after an upgrade), the bare facts are
+reported.
 
-The exit of a shard is the server's to see, which is its parent, outlives it, and counts, too
-(`explain_child` in `diagnose.py`); the kernel's log is the shim's to read.
+The exit of a shard is observed by the server, which is its parent, and counts kills, too
+(`explain_child` in `diagnose.py`); the kernel's log is read by the shim.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...system.process.oom_evidence import OomCounters, read_oom_counters
 from ...system.process.proc import split_wait_status
 from ...system.text.json_lines import Json
 
-EXIT_CANNOT_START = 127  # as a shell says it
+EXIT_CANNOT_START = 127  # a shell's exit code for that
 DYING_SECONDS = 10.0  # from the count of a kill until its victim is reaped, on a busy machine
 
 
@@ -35,12 +35,12 @@ class ExitEvidence:
         self._cgroup: Cgroup | None = None
         self._since = 0.0  # monotonic
         self._counters = [OomCounters()]  # before the last kills, and at the last look
-        self._moved_at = 0.0  # monotonic
-        self._explained_pids: set[int] = set()  # that the kernel's log may name
+        self._moved_at = 0.0  # when they last changed; monotonic
+        self._explained_pids: set[int] = set()  # whose lines in the kernel's log are explained
 
     @property
     def oom_kills(self) -> int | None:
-        """Kills for memory in the server's cgroup, at the last look; None without a cgroup."""
+        """Return the kills for memory in the cgroup at the last look; None without a cgroup."""
         return self._counters[-1].oom_kills
 
     def begin(self, cgroup: Cgroup | None) -> None:
@@ -50,9 +50,9 @@ class ExitEvidence:
         self._counters = [read_oom_counters(cgroup)]
 
     def look(self) -> bool:
-        """Count while the server lives; whether a process was killed for memory since.
+        """Read the counters; return whether a process in the cgroup was killed for memory since.
 
-        A kill is counted before its victim is dead: the counters from before it are kept meanwhile.
+        A kill is counted before its victim is dead; until then, the counters before it are kept.
         """
         counters, now = read_oom_counters(self._cgroup), time.monotonic()
         before, last = self._counters[0], self._counters[-1]
@@ -73,8 +73,8 @@ class ExitEvidence:
     ) -> Json:
         """Return the server's `ExitReason` as JSON.
 
-        `ended` is its wait status and most resident bytes; None when it was not reaped. `failed` is
-        why it gave up, in its own words.
+        `ended` is its wait status and its most resident bytes; None: it was not reaped. `failed` is
+        its own reason for giving up.
         """
         status, most_resident_bytes = ended or (None, None)
         peak = self._cgroup.peak_bytes() if self._cgroup is not None else None
@@ -95,12 +95,12 @@ class ExitEvidence:
                 seconds=time.monotonic() - self._since,
             )
             return diagnose_exit(known).to_json()
-        except Exception as exc:  # serving the replica matters more than explaining its past
+        except Exception as exc:  # the replica must be served, even if its past is not explained
             print(f"shim: cannot explain an exit: {exc!r}", file=sys.stderr)  # noqa: T201
             return bare_exit(pid, status)
 
     def explain_child(self, facts: Json) -> Json:
-        """Return what the server, which counts too, reported of an exit, with `reason`."""
+        """Return the server's report of a child's exit, with its `reason`."""
         report = facts
         try:
             from ...system.process.diagnose import explain_child
@@ -120,7 +120,7 @@ class ExitEvidence:
         return report
 
     def _kernel_line(self, facts: Json) -> str | None:
-        """Return what the kernel's log says of it, where something was killed for memory."""
+        """Return the kernel's line about a child's exit, if a process was killed for memory."""
         own, of_machine = facts.get("oom_kills"), facts.get("machine_oom_kills")
         is_any = bool(facts.get("programs")) or (own is not None and own[0] != own[1])
         if not is_any and (of_machine is None or of_machine[0] == of_machine[1]):
@@ -135,12 +135,12 @@ class ExitEvidence:
 
 
 def _kills(counters: OomCounters) -> int | None:
-    """Return those of the cgroup; without one, of the machine."""
+    """Return the kills in the cgroup; without one, on the machine."""
     return counters.vmstat if counters.oom_kills is None else counters.oom_kills
 
 
 def _victims(report: Json) -> int:
-    """Return how many the kernel killed; otherwise, the exit of who was killed is to come."""
+    """Return how many processes the kernel killed, by the report of their exits."""
     reason = report.get("reason", {})
     was_killed = reason.get("kind") == "oom_killed" and reason.get("signal_number") == SIGKILL
     if not was_killed or reason.get("detector") == "watchdog":
@@ -149,7 +149,7 @@ def _victims(report: Json) -> int:
 
 
 def _after_kills(before: OomCounters, last: OomCounters, kills: int) -> OomCounters:
-    """Return the counters from before, moved on by these kills."""
+    """Return the earlier counters, advanced by a number of kills, up to the last ones."""
     pairs = ((before.oom_kills, last.oom_kills), (before.vmstat, last.vmstat))
     return OomCounters(
         *(
@@ -160,7 +160,7 @@ def _after_kills(before: OomCounters, last: OomCounters, kills: int) -> OomCount
 
 
 def bare_exit(pid: int, status: int | None) -> Json:
-    """Return the part of an `ExitReason` that follows from a wait status."""
+    """Return an `ExitReason` that is made of a wait status alone."""
     if status is None:
         return {"kind": "lost", "pid": pid}
     code, number = split_wait_status(status)
@@ -175,9 +175,9 @@ def exit_without_start(why: str) -> Json:
 
 
 def why_no_server(exc: OSError) -> str:
-    """Return why a server could not be started: which file, which address, or which limit."""
+    """Return why a server could not be started, naming the file, address or limit."""
     if exc.errno == errno.EAGAIN:
-        with contextlib.suppress(Exception):  # our modules may be gone, or no descriptor left
+        with contextlib.suppress(Exception):  # if our modules or all descriptors are gone
             from ...system.memory.limits import no_room_text
 
             return no_room_text()

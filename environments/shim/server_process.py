@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server of a shim as a process: its listening sockets, cgroup, log, pid, and notify pipe.
 
-    prepare    its sockets (kept open across restarts) and a fresh cgroup
-    start      forked, with the sockets and the writing end of its notify pipe
-    drain      SIGUSR1 to it alone; SIGUSR2 when an update has replaced it
-    terminate  SIGTERM to its group
-    kill_all   SIGKILL to all that is below the shim: its group, its cgroup, adopted orphans
-    reap       all children that have exited
+    prepare    opens the sockets (kept open across restarts), and makes a new cgroup
+    start      forks, with the sockets and the writing end of the notify pipe
+    drain      sends SIGUSR1 to the server alone, or SIGUSR2 if an update has replaced it
+    terminate  sends SIGTERM to its group
+    kill_all   sends SIGKILL to all processes below the shim: its group, its cgroup, orphans
+    reap       reaps all children that have exited
 
-`server.py` calls each when the state machine says so. What the server reports through its pipe, one
-JSON object a line, is listed in `schema/protocol.py`.
+`server.py` calls each when the state machine says so. `schema/protocol.py` lists the messages of
+the server's pipe, one JSON object a line.
 
-`fork` and `exec` by hand rather than `subprocess`: that module costs a shim 1.1 MB, and between the
-two the child must do more than it offers (die with its parent, enter its cgroup). Safe because the
-shim has one thread. Light: a shim imports it.
+The module calls `fork` and `exec` itself: `subprocess` costs a shim 1.1 MB, and cannot make a child
+die with its parent, or enter a cgroup. That is safe because the shim has one thread. Shims import
+this module, so it imports little.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from . import files
 if TYPE_CHECKING:
     from ...schema.replica import RunFileData, ServerReport, StatusLine
 
-_ENDS_OF_DRAINED = (0, signal.SIGUSR1, signal.SIGUSR2)  # wait statuses
+_ENDS_OF_DRAINED = (0, signal.SIGUSR1, signal.SIGUSR2)  # wait statuses of drained servers
 MAX_NOTIFY_BYTES = 256 * 1024  # of one line
 _READ_BYTES = 65536
 
@@ -47,7 +47,7 @@ class ServerProcess:
     """One server process at a time, or none."""
 
     def __init__(self, run: RunFileData, groups: CgroupManager | None, *, is_forked: bool) -> None:
-        """`run` is the run file; `is_forked` tells whether the shim was (`forked.py`)."""
+        """Make one that has no process; `is_forked` says whether the shim is (`forked.py`)."""
         self._run = run
         self._groups = groups
         self._is_forked = is_forked
@@ -56,28 +56,28 @@ class ServerProcess:
         self.ended: tuple[int, int] | None = None  # wait status, most resident bytes
         self.cgroup: Cgroup | None = None
         self._listeners: list[socket.socket] = []
-        self._gate_fd: int | None = None  # the writing end; open while the server is to wait
+        self._gate_fd: int | None = None  # the start barrier's writing end, while it is closed
 
     @property
     def runs(self) -> bool:
-        """Whether it was started and has not been reaped."""
+        """Return whether it was started and has not been reaped."""
         return self.pid is not None and self.ended is None
 
     @property
     def listener_fds(self) -> tuple[int, ...]:
-        """The listening sockets; none when they could not be opened yet."""
+        """Return the listening sockets; none: they have not been opened."""
         return tuple(one.fileno() for one in self._listeners)
 
     @property
     def listening_fds(self) -> tuple[int, ...]:
-        """Of these, those that a client's connection makes readable: not what guards the port."""
+        """Return those of the sockets that accept clients, without those that reserve the port."""
         return tuple(one.fileno() for one in listening(self._listeners))
 
     def to_json(self) -> StatusLine:
         """Return its part of the status that clients are sent (`connections.py`)."""
         host, port = self._run["host"], self._run["port"]
         if not port and self._listeners:
-            port = self._listeners[0].getsockname()[1]  # asked for any; this one was bound
+            port = self._listeners[0].getsockname()[1]  # any was requested, and this one bound
         return {
             "pid": self.pid,
             "pid_started_at": self._started_at,
@@ -88,14 +88,14 @@ class ServerProcess:
         }
 
     def prepare(self) -> None:
-        """Open its sockets, if need be, and make a cgroup; raises `OSError` if it cannot listen."""
+        """Open the sockets, unless they are open, and make a cgroup; raises `OSError`."""
         if not self._listeners:
             inherited = files.inherited_sockets(files.LISTEN_FD_VARIABLE)
             address = self._run["host"], self._run["port"]
             self._listeners = inherited or open_listening_sockets(*address)
             for one in self._listeners:
                 one.setblocking(False)
-        self.remove_cgroup()  # a fresh one for each server: peak and counters are its own
+        self.remove_cgroup()  # each server has a new one, with its own peak and counters
         self.cgroup = None
         if self._groups is not None:
             with contextlib.suppress(OSError):
@@ -104,12 +104,12 @@ class ServerProcess:
                 )
 
     def start(self, *, is_tried: bool) -> int:
-        """Start it; return the reading end of its notify pipe, which is the caller's to close.
+        """Start the server; return the reading end of its notify pipe, which the caller closes.
 
-        When it `is_tried`, it first sees whether an environment can be created at all. Raises
-        `OSError` when it could not be started.
+        A server that `is_tried` first checks whether an environment can be created. Raises
+        `OSError` if it cannot be started.
         """
-        with contextlib.ExitStack() as passed:  # descriptors that are the server's alone
+        with contextlib.ExitStack() as passed:  # descriptors that only the server keeps
             log_fd = files.open_log(self._run["log_path"])
             passed.callback(os.close, log_fd)
             reading, writing = os.pipe()
@@ -129,11 +129,11 @@ class ServerProcess:
 
     @property
     def is_held(self) -> bool:
-        """Whether the server is to accept no connection yet."""
+        """Return whether the server is on standby: it must not accept connections yet."""
         return bool(self._run.get("held"))
 
     def serve(self) -> None:
-        """Let the server accept connections, and every later one."""
+        """Let this server, and every later one, accept connections."""
         self._run["held"] = False
         self._close_gate()
 
@@ -143,13 +143,13 @@ class ServerProcess:
             self._gate_fd = None
 
     def _spawn(self, log_fd: int, variables: dict[str, int], *, is_tried: bool) -> int:
-        """Start it; `variables` name descriptors that it inherits besides its sockets."""
+        """Start the server; `variables` name descriptors that it inherits besides its sockets."""
         assert self._listeners  # prepared
         environ = self._run["env"] | {name: str(fd) for name, fd in variables.items()}
         environ[files.LISTEN_FD_VARIABLE] = descriptors_text(self.listener_fds)
-        if is_tried and not self._run.get("ordinal"):  # one replica of a launch is enough
+        if is_tried and not self._run.get("ordinal"):  # only the first replica of a launch is
             environ[files.TRIAL_VARIABLE] = "1"
-        entry = self._run.get("entry") if self._is_forked else None  # else it must be exec'ed
+        entry = self._run.get("entry") if self._is_forked else None  # None: it is exec'ed
         title = f"openenvd: host {self._run['replica_id']}"
         return spawn(
             self._run["argv"],
@@ -164,24 +164,24 @@ class ServerProcess:
 
     @property
     def has_ended_as_drained(self) -> bool:
-        """Whether it has exited in order, or by the signal that asks it to let its sessions end.
+        """Return whether it has exited in order, or by the signal to drain.
 
-        The signal ends one that has not begun to accept connections.
+        The signal ends a server that has not begun to accept connections.
         """
         return self.ended is not None and self.ended[0] in _ENDS_OF_DRAINED
 
     def drain(self, *, is_replaced: bool) -> None:
-        """Ask it to begin no session, and to exit when the last has ended."""
+        """Ask the server to begin no sessions, and to exit when the last one has ended."""
         if self.runs:
             assert self.pid is not None
             os.kill(self.pid, signal.SIGUSR2 if is_replaced else signal.SIGUSR1)
 
     def terminate(self) -> None:
-        """Ask it to end; it leads a process group."""
+        """Ask the server, and the process group that it leads, to end."""
         self._signal_group(signal.SIGTERM)
 
     def kill_all(self) -> None:
-        """Send SIGKILL to everything below us; orphans adopted afterwards need another call."""
+        """Send SIGKILL to all processes below the shim; later orphans need another call."""
         if self.cgroup is not None:
             self.cgroup.kill()
         if self.runs:
@@ -197,7 +197,7 @@ class ServerProcess:
                 os.killpg(self.pid, number)
 
     def reap(self) -> bool:
-        """Reap children that have exited; whether any are left. `ended` is set for the server."""
+        """Reap children that have exited, and set `ended`; return whether any children are left."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -209,19 +209,19 @@ class ServerProcess:
                 self.ended = status, usage.ru_maxrss * 1024
 
     def forget(self) -> None:
-        """Forget the process, when all is reported that its pid was needed for."""
+        """Drop the facts about a process whose exit has been reported."""
         self.pid = self._started_at = self.ended = None
 
     def remove_cgroup(self) -> None:
-        """Remove its cgroup, if no process is left there."""
+        """Remove the cgroup, if no process is left there."""
         if self.cgroup is not None:
             self.cgroup.remove_with_children()
 
 
 class NotifyPipe:
-    """The reading end of a server's notify pipe, one a generation; never blocks.
+    """The reading end of a server's notify pipe; each generation has a pipe. Never blocks.
 
-    A line that is no message, or has no end, is dropped.
+    A line that is not a message, or too long, is dropped.
     """
 
     def __init__(self, selector: selectors.BaseSelector, on_message: Callable[[], None]) -> None:
@@ -231,14 +231,14 @@ class NotifyPipe:
         self._lines = LineBuffer(MAX_NOTIFY_BYTES)
 
     def watch(self, fd: int) -> None:
-        """Read from a new server's pipe, which is closed here; the last one's is closed."""
+        """Read from a new server's pipe, and own it; close the last server's."""
         self.close()
         os.set_blocking(fd, False)
         self._fd, self._lines = fd, LineBuffer(MAX_NOTIFY_BYTES)
         self._selector.register(fd, selectors.EVENT_READ, self._on_message)
 
     def messages(self) -> Iterator[ServerReport]:
-        """Return what has arrived; the end of the pipe closes it."""
+        """Yield the messages that have arrived; close the pipe at its end."""
         while self._fd is not None:
             try:
                 data = os.read(self._fd, _READ_BYTES)
@@ -254,7 +254,7 @@ class NotifyPipe:
                 self.close()
 
     def close(self) -> None:
-        """Read no more of this server."""
+        """Close the pipe."""
         if self._fd is not None:
             self._selector.unregister(self._fd)
             os.close(self._fd)
@@ -262,7 +262,7 @@ class NotifyPipe:
 
 
 class ForkInto(NamedTuple):
-    """How a server is called instead of exec'ed: its modules are imported here already."""
+    """A server that is called rather than exec'ed, as its modules are imported already."""
 
     entry: str  # module:function
     title: str  # in `ps`
@@ -279,11 +279,11 @@ def spawn(
     oom_score_adj: int | None,
     fork_into: ForkInto | None = None,
 ) -> int:
-    """Start a program in its own session, which is killed when this process exits.
+    """Start a program in its own session, which is killed when this process exits; return its pid.
 
-    It enters `cgroup` first; `fork_into` is called instead of loading the program. Returns its pid,
-    once the program has been loaded or is about to be called. Raises `OSError` when it could not be
-    started, with the reason of the step that failed.
+    It first enters `cgroup`. If there is a `fork_into`, that is called, and no program is loaded.
+    The function returns once the program has been loaded, or is about to be called. Raises
+    `OSError` with the reason of the step that failed.
     """
     parent = os.getpid()
     reading, writing = os.pipe()
@@ -313,7 +313,7 @@ def spawn(
             os._exit(127)
     os.close(writing)
     try:
-        # The end of the pipe is the moment of `exec`: its writing end closes itself there.
+        # The pipe ends at `exec`, which closes its writing end.
         failure = os.read(reading, 4096).decode(errors="replace")
     finally:
         os.close(reading)
@@ -327,13 +327,13 @@ def spawn(
 def _reset_handlers_for_exec() -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # ignoring would survive `exec`
+        signal.signal(number, signal.SIG_DFL)  # `exec` would keep a signal ignored
 
 
 def _call(
     fork_into: ForkInto, argv: Sequence[str], environ: Mapping[str, str], keep_fds: Iterable[int]
 ) -> Never:
-    """Do what `exec` would have done; closes the pipe on which a failed start is reported."""
+    """Do as `exec` would, and close the pipe on which a failed start is reported."""
     from ...system.process import forking
 
     forking.reset_signals()
@@ -344,7 +344,7 @@ def _call(
 
 
 def set_title(title: str) -> None:
-    """Set what `ps` shows of this process; a shim of its own Python has no library for it."""
+    """Set the title that `ps` shows; a shim that is a program has no library for that."""
     with contextlib.suppress(ImportError):
         import setproctitle
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what can be launched: a bundled name, a project folder, a class; and what of it runs."""
+"""Reads a source: a bundled name, a project's folder, a class; finds the program that serves it."""

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides which app of a project is served: by reading its files, without importing any.
+"""Decides which app of a project is served, by reading its files, without importing any.
 
-    the Dockerfile starts one that is there ─▶ that: upstream's server never reads `openenv.yaml`
+    the Dockerfile starts one that exists   ─▶ that: upstream's server never reads `openenv.yaml`
     `openenv.yaml` names one                ─▶ that
-    `server/app.py` has one                 ─▶ that, upstream's place
-    another usual file has one              ─▶ that; also what the command `server` starts
-    one file alone has one                  ─▶ that, where the folder has an `openenv.yaml`
-    none of these                           ─▶ upstream's place, whose absence the launch reports
+    `server/app.py` has one                 ─▶ that, in upstream's place
+    another usual file has one              ─▶ that, or the one that the command `server` starts
+    only one file has one                   ─▶ that, if the folder has an `openenv.yaml`
+    none of these                           ─▶ upstream's place; the launch reports that it is empty
 
-Where a module is started as a program, or a function is named that starts a server, the app is what
-the module gives to uvicorn, else its `app`.
+If a module is started as a program, or a function is named that starts a server, the app is the one
+that the module passes to uvicorn, or else its `app`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from .manifest import MANIFEST_NAME
 DEFAULT_APP = "server.app:app"
 _USUAL = ("server.app", "app", "main", "app.main", "app.app", "server.main", "server", "src.main")
 _ANYWHERE = ("*.py", "*/*.py", "src/*/*.py", "src/*/*/*.py")
-_MAX_FILES = 200  # that are looked into
+_MAX_FILES = 200  # that are read
 _NO_PLACES = frozenset({"tests", "test", "examples", "scripts", "venv", "node_modules"})
 _FACTORY = re.compile(r"(create|make|build|get)_\w*app")
-MAX_SOURCE_CHARACTERS = 256 * 1024  # of a module that is read: it takes a hundred times as much
+MAX_SOURCE_CHARACTERS = 256 * 1024  # of a module; parsing takes a hundred times its memory
 _MAIN = "__main__"
 _IMPORT = re.compile(r"^(?:from +(\.*)([\w.]*) +)?import +\(?([\w., \n]*)", re.MULTILINE)
 _APPS = ("app", "api")  # the names that `fastapi run` looks for, too
 _SERVERS = ("uvicorn.run", "uvicorn.Config")
-_EVERYTHING = "*"  # stands for the names of a module that cannot be known
+_EVERYTHING = "*"  # stands for names of a module that are not known
 _SCOPES = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda),
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
@@ -47,21 +47,21 @@ class App:
     """The app that is served."""
 
     reference: str = DEFAULT_APP  # `module:attribute`; with `()` behind it the attribute is called
-    place: str = ""  # where it is named, for messages
+    place: str = ""  # the file, and the line, that names it, for messages
     folders: tuple[Path, ...] = ()  # further folders that modules are imported from
-    cwd: Path | None = None  # where it runs; None: in the project's folder
-    # The package that the project's folder stands for, where that is known
+    cwd: Path | None = None  # the folder in which it runs; None: the project's
+    # The package for which the project's folder stands, if that is known
     package: str | None = None
-    note: str | None = None  # a sentence for the user, where there was a choice
-    fallback: str = DEFAULT_APP  # what is served where it is not there
+    note: str | None = None  # a sentence for the user, if there was a choice
+    fallback: str = DEFAULT_APP  # the app that is served if this one is missing
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An app whose file is there."""
+    """An app whose file exists."""
 
-    module: str  # as the project can import it
-    asked: str  # as it was asked for
+    module: str  # the name by which the project can import it
+    asked: str  # the name that was searched
     attribute: str
     path: Path
     folder: Path | None
@@ -76,8 +76,8 @@ def choose_app(
 ) -> App | None:
     """Return the app of the project in a folder; None when no file of it has one.
 
-    `openenv.yaml` has `named` it, at the `place` for messages. `scripts` are the commands that the
-    project declares: `module:function` by name.
+    `named` is the app in `openenv.yaml`, and `place` its line there, for messages. `scripts` are
+    the commands that the project declares: `module:function` by name.
     """
     dockerfile, text = read_dockerfile(folder)
     commands = list(started(text, folder, scripts))
@@ -123,12 +123,12 @@ def _parse(reference: str) -> Started:
 
 
 def _all_found(folder: Path, asked: Iterable[Started]) -> Iterator[_Found]:
-    """Yield those that are there, as what is served of them."""
+    """Yield the apps of those modules that exist and have one."""
     return (found for each in asked if (found := _find(folder, each)) is not None)
 
 
 def _all_own(folder: Path, asked: Iterable[Started]) -> list[_Found]:
-    """Return those that are there and that the project itself can import, by their own names."""
+    """Return the apps of those modules that the project can import by their own names."""
     found = _all_found(folder, asked)
     own = (each for each in found if each.folder is None)
     return [each for each in own if each.module in (each.asked, f"{each.asked}.{_MAIN}")]
@@ -150,7 +150,7 @@ def _modules(folder: Path) -> list[Started]:
 
 
 def _find(folder: Path, asked: Started, depth: int = 0) -> _Found | None:
-    """Return the app of a module: the named one, what it gives to a server, or its `app`."""
+    """Return the app of a module: the named one, the one passed to a server, or its `app`."""
     located = _locate(folder, asked)
     if located is None or depth > 2:
         return None
@@ -177,7 +177,7 @@ def _find(folder: Path, asked: Started, depth: int = 0) -> _Found | None:
 
 
 def _find_imported(folder: Path, module: str, path: Path, name: str) -> _Found | None:
-    """Return the app that a module has from another one."""
+    """Return the app that a module imports from another one."""
     package = module.rpartition(".")[0]
     for line in re.finditer(
         rf"^from +(\.?)([\w.]+) +import .*\b{name}\b", read_text(path), re.MULTILINE
@@ -189,15 +189,15 @@ def _find_imported(folder: Path, module: str, path: Path, name: str) -> _Found |
 
 
 def _locate(folder: Path, asked: Started) -> tuple[str, Path, Path | None] | None:
-    """Find a module's file: its name in the project, and the further folder that it is found from.
+    """Return a module's name in the project, its file, and the further folder to import it from.
 
-    The image may have the project in a folder of another name (`envs.my_env.server.app`), and the
+    In the image, the project's folder may have another name (`envs.my_env.server.app`), and the
     author's command may run in one of the project's folders.
     """
     parts = asked.module.split(".")
     named = places(asked.folder, folder)
     usual = [folder, folder / "src"]
-    # A path of the image may be that of the whole project, and not of a folder called so in it.
+    # An absolute path in the image may be the whole project's, rather than one of its folders'.
     bases = [*usual, *named] if asked.folder.startswith("/") else [*named, *usual]
     further = [path for each in asked.further if (path := _find_folder(each, folder)) is not None]
     for base in [*bases, *further, folder / "server", folder / "app"]:
@@ -225,7 +225,7 @@ def _find_folder(named: str, folder: Path) -> Path | None:
 
 
 def _contents(source: str) -> tuple[set[str], set[str], str]:
-    """Return the names of a module's values, of its functions, and what it gives to uvicorn."""
+    """Return a module's names of values and of functions, and the app that it gives to uvicorn."""
     try:
         tree = ast.parse(source if len(source) <= MAX_SOURCE_CHARACTERS else "from app import *")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -235,7 +235,7 @@ def _contents(source: str) -> tuple[set[str], set[str], str]:
     for node in _top_level(tree):
         if isinstance(node, ast.FunctionDef):
             is_wsgi = [each.arg for each in node.args.args][1:] == ["start_response"]
-            (names if is_wsgi else functions).add(node.name)  # the host refuses it by its kind
+            (names if is_wsgi else functions).add(node.name)  # the env host refuses WSGI apps
         elif isinstance(node, ast.AsyncFunctionDef):
             names.add(node.name)
         elif isinstance(node, ast.alias):
@@ -271,7 +271,7 @@ def stands_alone(folders: Sequence[Path], module: str) -> bool:
 
 
 def _top_level(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield what is run when a module is imported."""
+    """Yield the nodes that are executed when a module is imported."""
     for node in ast.iter_child_nodes(scope):
         yield node
         if not isinstance(node, _SCOPES):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The author's own set-up, as the project's Dockerfile spells it. It is read, never run.
+"""Reads the author's own set-up from the project's Dockerfile, and never runs it.
 
-    Dockerfile ─▶ RUN ───────────────▶ commands ─▶ `installed`: what pip or uv gets, in order
+    Dockerfile ─▶ RUN ───────────────▶ commands ─▶ `installed`: arguments of pip and uv, in order
                └▶ ENTRYPOINT and CMD ▶ commands ─▶ `started`: the app, or the module that starts it
 
-A command is a list of words. One that runs a shell, or a script of the project, counts as the
-commands in it. A variable has the value that ENV, ARG or an earlier command gave it. Instructions
-of all stages are read, not only those of the last one.
+A command is a list of words. A command that runs a shell, or a script of the project, is replaced
+by the commands in it. A variable has the value that ENV, ARG or an earlier command gave it. The
+instructions of all stages are read, not only those of the last one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SHELLS = ("sh", "bash", "dash", "ash", "zsh")
 _SERVERS = ("uvicorn", "gunicorn", "hypercorn", "granian", "daphne")
 _REFERENCE = re.compile(r"([A-Za-z_][\w./]*?)(?:\.py)?:([A-Za-z_][\w.]*)(\(\))?")
 _REQUIREMENT = re.compile(r"(git\+\S+|[A-Za-z0-9][\w.-]*(\[[\w.,\s-]*\])?\s*($|[@=<>!~;,(].*))")
-_INSTALLERS = ("pip", "setuptools", "uv", "wheel")  # which the image needs, and no project does
+_INSTALLERS = ("pip", "setuptools", "uv", "wheel")  # the image needs them, and no project does
 _PROJECT_WITH_EXTRAS = re.compile(r"[./][^\[\s]*\[([\w.,\s-]+)\]")
 _EXTRA_OPTIONS = ("--extra", "--group", "--all-extras", "--all-groups")
 _ASSIGNED_OPTIONS = tuple(f"{option}=" for option in _EXTRA_OPTIONS)
@@ -42,7 +42,7 @@ _ASSIGNMENT = re.compile(r"(\w+)=(.*)")
 _SHELL_SCRIPT = re.compile(r"#!.*\b(ba|da|a|z)?sh\b")
 _MAX_PATH_CHARACTERS = 255
 _CONTINUED = re.compile(r"\\[ \t]*\n")
-# Options of pip and uv with a value of their own, which is no package.
+# Options of pip and uv that are followed by a value, which is not a package.
 _WITH_VALUE = frozenset(
     {"-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--trusted-host", "--index"}
     | {"-t", "--target", "--prefix", "-p", "--python", "-c", "--constraint", "--timeout"}
@@ -52,16 +52,16 @@ _WITH_VALUE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a command starts."""
+    """The app or module that a command starts."""
 
-    module: str  # the module, dotted
+    module: str  # its dotted name
     attribute: str = ""  # the app in it; empty: the module is run as a program
-    is_factory: bool = False  # whether the attribute is called for the app
-    folder: str = ""  # where the module is found, as the command or WORKDIR names it
+    is_factory: bool = False  # whether the attribute is called to make the app
+    folder: str = ""  # the folder of the module, as the command or WORKDIR names it
     # Further folders that modules are imported from: those of PYTHONPATH, and those whose files are
-    # copied to where the command runs
+    # copied to the folder in which the command runs
     further: tuple[str, ...] = ()
-    is_app_dir: bool = False  # whether the folder is not the one that the command runs in
+    is_app_dir: bool = False  # whether the command runs in another folder
 
 
 def read_dockerfile(folder: Path) -> tuple[str, str]:
@@ -71,7 +71,7 @@ def read_dockerfile(folder: Path) -> tuple[str, str]:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text; none of a file that cannot be read, or is too large to be one."""
+    """Return a file's text; empty: it cannot be read, or is too large."""
     try:
         if path.stat().st_size > MAX_BYTES:
             return ""
@@ -82,17 +82,17 @@ def read_text(path: Path) -> str:
 
 @dataclass(slots=True)
 class Installed:
-    """What the RUN instructions of a Dockerfile install for Python."""
+    """The Python packages that the RUN instructions of a Dockerfile install."""
 
-    # Those of requirements, as the commands name them
+    # Files of requirements, as the commands name them
     files: list[str] = field(default_factory=list)
-    packages: list[str] = field(default_factory=list)  # the packages, as requirements
-    # uv's, that ask for extras and groups of the project itself
+    packages: list[str] = field(default_factory=list)  # as requirements
+    # Options of uv that request extras and groups of the project itself
     options: list[str] = field(default_factory=list)
 
 
 def installed(text: str) -> Installed:
-    """Return what the RUN instructions of a Dockerfile install for Python."""
+    """Return the Python packages that the RUN instructions of a Dockerfile install."""
     found = Installed()
     for name, rest in _instructions(text):
         for words in _commands(_words_of(rest), None) if name == "RUN" else ():
@@ -101,10 +101,10 @@ def installed(text: str) -> Installed:
 
 
 def started(text: str, folder: Path, scripts: Mapping[str, str]) -> Iterator[Started]:
-    """Yield what a Dockerfile starts, the likeliest first.
+    """Yield the apps and modules that a Dockerfile starts, the likeliest first.
 
-    Scripts that it starts are looked for in the project's folder. `scripts` are the commands that
-    the project itself declares: `module:function` by name.
+    Shell scripts are searched in the project's folder. `scripts` are the commands that the project
+    itself declares: `module:function` by name.
     """
     last = dict(_instructions(text))
     variables = dict(_variables(text))
@@ -124,7 +124,7 @@ def started(text: str, folder: Path, scripts: Mapping[str, str]) -> Iterator[Sta
 
 
 def _copied_to(text: str, directory: str) -> Iterator[str]:
-    """Yield the project's folders and files that are copied to a folder of the image itself."""
+    """Yield the project's folders and files that are copied into a directory of the image."""
     for name, rest in _instructions(text):
         words = rest.split() if name in ("COPY", "ADD") and "--from=" not in rest else []
         if words and words[-1].rstrip("/") in (".", directory.rstrip("/")):
@@ -155,7 +155,7 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _exec_form(text: str) -> list[str]:
-    """Return the words of an instruction in its exec form, `["a", "b"]`; none of another form."""
+    """Return the words of an instruction in its exec form, `["a", "b"]`; none: it has not."""
     with suppress(ValueError):
         words = json.loads(text)
         if isinstance(words, list):
@@ -169,7 +169,7 @@ def _words_of(text: str) -> list[str]:
 
 
 def _commands(words: list[str], folder: Path | None, depth: int = 0) -> Iterator[list[str]]:
-    """Yield the commands that one command stands for: itself, those of a shell or a script."""
+    """Yield the commands in a shell's argument or in a script, or else the command itself."""
     if not words:
         return
     text = None
@@ -195,18 +195,18 @@ def _scripts(words: list[str], folder: Path) -> Iterator[str]:
 
 
 def find_file(named: str, folder: Path) -> Path | None:
-    """Return the project's file that a path in the image is."""
+    """Return the project's file for a path in the image."""
     return next((path for path in places(named, folder) if path.is_file()), None)
 
 
 def places(named: str, folder: Path) -> list[Path]:
-    """Return what a path in the image may be in the project: of `/app/x` `app/x`, or else `x`."""
+    """Return the project's paths that may be a path in the image: for `/app/x`, `app/x` and `x`."""
     parts = [part for part in PurePosixPath(named).parts if part not in ("/", ".", "..")]
     return [folder.joinpath(*parts[start:]) for start in range(len(parts))]
 
 
 def _split(text: str) -> Iterator[list[str]]:
-    """Yield the commands of a shell's text."""
+    """Yield the commands in a shell's text."""
     for line in _CONTINUED.sub(" ", text).splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
@@ -226,7 +226,7 @@ def _take_installed(words: list[str], found: Installed) -> None:
     if not (is_sync or is_pip):
         return
     parts = words[words.index("sync" if is_sync else "install") + 1 :]
-    # `--extra=x` as `--extra x`
+    # `--extra=x` becomes `--extra x`.
     rest = iter(
         [
             part

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv.yaml`: read, checked; every mistake is reported with its line and field.
+"""Reads and checks `openenv.yaml`, and reports every mistake with its line and field.
 
-Covers the keys that decide how an environment is launched; all others are kept as they are (they
-are the project's, and go to `/metadata`).
+The module reads the keys that decide how an environment is launched. All others belong to the
+project, are kept as they are, and go to `/metadata`.
 
-    name                    the environment's and, mostly, the package's name; else the folder's
+    name                    the environment's name, and mostly the package's; else the folder's
     app                     `module:attribute` of an upstream project's app, or the module's path
-    class                   `module:Class`: served without upstream's package
+    class                   `module:Class`, which is served without upstream's package
     reset_first             `false`: steps need no reset before them; the env host reads it
     validation.resources    {episode_timeout_s, gpus}
 
 Upstream's server never reads the file, so projects are published with any text in it. A mistake is
-an error only where the file names a `class`, which we alone serve. In other projects it is a
-warning, and the field counts as absent; the whole file does where it is no YAML.
+an error only if the file names a `class`, which no other server serves. In other projects it is a
+warning, and the field counts as absent; a file that is not YAML counts as absent as a whole.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MANIFEST_NAME = "openenv.yaml"
 MAX_BYTES = MB // 8
 MAX_VALUES = 100_000
-MOST = 10**9  # of any resource, in its unit
+MOST = 10**9  # the limit on any resource, in its unit
 T = TypeVar("T")
 
 
@@ -48,18 +48,18 @@ class Manifest:
     env_class: str | None = None
     gpus: int | None = None
     episode_timeout_seconds: float | None = None
-    max_surge: str | None = None  # while replicas are replaced
+    max_surge: str | None = None  # of replacements of replicas
     max_unavailable: str | None = None
-    data: dict[str, Any] = field(default_factory=dict)  # all of it, as it is
-    warnings: tuple[str, ...] = ()  # its mistakes, each with its place
-    fault: ManifestError | None = None  # why nothing of it can be used
+    data: dict[str, Any] = field(default_factory=dict)  # the whole content
+    warnings: tuple[str, ...] = ()  # its mistakes, with line and field
+    fault: ManifestError | None = None  # why no part of it can be used
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder; one without a word, where it cannot be used.
+    """Return the manifest of a folder, which is empty if the file cannot be used.
 
     Raises:
-        ManifestError: it names a class, and a field is wrong.
+        ManifestError: It names a class, and a field is wrong.
     """
     path = folder / MANIFEST_NAME
     try:
@@ -86,10 +86,10 @@ def _read(path: Path) -> str:
 
 
 def parse_manifest(path: Path, text: str) -> Manifest:
-    """The manifest that `text` spells; `path` is for messages.
+    """Return the manifest in a text; `path` is for messages.
 
     Raises:
-        ManifestError: it is no YAML; or it names a class, and a field is wrong.
+        ManifestError: The text is not YAML; or it names a class, and a field is wrong.
     """
     data, lines = _load(path, text)
     fields = _Fields(path, data, lines)
@@ -110,7 +110,7 @@ def parse_manifest(path: Path, text: str) -> Manifest:
 
 
 class _Fields:
-    """Looks fields up by their dotted names, and notes faults with their lines."""
+    """Looks fields up by their dotted names, and records mistakes with their lines."""
 
     def __init__(self, path: Path, data: Mapping[str, Any], lines: Mapping[str, int]) -> None:
         self._path = path
@@ -119,10 +119,10 @@ class _Fields:
         self.warnings: list[str] = []
 
     def read(self, name: str, parse: Callable[[Any], T]) -> T | None:
-        """Return a field as `parse` takes it; None: it is absent, or `parse` raised `ValueError`.
+        """Return a field's parsed value; None: it is absent, or `parse` has raised `ValueError`.
 
         Raises:
-            ManifestError: It is wrong, and the manifest names a class.
+            ManifestError: The field is wrong, and the manifest names a class.
         """
         value: Any = self._data
         at = ""
@@ -163,7 +163,7 @@ def _reference(value: Any) -> str:
 
 
 def _app(value: Any) -> str:
-    """Return `module:attribute`, also where it is written as a path, or within a mapping."""
+    """Return `module:attribute`, even if it is written as a path, or within a mapping."""
     if not isinstance(value, Mapping):
         return app_reference(_text(value)) or _reference(value)
     words = (word for each in value.values() for word in str(each).split())
@@ -181,7 +181,7 @@ def _flag(value: Any) -> bool:
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"must be a number, not {value!r}")
-    if not 0 <= value <= MOST:  # nor is nan
+    if not 0 <= value <= MOST:  # which excludes nan
         is_short = isinstance(value, float) or value.bit_length() < 64
         shown = repr(value) if is_short else "a larger one"
         raise ValueError(f"must be a number from 0 to {MOST:,}, not {shown}")
@@ -196,14 +196,14 @@ def _number_or_percentage(value: Any) -> str:
 
 
 def is_reference(text: str) -> bool:
-    """Return whether it is written `package.module:attribute`."""
+    """Return whether a text has the form `package.module:attribute`."""
     module, colon, attribute = text.partition(":")
     parts = [*module.split("."), *attribute.split(".")]
     return bool(colon) and all(part.isidentifier() for part in parts)
 
 
 def app_reference(text: str) -> str | None:
-    """Return the `module:attribute` that a text names, also by a path; None when it names none.
+    """Return the `module:attribute` that a text names, perhaps by a path; None: it names none.
 
     `server/app.py`, `server/app.py:app` and `server.app` are `server.app:app`.
     """
@@ -218,8 +218,8 @@ def app_reference(text: str) -> str | None:
 
 
 def _load(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """The mapping, and the line (from 1) of every field by its dotted name."""
-    import yaml  # here: the daemon's API never needs it
+    """Return the mapping, and the line (from 1) of every field by its dotted name."""
+    import yaml  # here: the daemon's API does not need it
 
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -240,12 +240,12 @@ def _load(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def _count(node: yaml.Node, counted: dict[int, float]) -> float:
-    """Count the values that a node spells, each alias and merge (`<<`) as what it stands for.
+    """Count the values in a node, with those for which aliases and merges (`<<`) stand.
 
-    A few lines can spell a terabyte, and an alias within its own anchor has no end.
+    A few lines can stand for a terabyte, and an alias within its own anchor has no end.
     """
     if id(node) not in counted:
-        counted[id(node)] = math.inf  # while it is counted: what meets it is within it
+        counted[id(node)] = math.inf  # while it is counted: an alias of it is within it
         parts = node.value if isinstance(node.value, list) else ()
         pairs = (part if isinstance(part, tuple) else (part,) for part in parts)
         counted[id(node)] = 1 + sum(_count(child, counted) for pair in pairs for child in pair)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways to install what a project needs, in order; each where the ones before cannot be used.
+"""Finds the ways to install what a project needs; each is used if those before it cannot be.
 
-    uv.lock ─▶ pyproject.toml ─▶ requirements: those that the Dockerfile installs, else those that
-    lie in the project ─▶ setup.py ─▶ the packages that the Dockerfile installs
+    uv.lock ─▶ pyproject.toml ─▶ requirements: those that the Dockerfile installs, else those in the
+    project's folder ─▶ setup.py ─▶ the packages that the Dockerfile installs
 
-What the Dockerfile installs beside the project is installed beside what its `uv.lock` or
-`pyproject.toml` names: requirements, packages, and extras and groups of the project. Where that
-cannot be done, what `pyproject.toml` names is installed alone.
+Requirements, packages, extras and groups that the Dockerfile installs are added to those that
+`uv.lock` or `pyproject.toml` names. If they cannot be installed together, those that
+`pyproject.toml` names are installed alone.
 
-The author's own set-up reads one of these files, and the others may be months old: above all a lock
-file is made once, and published with every later version. So each is judged by what is in it before
-anything is installed. Functions of the files alone, except for versions that come from git tags.
+The author's own set-up reads one of these files, and the others may be months old: often a lock
+file is made once, and published with every later version. So each file is checked before anything
+is installed. All functions depend on the files alone, except for versions from git tags.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from .dockerfile import find_file, installed, read_dockerfile, read_text
 GIT_SECONDS = 10.0
 _REQUIREMENTS = ("server/requirements.txt", "requirements.txt")
 _BUILDS = ("setup.py", "setup.cfg")
-_BY_SETUP: Mapping[str, Any] = {"build-system": {}}  # what a `pyproject.toml` for them would say
-# Of a file of requirements: a line that names another such file, and one that names a folder here.
+_BY_SETUP: Mapping[str, Any] = {"build-system": {}}  # a `pyproject.toml` that stands for them
+# Lines of a file of requirements that name another such file, or a folder here.
 _NESTED = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[\s=]*(\S+)")
 _FOLDER = re.compile(r"(?m)^\s*(?:(?:-e|--editable)[\s=]+(?!\w+[+:])|\.{1,2}(?:/|\[|\s*$)|file:)")
-# The output of `git describe`: the version in a tag, as setuptools-scm reads it, and the number of
-# commits after the tag; both are missing if there is no tag. Then the commit.
+# The output of `git describe`: the version in a tag, as setuptools-scm reads it, the number of
+# commits after the tag, and the commit; without a tag, only the commit.
 _DESCRIBED = re.compile(
     r"(?:(?:[\w-]+-)?[vV]?(\d+(?:\.\d+){0,2}[^+]*?)(?:\+.*)?-(\d+)-g)?(\w+)(-dirty)?"
 )
-# The module that setuptools-scm, hatch-vcs or PDM writes when it builds.
+# The settings of setuptools-scm, hatch-vcs and PDM that name a module which a build writes.
 _WRITTEN = re.compile(r"""(?:write_to|version[_-]file)["']?\s*[:=]\s*["']?([^"'\n]+\.py)""")
 _VERSION_TEXT = """\
 __version__ = version = {version!r}
@@ -64,50 +64,50 @@ _NAMED = re.compile(r"""(?m)^\s*(name|version)\s*=\s*["']?([\w.+!-]+)""")
 class Way:
     """One way to install what a project needs."""
 
-    name: str  # what it is called in messages
-    file: Path | None  # the file that uv installs from; None: there are packages alone
-    packages: tuple[str, ...] = ()  # what is installed beside, or instead of, what the file names
+    name: str  # its name in messages
+    file: Path | None  # the file from which uv installs; None: there are only packages
+    packages: tuple[str, ...] = ()  # packages beside, or instead of, those in the file
     lock: Path | None = None  # the lock file whose versions are installed
-    # What the file says, where it is the project's `pyproject.toml`
+    # The content of the file, if it is the project's `pyproject.toml`
     packaging: Mapping[str, Any] = field(default_factory=dict)
     beside: tuple[Path, ...] = ()  # further files of requirements
-    options: tuple[str, ...] = ()  # uv's, for extras and groups of the project
-    folder: Path = Path()  # the project's
+    options: tuple[str, ...] = ()  # of uv, for extras and groups of the project
+    folder: Path = Path()  # of the project
 
     @property
     def files(self) -> list[Path]:
-        """All files that say what is installed, also those that another one names."""
+        """Return all files that say what is installed, including those that others name."""
         own = [each for each in (self.lock, self.file, *self.beside) if each is not None]
         return list(dict.fromkeys(found for each in own for found in _with_nested(each)))
 
     @property
     def has_more(self) -> bool:
-        """Return whether more is installed than the project itself says."""
+        """Return whether more packages are installed than the project itself names."""
         return bool(self.packaging and (self.packages or self.beside))
 
     @property
     def requires_python(self) -> str | None:
-        """The versions of Python that the project can run on, as its `pyproject.toml` has them."""
+        """Return the versions of Python that the project supports, by its `pyproject.toml`."""
         wanted = table_in(self.packaging, "project").get("requires-python")
         return str(wanted) if wanted else None
 
     @property
     def is_dynamic(self) -> bool:
-        """Return whether what it needs stands in no file: its build system must be asked."""
+        """Return whether no file lists the needs, so that the build system must be asked."""
         project = table_in(self.packaging, "project")
         is_static = bool(project) and "dependencies" not in project.get("dynamic", ())
         names_folder = (_FOLDER.search(read_text(each)) for each in self.files if _is_list(each))
         return (bool(self.packaging) and not is_static) or any(names_folder)
 
     def fault(self, python: Sequence[int] | None) -> str | None:
-        """Return why its lock file cannot be used on this version of Python; None: it can."""
+        """Return why its lock file cannot be used on a version of Python; None: it can be used."""
         if self.lock is None:
             return None
         return lock_fault(read_text(self.lock), self.packaging, python, self.lock.parent)
 
     @property
     def locked_wheels(self) -> tuple[str, ...] | None:
-        """The packages that its lock file names wheels of; None: there is no lock file."""
+        """Return the packages of which its lock file has wheels; None: there is no lock file."""
         if self.lock is None:
             return None
         packages = parse_toml(read_text(self.lock)).get("package", [])
@@ -115,7 +115,7 @@ class Way:
 
 
 def ways_of(folder: Path) -> list[Way]:
-    """Return the ways, the best first; none for a project that says nothing of what it needs."""
+    """Return the ways for a project, the best first; none: it does not say what it needs."""
     packaging = read_toml(folder / "pyproject.toml")
     by_project = Way(
         "pyproject.toml", folder / "pyproject.toml", packaging=packaging, folder=folder
@@ -158,7 +158,7 @@ def _is_list(path: Path) -> bool:
 
 
 def _with_nested(path: Path, depth: int = 0) -> Iterator[Path]:
-    """Yield a file, and those that it names as further lists of requirements."""
+    """Yield a file, and the further files of requirements that it names."""
     yield path
     for line in _NESTED.finditer(read_text(path) if _is_list(path) and depth < 5 else ""):
         if (nested := Path(os.path.normpath(path.parent / line[1]))).is_file():
@@ -166,7 +166,7 @@ def _with_nested(path: Path, depth: int = 0) -> Iterator[Path]:
 
 
 def _declared(options: Sequence[str], way: Way) -> Iterator[str]:
-    """Yield uv's options for those extras and groups of a Dockerfile's that the project has."""
+    """Yield uv's options for extras and groups in a Dockerfile, if the project has these."""
     extras = table_in(way.packaging, "project", "optional-dependencies")
     groups = table_in(way.packaging, "dependency-groups")
     for option in options:
@@ -190,7 +190,7 @@ def lock_fault(
 ) -> str | None:
     """Return why the versions of a lock file cannot be installed for a project; None: they can.
 
-    `packaging` is what its `pyproject.toml` says; `python` is unknown where it is None.
+    `packaging` is the content of its `pyproject.toml`; a `python` of None is not known.
     """
     try:
         lock = parse_toml(text)
@@ -221,7 +221,7 @@ def lock_fault(
 
 
 def allows_python(wanted: str, python: Sequence[int]) -> bool:
-    """Return whether a `requires-python` allows a version; what is not understood allows it."""
+    """Return whether a `requires-python` allows a version, or is invalid."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet  # 2 MB, for lock files alone
 
     try:
@@ -231,16 +231,16 @@ def allows_python(wanted: str, python: Sequence[int]) -> bool:
 
 
 def normalized(requirement: str) -> str:
-    """Return the normalized name of the package that a requirement names, or an empty text."""
+    """Return the normalized name of a requirement's package, or an empty text."""
     found = re.match(r"\s*([A-Za-z0-9][\w.-]*)", requirement)
     return "" if found is None else re.sub(r"[-_.]+", "-", found[1]).lower()
 
 
 def metadata_of(folder: Path) -> dict[str, str]:
-    """Return the files by which `importlib.metadata` finds a project, by their paths; maybe none.
+    """Return the files by which `importlib.metadata` finds a project, by their paths; or none.
 
-    The project is served from its folder, and is not installed. Its version and its entry points
-    are known all the same, as they are where its author has installed it.
+    The project is served from its folder, and is not installed. With these files, its version and
+    its entry points are known as in an installation.
     """
     packaging = read_toml(folder / "pyproject.toml")
     project = table_in(packaging, "project") or table_in(packaging, "tool", "poetry")
@@ -269,9 +269,9 @@ def metadata_of(folder: Path) -> dict[str, str]:
 
 
 def _version_module(packaging: dict[str, Any], folder: Path, version: str) -> dict[str, str]:
-    """Return the module that a build would write the version to, and what finds it when imported.
+    """Return the module into which a build would write the version, and its import finder.
 
-    Nothing is written to the project's folder: a missing `my_env/_version.py` is loaded from here.
+    The project's folder is not changed: an import of `my_env/_version.py` loads the module here.
     """
     texts = (read_text(folder / name) for name in ("pyproject.toml", *_BUILDS))
     named = [name for text in texts for name in _WRITTEN.findall(text)]
@@ -287,7 +287,7 @@ def _version_module(packaging: dict[str, Any], folder: Path, version: str) -> di
 
 
 def _version_in_git(packaging: dict[str, Any], folder: Path) -> str:
-    """Return the version that setuptools-scm or hatch-vcs makes of git's tags by default, or ""."""
+    """Return the version that setuptools-scm or hatch-vcs makes of git's tags; "": it has none."""
     build = table_in(packaging, "build-system").get("requires")
     pdm = table_in(packaging, "tool", "pdm", "version")
     has_scm = not {"setuptools-scm", "hatch-vcs"}.isdisjoint(map(normalized, build or ()))
@@ -314,13 +314,13 @@ def _version_in_git(packaging: dict[str, Any], folder: Path) -> str:
 
 
 def _git(folder: Path, *words: str) -> str:
-    """Return what git prints about a folder, without its file system monitor; "" on failure."""
+    """Return git's output about a folder, without its file system monitor; "" on failure."""
     command = ("git", "-C", str(folder), "-c", "core.fsmonitor=false", *words)
     return printed_by(command, GIT_SECONDS).strip()
 
 
 def _version_in_a_file(packaging: dict[str, Any], folder: Path) -> str:
-    """Return the version that the build reads from a file of the project; else 0."""
+    """Return the version that a build reads from a file of the project, or "0"."""
     dynamic = table_in(packaging, "tool", "setuptools", "dynamic", "version")
     module, _, name = str(dynamic.get("attr", "")).rpartition(".")
     if str(table_in(packaging, "build-system").get("build-backend")).startswith("flit"):
@@ -341,14 +341,14 @@ def _version_in_a_file(packaging: dict[str, Any], folder: Path) -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return what a text in TOML says; raises `ValueError`: it is none."""
-    import tomllib  # 2 MB that only projects need
+    """Return the content of a TOML text; raises `ValueError`."""
+    import tomllib  # 2 MB, for projects alone
 
     return tomllib.loads(text)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return what a file in TOML says; nothing when it cannot be read: uv says why, with care."""
+    """Return the content of a TOML file; empty if it cannot be read, since uv reports why."""
     try:
         return parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -356,7 +356,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def table_in(packaging: Any, *names: str) -> dict[str, Any]:
-    """Return a table by the names on the way to it; nothing where there is none."""
+    """Return a nested table by the names that lead to it; empty if there is none."""
     for name in names:
         packaging = packaging.get(name) if isinstance(packaging, dict) else None
     return packaging if isinstance(packaging, dict) else {}

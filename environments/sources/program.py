@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of a replica: which Python, which folder, and what the env host serves.
+"""The program of a replica: its Python, its folder, and the configuration of the env host.
 
-Decided once per launch, the same for all replicas; `engines/` turn it into processes.
+It is decided once for each launch, and is the same for all replicas; `engines/` start it.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from .needs import read_toml, table_in
 from .resolve import Bundled, ClassSource, Image, Project, ResolvedSource
 
 HOST_PROGRAM = Path(__file__).resolve().parents[2] / "env_host" / "__main__.py"
-# The same program for a fork without exec, with its modules imported: a host in our own Python.
+# The same program for a fork of our Python, without exec: its modules are imported already.
 HOST_ENTRY = "openenvd.env_host.main:main"
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The way in which one environment is served."""
+    """The program that serves one environment."""
 
     python: Path
-    folder: Path  # where it runs
+    folder: Path  # the folder in which it runs
     config: HostConfig
-    # Import names that stand for a folder of another name: upstream's template maps the package
-    # `my_env` to the project's own folder. A link per name is put in front of `sys.path`.
+    # Import names of folders that have other names: upstream's template maps the package `my_env`
+    # to the project's own folder. A folder with a link for each name comes first in `sys.path`.
     links: dict[str, Path] = field(default_factory=dict)
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The command line. `-P`: only the configuration puts the working folder on `sys.path`."""
+        """Return the command line; by `-P`, the working folder is not added to `sys.path`."""
         return (str(self.python), "-P", str(HOST_PROGRAM))
 
     @property
     def entry(self) -> str | None:
-        """Return what to call in a process that was forked; None when another Python must run."""
+        """Return the function for a forked process; None: another Python must be started."""
         return HOST_ENTRY if str(self.python) == sys.executable else None
 
     def to_json(self) -> Json:
@@ -55,7 +55,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class ContainerImage:
-    """An image that replicas run: the reference that never changes, and the name it was given."""
+    """An image that replicas run: its permanent reference, and its name."""
 
     reference: str
     name: str
@@ -69,7 +69,7 @@ Prepared = Program | ContainerImage
 
 
 def prepared_from_json(data: Json) -> Prepared:
-    """Read what `to_json` of a program or of an image wrote."""
+    """Read a program or an image that `to_json` wrote."""
     if "reference" in data:
         return ContainerImage(**data)
     links = {name: Path(folder) for name, folder in data["links"].items()}
@@ -78,11 +78,11 @@ def prepared_from_json(data: Json) -> Prepared:
 
 
 def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | None) -> Program:
-    """Return what to run; `python` is the project's own, None for ours.
+    """Return the program for a source; `python` is the project's own, None: ours.
 
     Raises:
-        InvalidSpec: `serve_as_is` for something that has no app.
-        UnknownSource: It is an image.
+        InvalidSpec: The specification says `serve_as_is`, and the source has no app.
+        UnknownSource: The source is an image.
     """
     own = python or Path(sys.executable)
     links: dict[str, Path] = {}
@@ -106,10 +106,10 @@ def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | Non
 
 
 def package_of(project: Project) -> str | None:
-    """The import name of an upstream project, from what its packaging says.
+    """Return the import name of an upstream project, by its packaging.
 
-    Upstream's template says it twice: as the package that is mapped to the folder itself, and in
-    the `server` script. Older projects say it only by their name, or by their folder's.
+    Upstream's template has it twice: in the package that is mapped to the folder itself, and in the
+    `server` script. Older projects have it only as their name, or their folder's.
     """
     packaging = read_toml(project.folder / "pyproject.toml")
     mapped = table_in(packaging, "tool", "setuptools", "package-dir")
@@ -127,7 +127,7 @@ def package_of(project: Project) -> str | None:
 
 
 def app_candidates(package: str | None, app: str) -> tuple[str, ...]:
-    """List how an app may be imported: in its package, then by its own name.
+    """Return the references by which an app may be imported: in its package, then by its own name.
 
     Some projects can be imported only as part of their package, others only as top-level modules.
     """
@@ -164,7 +164,7 @@ def _project_config(project: Project, python: Path) -> tuple[HostConfig, dict[st
 
 
 def _plain(value: Any) -> Any:
-    """YAML's values as JSON's: dates become text, as do numbers that JSON does not have."""
+    """Return a value of YAML as one of JSON; dates, and numbers that JSON lacks, become text."""
     if isinstance(value, dict):
         return {str(_plain(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolves a source, as the user wrote it, to the environment it names.
+"""Resolves a source, as the user wrote it, to the environment that it names.
 
-    echo               a bundled name (wins over a folder of that name: write ./echo for that)
+    echo               a bundled name (it wins over a folder of that name, which is ./echo)
     my_env, ./my_env   a folder with `openenv.yaml`, or with an app
-    module:Class       a class, found from the folder the user is in
+    module:Class       a class, found from the folder in which the user is
     docker://IMAGE     a container image, which an engine runs
 
-Nothing is imported and nothing is started here. How it becomes a process: `program.py`.
+Nothing is imported or started here; `program.py` makes a program of a source.
 
-Names of images, too: which are possible, and the tags of those that are built here.
+The module also checks names of images, and makes tags for images that are built here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .manifest import MANIFEST_NAME, Manifest, is_reference, read_manifest
 from .needs import Way, read_toml, table_in, ways_of
 
 SCHEME = "docker://"
-REPOSITORY = "openenvd"  # of what is built here: openenvd/my-env:4f1d…
+REPOSITORY = "openenvd"  # of images that are built here: openenvd/my-env:4f1d…
 _DIGEST_LENGTH = 12
 # distribution/reference: a registry with its port, a path, and a tag or a digest.
 _PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
@@ -46,7 +46,7 @@ def image_of(source: str) -> str | None:
     """Return the image that a source names; None when it names none.
 
     Raises:
-        UnknownSource: What follows `docker://` cannot be the name of an image.
+        UnknownSource: The text after `docker://` cannot be the name of an image.
     """
     if not source.startswith(SCHEME):
         return None
@@ -54,7 +54,7 @@ def image_of(source: str) -> str | None:
 
 
 def check_reference(image: str) -> str:
-    """Return the name of an image, when it can be one; raises `UnknownSource`: it cannot."""
+    """Return the name of an image if it is a possible one; raises `UnknownSource` otherwise."""
     if _REFERENCE.fullmatch(image) is None:
         raise UnknownSource(
             f"{image!r} cannot be the name of an image",
@@ -64,10 +64,10 @@ def check_reference(image: str) -> str:
 
 
 def digest_in_repository(image: str, digests: Iterable[str]) -> str | None:
-    """Return the digest that an image has in the repository that its name is of; None: none.
+    """Return the digest of an image in the repository of its name; None: it has none there.
 
-    `digests` are its names in all repositories that it was pulled from or pushed to:
-    `NAME@sha256:…`
+    `digests` are its names (`NAME@sha256:…`) in all repositories from which it was pulled, or to
+    which it was pushed.
     """
     if "@" in image:
         return image
@@ -76,7 +76,7 @@ def digest_in_repository(image: str, digests: Iterable[str]) -> str | None:
 
 
 def _repository_of(image: str) -> tuple[str, str]:
-    """Return registry and path of an image's name, as Docker completes them."""
+    """Return the registry and the path of an image's name, as Docker completes them."""
     from docker.auth import INDEX_NAME, resolve_repository_name  # the reference for names
     from docker.utils import parse_repository_tag
 
@@ -86,13 +86,13 @@ def _repository_of(image: str) -> tuple[str, str]:
 
 
 def tag_of(name: str, digest: str) -> str:
-    """Return the name of an image that is built here: of the same files, the same."""
+    """Return the name of an image that is built here; the same files have the same digest."""
     word = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "env"
     return f"{REPOSITORY}/{word}:{digest[:_DIGEST_LENGTH]}"
 
 
 BUNDLED_FOLDER = Path(__file__).resolve().parents[2] / "env_host" / "bundled"
-# Of a project's folder, what is none of its files.
+# Folders in a project's folder that are not part of the project.
 COPY_IGNORED = shutil.ignore_patterns(".git", ".venv", "venv", "__pycache__", "node_modules")
 _KINDS_TO_COME = ("http://", "https://", "hf://", "git+")
 
@@ -115,12 +115,12 @@ class Project:
 
     @property
     def ways(self) -> list[Way]:
-        """The ways to install what it needs; none when it needs nothing but openenvd."""
+        """Return the ways to install its needs; none: it needs only openenvd."""
         return ways_of(self.folder)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what a user should know of how it was read."""
+        """Return sentences for the user about how it was read."""
         chosen = () if self.app.note is None else (f"note: {self.app.note}",)
         return (*(f"warning: {each}" for each in self.manifest.warnings), *chosen)
 
@@ -134,7 +134,7 @@ class ClassSource:
 
     @property
     def module(self) -> str:
-        """The first part of the module's dotted name."""
+        """Return the first part of the module's dotted name."""
         return self.reference.partition(":")[0].partition(".")[0]
 
 
@@ -149,7 +149,7 @@ ResolvedSource = Bundled | Project | ClassSource | Image
 
 
 def describe(source: ResolvedSource) -> str:
-    """Return the sentence about a source in the launch's log."""
+    """Return a sentence about a source for the launch's log."""
     match source:
         case Bundled(name=name):
             return f"{name} comes with openenvd"
@@ -162,18 +162,18 @@ def describe(source: ResolvedSource) -> str:
 
 
 def bundled() -> dict[str, Path]:
-    """Find the environments that come with openenvd: folder by name, for each with a manifest."""
+    """Return the folders of the environments that come with openenvd, by their names."""
     return {
         path.parent.name: path.parent for path in sorted(BUNDLED_FOLDER.glob(f"*/{MANIFEST_NAME}"))
     }
 
 
 def resolve(source: str, cwd: Path) -> ResolvedSource:
-    """Return what `source` names, for a user who is in the folder `cwd`.
+    """Return the environment that a source names, for a user who is in the folder `cwd`.
 
     Raises:
-        UnknownSource: nothing does; says what is near, and what can be launched.
-        ManifestError: the folder's `openenv.yaml` is wrong.
+        UnknownSource: It names none; the hint has near names, and what can be launched.
+        ManifestError: The folder's `openenv.yaml` is wrong.
     """
     if source.startswith(_KINDS_TO_COME):
         message = f"{source} cannot be launched: addresses are not supported yet"
@@ -189,20 +189,20 @@ def resolve(source: str, cwd: Path) -> ResolvedSource:
         if is_reference(source):
             return ClassSource(source, cwd)
         raise _unknown(source, folder)
-    except (OSError, RuntimeError) as exc:  # too long, unreadable, or `~` of an unknown user
+    except (OSError, RuntimeError) as exc:  # it is too long, unreadable, or an unknown user's `~`
         why = getattr(exc, "strerror", None) or exc
         message = f"{source!r} cannot be looked for: {why}"
         raise UnknownSource(message, f"launch {_what_can_be_launched()}") from exc
 
 
 def check_source(payload: Mapping[str, Any]) -> None:
-    """Refuse a request whose source names nothing that can be launched; a manifest is not read.
+    """Refuse a request whose source cannot be launched, without reading a manifest.
 
     Raises:
         UnknownSource
     """
     source, cwd = payload["source"], Path(payload.get("cwd") or Path.cwd())
-    # Then a class may be of further packages, or of another folder.
+    # If so, a class may be in a further package, or in another folder.
     has_more = bool(payload.get("with_packages")) or "PYTHONPATH" in payload.get("env", {})
     with suppress(OSError, RuntimeError):  # `resolve` says why
         if (cwd / Path(source).expanduser() / MANIFEST_NAME).is_file():
@@ -212,15 +212,15 @@ def check_source(payload: Mapping[str, Any]) -> None:
     found = resolve(source, cwd)
     if not isinstance(found, ClassSource) or has_more:
         return
-    importlib.invalidate_caches()  # of folders that have changed since
-    name = found.module  # which is not imported
+    importlib.invalidate_caches()  # folders may have changed
+    name = found.module  # it is not imported
     is_beside = PathFinder.find_spec(name, [str(found.folder)]) is not None
     if not is_beside and name not in sys.modules and find_spec(name) is None:
         raise without_module(found)
 
 
 def without_module(source: ClassSource) -> UnknownSource:
-    """Return the error about a class whose module is not there."""
+    """Return the error about a class whose module is missing."""
     return UnknownSource(
         f"{source.reference}: there is no module {source.module} in {source.folder}",
         "go to the folder that has it, or make a project: openenv init NAME",

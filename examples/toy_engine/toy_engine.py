@@ -85,8 +85,8 @@ class ToyEngine:
         assert found is not None
         sockets = open_listening_sockets(plan.host, plan.port)
         fds = [each.fileno() for each in sockets]
-        options = host_options.server_options(plan.to_json(), plan.host, folder, owns_cgroup=False)
-        env = {**plan.env, **options, LISTEN_FD_VARIABLE: descriptors_text(fds)}
+        ours = host_options.server_variables(plan.to_json(), plan.host, folder, owns_cgroup=False)
+        env = {**plan.env, **ours, LISTEN_FD_VARIABLE: descriptors_text(fds)}
         argv = ["/bin/sh", "-c", RUN, "sh", str(folder), plan.folder, *plan.command]
         subprocess.Popen(argv, env=env, pass_fds=fds, start_new_session=True)
         for each in sockets:

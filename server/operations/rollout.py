@@ -25,7 +25,6 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from ...environments import run_files
 from ...environments.access import find_replica
-from ...environments.engines.providers import server_options
 from ...environments.engines.started_replicas import is_ready
 from ...environments.shim.client import read_status_file
 from ...schema.errors import NotAnswering
@@ -173,7 +172,7 @@ class FollowedEnvironment:
         self.name = name
         self._launch = found.request_id
         self.base_url = with_token(found.address, found.token)
-        headers = server_options(found.data)["headers"]
+        headers = run_files.server_options(found.data)["headers"]
         self.server: tuple[str | None, str | None] = (
             headers[ENVIRONMENT_HEADER],
             headers[GENERATION_HEADER],

@@ -164,7 +164,7 @@ def test_a_preempted_job_is_told_and_waits_for_its_place(
     launched(machine, "echo", "--provider", "slurm", *here)
     place = (f"--nodelist={cluster.nodes[0]}", "--mem=3000M", "--output=/dev/null")
     other = cluster.run("sbatch", "--parsable", "-p", "first", *place, "--wrap=sleep 600")
-    eventually(lambda: "another job was to have its place" in _message(machine), within=60)
+    eventually(lambda: "another job took its place" in _message(machine), within=60)
     eventually(lambda: "Slurm: PENDING" in _message(machine), within=60)
     cluster.run("scancel", other)
     eventually(lambda: machine.replica()["state"] == "READY", within=60)

@@ -584,7 +584,7 @@ def test_an_instance_that_was_removed_while_no_agent_ran_is_lost(world: World) -
     world.engine.remove(instance)
     status = wait_for(run_file, lambda status: status["state"] == "exited")
     assert status["exit"]["kind"] == "lost"
-    assert f"processes has {instance.id[:40]} no more" in status["exit"]["evidence"]
+    assert f"processes does not have {instance.id[:40]} any more" in status["exit"]["evidence"]
 
 
 def test_a_stop_goes_on_when_the_agent_is_killed_while_it_stops(world: World) -> None:
@@ -758,7 +758,7 @@ def test_what_is_written_down_is_not_stopped_as_a_stray(world: World) -> None:
     world.ready()
     instance = world.instance
     with pytest.raises(EngineFailed, match="no stray"):
-        ask_agent(world.layout, AT, "stop", instance=instance.id)
+        ask_agent(world.layout, AT, "stop", instance=instance.id, grace_seconds=1.0)
     assert world.engine.list() == [instance]
 
 

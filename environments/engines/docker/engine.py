@@ -4,13 +4,13 @@
     find, start, stop, …   requests to the engine's API, each answered in milliseconds
     changes                its stream of events about containers with our labels
     logs                   its stream of one container's output, with times; a cursor is the time
-                           of the last piece, and how many pieces had it
+                           of the last piece, and how many pieces had that time
 
-Where the engine is found: `options.py`, whose variables the agent has.
+`options.py` finds the engine, by variables that the agent has.
 
-What an image has of its own, which is not changed: its entry point, its user, its STOPSIGNAL. Its
-first process is below Docker's init, which passes signals on and reaps: upstream's images start
-their server from a shell, which as a container's first process would ignore SIGTERM.
+An image keeps its own entry point, user and STOPSIGNAL. Its process runs below Docker's init, which
+passes signals on and reaps: upstream's images start their server from a shell, which as a
+container's first process would ignore SIGTERM.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import docker
 import requests.exceptions
@@ -46,13 +46,12 @@ if TYPE_CHECKING:
 
 
 REQUEST_SECONDS = 60
-CONNECTIONS = 256  # kept: a stream of logs for each replica, and some for requests
-LOG_FILES, LOG_FILE_SIZE = "2", "16m"  # what the engine keeps of a container's output
-OOM_SCORE_ADJ = 300  # as local replicas have it
-LATE_SECONDS = 0.3  # after an exit, by which Docker has reported what preceded it
+CONNECTIONS = 256  # in the pool: a stream of logs for each replica, and some for requests
+LOG_FILES, LOG_FILE_SIZE = "2", "16m"  # the engine's limits on a container's output
+OOM_SCORE_ADJ = 300  # the same as for local replicas
+LATE_SECONDS = 0.3  # after an exit, until Docker has reported the events that preceded it
 _NEVER = "0001-01-01"  # Go's zero time
-_EXIT_KILLED, _EXIT_TERMINATED = 128 + signals.SIGKILL, 128 + signals.SIGTERM
-_TELL = frozenset({signals.SIGUSR1, signals.SIGUSR2})  # by which we ask a server to drain
+_DRAIN_SIGNALS = frozenset({signals.SIGUSR1, signals.SIGUSR2})  # our own, which end no server
 _STATES = {
     "created": base.InstanceState.STARTING,
     "running": base.InstanceState.RUNNING,
@@ -67,8 +66,6 @@ _NO_LIVE_RESTORE = (
 
 class DockerEngine:
     """Runs replicas as containers."""
-
-    _what: ClassVar[str] = "container"  # that an instance is
 
     def check(self) -> base.Check:
         with explained():
@@ -143,7 +140,7 @@ class DockerEngine:
 
     @functools.cached_property
     def _has_bridges(self) -> bool:
-        """Return whether its bridges are in reach: an engine without root's rights hides them."""
+        """Return whether this machine reaches its bridges, which a rootless engine hides."""
         security = self._api.info().get("SecurityOptions") or ()
         return not any("rootless" in each for each in security)
 
@@ -180,26 +177,27 @@ class DockerEngine:
         except APIError as exc:
             if exc.status_code != HTTPStatus.CONFLICT:
                 raise  # CONFLICT: another thread or agent was faster
-        if (created := self.find(plan)) is None:
-            text = f"the {self._what} {plan.name} was removed while it was started"
-            raise base.EngineRefused(text)
-        return created
+        return base.require(self.find(plan), plan)
 
     def _create(self, plan: base.ReplicaPlan) -> None:
         image = self._image_of(plan)
-        if not has_env_host(image):
-            _check_foreign(plan)
+        has_token = host_options.host_options(plan.env).get("token") is not None
+        if has_token and not has_env_host(image):
+            raise base.EngineRefused(
+                f"the server in {plan.image} is its own, and would not ask for the token",
+                "leave out --token and --host; or build an image with ours: openenv image build",
+            )
         config = _configuration(plan, port_inside(plan, image))
         self._api.create_container_from_config(config, plan.name)
 
     def _image_of(self, plan: base.ReplicaPlan) -> Json:
-        """Return the configuration that an image has."""
+        """Return the configuration of a plan's image; raises `EngineRefused`: it is not here."""
         try:
             image = self._api.inspect_image(plan.image)
         except docker.errors.ImageNotFound as exc:
             named = plan.image_name or plan.image
             hint = f"docker pull {named}"
-            if named != plan.image:  # which may be another one by now
+            if named != plan.image:  # the name may be another image's by now
                 named, hint = f"{named} as it was launched ({plan.image})", "launch it again"
             raise base.EngineRefused(f"Docker has no image {named}", hint) from exc
         return dict(image["Config"])
@@ -218,7 +216,7 @@ def _state_of(status: str) -> base.InstanceState:
 
 
 def has_env_host(image: Json) -> bool:
-    """Return whether an image has our env host, by its configuration; a container's has it, too."""
+    """Return whether an image has our env host, by the configuration of it or of its container."""
     return base.ENV_HOST_LABEL in (image.get("Labels") or {})
 
 
@@ -255,7 +253,7 @@ def _device_requests(plan: base.ReplicaPlan) -> list[Json]:
     if not plan.gpus:
         return []
     request: Json = {"Driver": "", "Capabilities": [["gpu"]], "Count": plan.gpus}
-    if found := host_options.find_gpus(os.environ):  # the engine's own choice is always the first
+    if found := host_options.find_gpus(os.environ):  # the engine would always choose the first
         try:
             devices = host_options.share(found, plan.gpus, plan.ordinal)
         except InvalidSpec as exc:
@@ -265,24 +263,15 @@ def _device_requests(plan: base.ReplicaPlan) -> list[Json]:
 
 
 def port_inside(plan: base.ReplicaPlan, config: Json) -> int:
-    """Return the one port that an image exposes, unless the usual one is among them."""
+    """Return the port that the server listens on: the only one that its image exposes, if any."""
     exposed = [name.partition("/") for name in config.get("ExposedPorts") or {}]
     ports = [int(port) for port, _, protocol in exposed if protocol in ("tcp", "")]
     usual = plan.container_port
     return ports[0] if usual == CONTAINER_PORT and len(ports) == 1 else usual
 
 
-def _check_foreign(plan: base.ReplicaPlan) -> None:
-    """Refuse what a server that is not ours would leave out in silence."""
-    if host_options.host_options(plan.env).get("token") is not None:
-        raise base.EngineRefused(
-            f"the server in {plan.image} is its own, and would not ask for the token",
-            "leave out --token and --host; or build an image with ours: openenv image build",
-        )
-
-
 def since(cursor: str | None) -> Json:
-    """Return the option of a request for output that leaves most of what is before a cursor out."""
+    """Return the option of a request for output that skips most of the pieces before a cursor."""
     found = since_of(cursor)
     return {} if found is None else {"since": max(1, int(found.timestamp()))}
 
@@ -298,7 +287,7 @@ def _notes(info: Json) -> Iterator[str]:
 
 @contextlib.contextmanager
 def gone_is_fine() -> Iterator[None]:
-    """Ignore that a container is not there, does not run, or is being removed."""
+    """Suppress the error that a container is missing, does not run, or is being removed."""
     try:
         yield
     except APIError as exc:
@@ -308,11 +297,11 @@ def gone_is_fine() -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Raise what the library raises as what it means, with the command that fixes it.
+    """Raise the library's errors as ours, with the command that fixes the problem.
 
     Raises:
         EngineGone: There is no answer.
-        EngineRefused: The answer is no.
+        EngineRefused: Docker refuses.
     """
     try:
         yield
@@ -339,24 +328,20 @@ def _gone(exc: BaseException) -> base.EngineGone:
             f"this user may not use Docker at {where}", hint_on("permission denied")
         )
     if "FileNotFoundError" in text or "ConnectionRefused" in text or "No such file" in text:
-        hint = INSTALL if _is_not_installed() else hint_on("cannot connect")
+        is_installed = shutil.which("docker") or shutil.which("dockerd")
+        hint = hint_on("cannot connect") if is_installed else INSTALL
         return base.EngineGone(f"Docker is not running: nothing answers at {where}", hint)
     return base.EngineGone(f"Docker does not answer at {where}: {text}", hint_on("cannot connect"))
 
 
-@functools.cache
-def _is_not_installed() -> bool:
-    return shutil.which("docker") is None and shutil.which("dockerd") is None
-
-
-def own_address(container: Json, proc: Path = Path("/proc")) -> str | None:
-    """Return `http://host:port` of an inspected container that runs; None: it is not reached so."""
+def own_address(container: Json) -> str | None:
+    """Return a running container's `http://host:port` on a bridge; None: that is not in reach."""
     settings = container["NetworkSettings"]
     published = [name for name, at in (settings.get("Ports") or {}).items() if at]
     if len(published) != 1:
         return None
     try:
-        of_process = (proc / str(container["State"]["Pid"]) / "cgroup").read_text()
+        of_process = Path("/proc", str(container["State"]["Pid"]), "cgroup").read_text()
     except OSError:
         return None
     if container["Id"] not in of_process:  # it runs on another machine
@@ -369,7 +354,7 @@ def own_address(container: Json, proc: Path = Path("/proc")) -> str | None:
 
 
 def _is_of_this_machine(address: str | None) -> bool:
-    """Return whether an address can be bound, which takes no privilege."""
+    """Return whether an address can be bound, which takes no privilege, and is this machine's."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
             found.bind((address or "", 0))
@@ -391,7 +376,7 @@ def events_of(api: Any, found: Json) -> list[Json]:
 
 
 def exit_of(found: Json, events: Iterable[Json] = ()) -> base.ExitFacts:
-    """Return how a container ended, from what the engine says of it."""
+    """Return how an inspected container ended, given the events about it."""
     state = found["State"]
     if state["StartedAt"].startswith(_NEVER):
         return base.ExitFacts(error=state.get("Error") or "it never ran")
@@ -401,16 +386,15 @@ def exit_of(found: Json, events: Iterable[Json] = ()) -> base.ExitFacts:
     for event in events:
         if event["Action"] == "oom":
             oom_at = event["timeNano"] / 1e9
-        elif (number := int(event["Actor"]["Attributes"].get("signal", 0))) not in _TELL:
+        elif (number := int(event["Actor"]["Attributes"].get("signal", 0))) not in _DRAIN_SIGNALS:
             sent = number
-    if sent == signals.SIGKILL and code == _EXIT_KILLED:
+    if sent == signals.SIGKILL and code == base.EXIT_KILLED:
         text = "sent through Docker: docker kill, or docker stop after its time-out"
         return base.ExitFacts(exit_code=code, seconds=seconds, evidence=text)
     if sent and code in (0, 128 + sent):
         text = f"{signal_name(sent)} was sent through Docker (docker kill, docker stop)"
         return base.ExitFacts(ended_by=text, seconds=seconds)
-    # A process of it was killed for memory. A container that ends well later was not.
-    is_oom = state["OOMKilled"] and code not in (0, _EXIT_TERMINATED)
+    is_oom = state["OOMKilled"] and code not in base.FINE_EXITS
     return base.ExitFacts(
         exit_code=code,
         is_oom=is_oom,
@@ -421,5 +405,5 @@ def exit_of(found: Json, events: Iterable[Json] = ()) -> base.ExitFacts:
 
 
 def _seconds(moment: str) -> float:
-    """Return a time of Docker's in seconds since the epoch."""
+    """Return Docker's spelling of a time in seconds since the epoch."""
     return datetime.fromisoformat(moment).timestamp()

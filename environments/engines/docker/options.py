@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docker's own options of a replica: `--engine-option NAME=VALUE`, named as by `docker run`.
+"""Docker's own options of a replica, its address, and the remedies for its errors.
 
-Those that openenvd decides itself (ports, labels, restarts, memory, CPUs, GPUs, variables) are not
-among them. Where Docker is, as the `docker` command finds it, and the remedies for its errors.
-Without Docker's library.
+Options (`--engine-option NAME=VALUE`) have the names of those of `docker run`. Those that openenvd
+decides itself (ports, labels, restarts, memory, CPUs, GPUs, variables) are not among them.
+
+Docker is found as the `docker` command finds it, without its library. The first of these that is
+set counts:
 
     DOCKER_HOST ▶ DOCKER_CONTEXT ▶ the current context of ~/.docker/config.json ▶ its usual socket
 
-The first of them that is set counts. A context is read from the files that `docker context create`
-writes: `contexts/meta/<sha256 of its name>/meta.json`, and its certificates in `contexts/tls`.
+A context is read from the files that `docker context create` writes:
+`contexts/meta/<sha256 of its name>/meta.json`, and its certificates in `contexts/tls`.
 """
 
 from __future__ import annotations
@@ -43,10 +45,10 @@ _NO_PORTS = ("host", "none", "container")  # networks on which no port is publis
 
 
 def host_config(options: Mapping[str, str], *, sandbox: bool) -> tuple[Json, Json]:
-    """Return what the options add to a container's `HostConfig`, and to its own configuration.
+    """Return the options as parts of a container's `HostConfig`, and of its own configuration.
 
     Raises:
-        EngineRefused: An option is not known, or its value is not one.
+        EngineRefused: An option is not known, its value is invalid, or it would undo the sandbox.
     """
     host: Json = dict(SANDBOX) if sandbox else {}
     own: Json = {}
@@ -59,7 +61,7 @@ def host_config(options: Mapping[str, str], *, sandbox: bool) -> tuple[Json, Jso
             )
         key = _OPTIONS[name][0]
         config = own if key in _OWN else host
-        match value:  # the sandbox has some, too
+        match value:  # it is added to the sandbox's
             case list():
                 config[key] = [*config.get(key, ()), *value]
             case dict():
@@ -80,7 +82,7 @@ def _mapping(text: str) -> dict[str, str]:
 
 
 def _tmpfs(text: str) -> dict[str, str]:
-    """Read `/path[:options]`; its options have commas themselves."""
+    """Read `/path[:options]`; the options are separated by commas."""
     path, _, options = text.partition(":")
     if not path.startswith("/"):
         raise ValueError("write /path or /path:size=64m")
@@ -94,7 +96,7 @@ def _switch(text: str) -> bool:
 
 
 def size(text: str) -> int:
-    """Read `64m`, in bytes; raises `ValueError` for what is no size."""
+    """Read a size such as `64m`, in bytes; raises `ValueError`."""
     unit = text[-1:].lower()
     factor = _SIZES.get(unit)
     try:
@@ -104,7 +106,7 @@ def size(text: str) -> int:
 
 
 def published_network(text: str) -> str:
-    """Return a network's name; raises `ValueError` for one on which no port is published."""
+    """Return a network's name; raises `ValueError` if no port is published on the network."""
     if text.partition(":")[0] in _NO_PORTS:
         raise ValueError("on this network no port is published, so no client could connect")
     return text
@@ -128,7 +130,7 @@ def _ulimits(text: str) -> list[Json]:
     return limits
 
 
-# What an option opens that `SANDBOX` closes, by the option's value.
+# Whether a value of an option undoes a part of `SANDBOX`.
 _UNDOES: dict[str, Callable[[Any], bool]] = {
     "cap-add": bool,
     "device": bool,
@@ -176,9 +178,9 @@ _DEFAULT_CONTEXT = "default"
 INSTALL = "install Docker: apt install docker.io, or https://docs.docker.com/engine/install"
 _NEEDS_BUILDKIT = "requires BuildKit"
 _NO_ANSWER = ("cannot connect", "error during connect")
-_VARIABLES = ("DOCKER_HOST", "DOCKER_CONTEXT")  # which say where it is
-# What it says, in lower case, and the command that fixes it.
-_MENDED_BY = {
+_VARIABLES = ("DOCKER_HOST", "DOCKER_CONTEXT")  # which lead to it
+# Parts of Docker's messages, in lower case, and the command that fixes each problem.
+_REMEDIES = {
     "permission denied": "let this user use it: sudo usermod -aG docker $USER, and log in again",
     "no such host": "its registry is not reachable; an image from elsewhere: docker load -i FILE",
     "no space left": "make room: docker system prune",
@@ -194,10 +196,10 @@ _MENDED_BY = {
 def docker_address(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that lead Docker's library to the engine that `docker` would use.
 
-    Those that are not set are empty, which means the same to the library.
+    Variables that are not set are empty, which the library takes for the same.
 
     Raises:
-        EngineFailed: The context that is named does not exist.
+        EngineFailed: The chosen context does not exist, or cannot be read.
     """
     folder = Path(environ.get("DOCKER_CONFIG") or Path(environ.get("HOME") or "~", ".docker"))
     folder = folder.expanduser()
@@ -205,7 +207,7 @@ def docker_address(environ: Mapping[str, str]) -> dict[str, str]:
     if not found[_HOST]:
         context = environ.get("DOCKER_CONTEXT") or _current_context(folder)
         if context != _DEFAULT_CONTEXT:
-            return _of_context(folder, context)
+            return _read_context(folder, context)
     return found | {_HOST: found[_HOST] or USUAL_SOCKET}
 
 
@@ -214,7 +216,7 @@ def _current_context(folder: Path) -> str:
     return str(found.get("currentContext") or _DEFAULT_CONTEXT)
 
 
-def _of_context(folder: Path, name: str) -> dict[str, str]:
+def _read_context(folder: Path, name: str) -> dict[str, str]:
     digest = hashlib.sha256(name.encode()).hexdigest()
     try:
         meta = json.loads((folder / "contexts" / "meta" / digest / "meta.json").read_bytes())
@@ -231,7 +233,7 @@ def _of_context(folder: Path, name: str) -> dict[str, str]:
 
 
 def hint_on(text: str) -> str | None:
-    """Return the command that fixes what Docker complains about; None when none is known."""
+    """Return the command that fixes the problem in Docker's message; None: none is known."""
     lowered = text.lower()
     if any(words in lowered for words in _NO_ANSWER):
         # The daemon may lack variables of the user's shell.
@@ -243,7 +245,7 @@ def hint_on(text: str) -> str | None:
             f"The daemon has {has}; to give it those of your shell, restart it there "
             "(replicas go on): openenv stop; openenv up"
         )
-    return next((hint for words, hint in _MENDED_BY.items() if words in lowered), None)
+    return next((hint for words, hint in _REMEDIES.items() if words in lowered), None)
 
 
 ENGINE = EngineEntry(

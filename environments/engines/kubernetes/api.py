@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Cluster`: the API server of one cluster, asked by the `kubernetes` library's dynamic client.
+"""`Cluster`: requests to the API server of a cluster, by the `kubernetes` library's dynamic client.
 
 The dynamic client sends and returns JSON as it is. The typed one (`CoreV1Api`) takes 80 MB more,
-and leaves out the fields of a pod that its version does not know, which a `patch` may have.
+and leaves out fields of a pod that its version does not know, which a `patch` may have.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from .options import CONTEXT, KUBECONFIG, NAMESPACE
 
 REQUEST_SECONDS = 30.0
 COMMAND_SECONDS = 15.0  # for a command in a pod to end
-CONNECTIONS = 256  # kept: a stream of logs for each replica, and some for requests
+CONNECTIONS = 256  # in the pool: a stream of logs for each replica, and some for requests
 MERGE = "application/strategic-merge-patch+json"
-ALREADY_EXISTS = "AlreadyExists"  # unlike `Conflict`, which is 409, too
-MAX_MESSAGE_CHARS = 300  # of what a server says, in a message
-_ERROR_CHANNEL = 3  # of a command's WebSocket: how it ended
+ALREADY_EXISTS = "AlreadyExists"  # the reason of a 409, whose other reason is `Conflict`
+MAX_MESSAGE_CHARS = 300  # of a server's message
+_ERROR_CHANNEL = 3  # of a command's WebSocket, on which its result comes
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_CONFIG_ERRORS = (  # of the library, for files that are missing or are something else
+_CONFIG_ERRORS = (  # which the library raises for files that are missing or invalid
     ConfigException,
     OSError,
     yaml.YAMLError,
@@ -49,13 +49,13 @@ _CONFIG_ERRORS = (  # of the library, for files that are missing or are somethin
     AttributeError,
 )
 _NO_CONFIG = "kubectl config view; or name a file: export KUBECONFIG=…"
-# A wheel has no docs.
+# Wheels do not contain docs/.
 ROLE_IS_IN = "openenvd's source (pip download --no-deps --no-binary :all: openenvd)"
 _RIGHTS = f"give this account the role in docs/openenvd-rbac.yaml of {ROLE_IS_IN}"
 
 
 class ApiRefused(EngineRefused):
-    """The API server answers no; `reason` is the word of Kubernetes for it."""
+    """The API server refuses a request; `reason` is Kubernetes' word for why."""
 
     def __init__(self, message: str, hint: str | None, reason: str) -> None:
         super().__init__(message, hint)
@@ -67,7 +67,7 @@ class NotThere(ApiRefused):
 
 
 class InConflict(ApiRefused):
-    """There is such an object already, or another by now (409)."""
+    """An object of the same name exists already, or the object was replaced (409)."""
 
 
 _REFUSALS: dict[int, type[ApiRefused]] = {404: NotThere, 409: InConflict}
@@ -77,34 +77,34 @@ class Cluster:
     """One cluster; connected by the first request. Used by many threads."""
 
     def __init__(self) -> None:
-        self._ahead = timedelta()  # of the API server's clock, as its last answer has it
+        self._ahead = timedelta()  # of the API server's clock against ours, by its last answer
 
     @property
     def namespace(self) -> str:
-        """Return the namespace of replicas that name no other: the context's, or the pod's."""
+        """Return the default namespace of replicas: the context's, or that of this pod."""
         if not os.environ.get(KUBECONFIG):
             with contextlib.suppress(OSError):
                 return _ACCOUNT.read_text().strip()
         return os.environ.get(NAMESPACE) or "default"
 
     def now(self) -> datetime:
-        """Return the time by the API server's clock, which its objects' times are of."""
+        """Return the time by the API server's clock, on which its objects' times are."""
         return datetime.now(UTC) + self._ahead
 
     def get(self, path: str, **query: str) -> Json:
-        """Return what is at a path; raises `EngineGone`, and `ApiRefused` when it answers no."""
+        """Return the object at a path; raises `EngineGone`, or `ApiRefused` for a refusal."""
         return self._json("get", path, query_params=list(query.items()))
 
     def post(self, path: str, body: Json) -> Json:
-        """Create something; raises as `get`. What is there already is refused with 409."""
+        """Create an object; raises as `get` does. One that exists is refused with 409."""
         return self._write("post", path, body=body)
 
     def merge(self, path: str, body: Json) -> Json:
-        """Merge something into what is there; raises as `get`."""
+        """Merge changes into an object; raises as `get` does."""
         return self._write("patch", path, body=body, content_type=MERGE)
 
     def delete(self, path: str, body: Json) -> None:
-        """Delete something; what is not there, or is another by now, is no error."""
+        """Delete an object, unless it is gone or was replaced."""
         with contextlib.suppress(NotThere, InConflict):
             self._json("delete", path, body=body)
 
@@ -112,10 +112,10 @@ class Cluster:
     def stream(
         self, path: str, query: Mapping[str, str], silent_seconds: float | None = None
     ) -> Iterator[Iterator[bytes]]:
-        """Open what is at a path, as pieces as they come, until it ends.
+        """Open a stream, which yields pieces as they come.
 
         Raises:
-            EngineGone, ApiRefused: Also while it is read.
+            EngineGone, ApiRefused: Also while the stream is read.
         """
         asked = {"query_params": list(query.items())}
         with contextlib.closing(self._ask("get", path, silent_seconds, **asked)) as response:
@@ -126,7 +126,7 @@ class Cluster:
 
         Raises:
             EngineGone: The API server or the pod's node does not answer, or a connection is lost.
-            EngineRefused: It cannot be run there.
+            EngineRefused: The command cannot be run in the pod.
         """
         configuration = self._client.configuration
         url = f"{configuration.host}/api/v1/namespaces/{namespace}/pods/{pod}/exec"
@@ -146,9 +146,9 @@ class Cluster:
                 is_over = not running.is_open()
                 status_text = running.read_channel(_ERROR_CHANNEL)
             finally:
-                running.sock.shutdown()  # `close` leaves a socket open that the server ended
+                running.sock.shutdown()  # `close` leaves the socket open if the server ended it
         except client.ApiException as exc:
-            cause = exc.__context__  # by which the library reports why there is no WebSocket
+            cause = exc.__context__  # the library's error when there is no WebSocket
             if isinstance(cause, WebSocketBadStatusException):
                 raise self._refusal(cause.status_code, cause.resp_body or b"") from exc
             text = f"no command can be run in pod {pod}: {_short(str(exc.reason))}"
@@ -166,14 +166,14 @@ class Cluster:
         configuration.retries = False  # the agent asks again
         connection = client.ApiClient(configuration)
         connection.user_agent = "openenvd"
-        # Without the discovery of all resources: their paths are known.
+        # Without discovery of the resources, as we know their paths.
         return DynamicClient(connection, discoverer=lambda *_: None)
 
     def _write(self, method: str, path: str, **asked: Any) -> Json:
         try:
             return self._json(method, path, **asked)
         except InConflict as exc:
-            if exc.reason != ALREADY_EXISTS:  # others wrote at the same time: a quota, say
+            if exc.reason != ALREADY_EXISTS:  # others wrote the same object, such as a quota
                 raise EngineGone(exc.message) from exc
             raise
 
@@ -196,29 +196,28 @@ class Cluster:
             with _explained():
                 response: BaseHTTPResponse = self._client.request(method, path, **asked)
         except client.ApiException as exc:
-            if not exc.status:  # of TLS
+            if not exc.status:  # TLS has failed
                 raise _gone(str(exc.reason)) from exc
             raise self._refusal(exc.status, exc.body or "") from exc
-        with contextlib.suppress(TypeError, ValueError):  # it has no time, or one that is none
+        with contextlib.suppress(TypeError, ValueError):  # the time is missing or invalid
             server_time = parsedate_to_datetime(response.headers.get("Date", ""))
             self._ahead = server_time.astimezone(UTC) - datetime.now(UTC)
         return response
 
     def _refusal(self, status: int, body: str | bytes) -> EngineGone | EngineRefused:
-        text, reason = _said(status, body)
+        text, reason = _read_message(status, body)
         if status == HTTPStatus.UNAUTHORIZED:
             vars(self).pop("_client", None)  # the next request reads the credentials again
             return EngineGone(f"Kubernetes does not accept these credentials: {text}", _NO_CONFIG)
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
             return EngineGone(f"Kubernetes does not answer: {text}")
         is_forbidden = status == HTTPStatus.FORBIDDEN and "quota" not in text
-        hint = _RIGHTS if is_forbidden else None
         refusal = _REFUSALS.get(status, ApiRefused)
-        return refusal(f"Kubernetes refuses: {text}", hint, reason)
+        return refusal(f"Kubernetes refuses: {text}", _RIGHTS if is_forbidden else None, reason)
 
 
-def _said(status: int, body: str | bytes) -> tuple[str, str]:
-    """Return what an answer says is wrong, and Kubernetes' word for it; empty: it has none."""
+def _read_message(status: int, body: str | bytes) -> tuple[str, str]:
+    """Return the message of an error, and Kubernetes' word for it, which may be empty."""
     try:
         found = json.loads(body)
         return _short(str(found["message"])), str(found.get("reason") or "")
@@ -231,17 +230,17 @@ def _said(status: int, body: str | bytes) -> tuple[str, str]:
 
 
 def _short(text: str) -> str:
-    """Return the beginning of what was said, in one line; of an HTTP answer, its first line."""
+    """Return the beginning of a message in one line; of an HTTP answer, its first line."""
     line = " ".join(text.partition("-+-+-")[0].split())
     return line if len(line) <= MAX_MESSAGE_CHARS else f"{line[:MAX_MESSAGE_CHARS]}…"
 
 
 def _exit_code(pod: str, status_text: str) -> int:
-    """Return a command's exit code from what its error channel has, which is a `Status`.
+    """Return a command's exit code from the `Status` on its error channel.
 
     Raises:
-        EngineGone: It has nothing: the connection was lost.
-        EngineRefused: The command was not run: there is no such program in the image, say.
+        EngineGone: The channel is empty: the connection was lost.
+        EngineRefused: The command was not run, as the image has no such program, say.
     """
     if not status_text:
         raise EngineGone(f"the connection to a command in pod {pod} was lost")
@@ -260,10 +259,10 @@ def _exit_code(pod: str, status_text: str) -> int:
 
 
 def _configuration() -> Any:
-    """Return what leads to the cluster that this process's variables name.
+    """Return the library's configuration for the cluster that this process's variables name.
 
     Raises:
-        EngineGone: There is none, or what says so is something else.
+        EngineGone: The configuration is missing or invalid.
     """
     found = client.Configuration()
     file, context = os.environ.get(KUBECONFIG), os.environ.get(CONTEXT) or None
@@ -285,7 +284,7 @@ def _pieces(response: BaseHTTPResponse) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Raise what the library raises as `EngineGone`."""
+    """Raise the library's errors as `EngineGone`."""
     try:
         yield
     except (urllib3.exceptions.HTTPError, OSError) as exc:

@@ -6,33 +6,32 @@
                                    Secret openenvd-<replica>-…  owned by its pod
                                    service openenvd-<environment>-<home>   owned by its pods
 
-Neither a Deployment nor a StatefulSet: what these do (to replace a pod, elsewhere if need be, to
-replace them one by one, to scale) the daemon does, for replicas that have an identity, a log and
-their turn to be drained; two that do it would work against each other. A pod that ends stays, with
-its exit and its log, until the daemon has looked at it and starts the next.
+There is no Deployment or StatefulSet. The daemon itself replaces and scales pods, since replicas
+have an identity, a log and an order in which they are drained; a second controller would work
+against it. A pod that ends stays, with its exit and its log, until the daemon starts the next one.
 
-The daemon and the gateway call a pod at its own address, which is reached from everywhere in the
-cluster, and from where its pods are routed to. Others in the cluster use the service, which leads
-to the pods that are ready, and goes with the last of them.
+The daemon and the gateway call a pod at its own address, which is reached from the whole cluster,
+and from networks that are routed to its pods. Other clients in the cluster use the service, which
+leads to the pods that are ready, and is removed with the last of them.
 
-Signals are sent by a command in the pod (`sh`, `kill`), as Kubernetes has none to send; where the
-image has no shell, or its node is not reached while a stop has time, a pod is deleted instead, and
-its log ends there.
+Kubernetes sends no signals, so a command in the pod does (`sh`, `kill`). If the image has no shell,
+or the node is not reached within the grace of a stop, the pod is deleted, and its log ends there.
 
     engine.py   the engine; api.py: its requests
-    options.py  what it is asked for: pods, services, the options of a replica; and which cluster
-    pods.py     what it says of pods
+    options.py  makes pods and services of plans; reads the options of a replica; finds the cluster
+    pods.py     reads the status of pods
 
 Failure cases
 
-    a pod has no place         it is STARTING, and its status has the scheduler's own words
-    its image cannot be had    EXITED, in the registry's words; where it may come, it is waited for
+    a pod cannot be placed     it is STARTING, and its status has the scheduler's message
+    its image is missing       EXITED, with the registry's message, if that is final; otherwise the
+                               pod keeps waiting
     its node is away           Kubernetes deletes the pod, which counts as lost soon after that.
                                `remove` needs no node: one that comes back ends what it still runs
     it is evicted, preempted   preStop drains it; then it has EXITED, as the pod's status says
-    the next pod of a replica  has a Secret of its own: that of the last one may be collected only
-                               then, and before Kubernetes 1.34 also when another owns it by now
-    all namespaces may not be  one namespace is asked after another: those that replicas are in
+    the next pod of a replica  it has a Secret of its own, since the old Secret may be collected
+                               after that, before Kubernetes 1.34 also if another pod owns it by now
+    all namespaces may not be  each namespace that replicas are in is listed
     listed
 """
 
@@ -53,17 +52,17 @@ from .options import CONTAINER, SIGNAL_SERVER, dns_name, options_of, pod_of, sec
 from .pods import id_of, instance_of, is_being_made, labels_of
 
 CORE = "/api/v1"
-WATCH_SECONDS = 10  # after which everything is looked at again: what is overdue makes no event
-POLL_SECONDS = 0.2  # between two looks at one pod; grows with the waiting
+WATCH_SECONDS = 10  # after which pods are listed again: one that is overdue makes no event
+POLL_SECONDS = 0.2  # between two looks at one pod; the pause grows
 MAX_POLL_SECONDS = 2.0
-OWNING_ATTEMPTS = 3  # to create or change what is removed meanwhile, with its last pod
-KILLED_SECONDS = 10.0  # for its node to tell that a server was killed
-KILL_SECONDS = 30.0  # for Kubernetes to end what it kills
-_ENDS_OTHERS = (signals.SIGUSR1, signals.SIGUSR2)  # a server that does not know them
-_NEEDED = (  # in the namespace of its replicas: the role in docs/openenvd-rbac.yaml
+OWNING_ATTEMPTS = 3  # to create or change an object that is removed with its last pod meanwhile
+KILLED_SECONDS = 10.0  # for its node to report that a server was killed
+KILL_SECONDS = 30.0  # for Kubernetes to end a pod that it kills
+_DRAIN_SIGNALS = (signals.SIGUSR1, signals.SIGUSR2)  # which end a server that has no handler
+_NEEDED = (  # in the namespace of the replicas: the role in docs/openenvd-rbac.yaml
     *((verb, "pods") for verb in ("get", "list", "watch", "create", "delete")),
     ("get", "pods/log"),
-    ("get", "pods/exec"),  # which of both is asked for depends on Kubernetes' version
+    ("get", "pods/exec"),  # some versions of Kubernetes check this verb, others the next
     ("create", "pods/exec"),
     ("create", "services"),
     ("patch", "services"),
@@ -81,8 +80,8 @@ class KubernetesEngine:
 
     def __init__(self) -> None:
         self._cluster = Cluster()
-        self._namespaces: set[str] = set()  # that replicas were seen in, and the usual one
-        self._lists_all: bool | None = None  # None: not tried yet
+        self._namespaces: set[str] = set()  # of replicas, and the default one
+        self._lists_all: bool | None = None  # whether it may list all namespaces; None: unknown
 
     def check(self) -> base.Check:
         version = str(self._cluster.get("/version")["gitVersion"])
@@ -112,18 +111,18 @@ class KubernetesEngine:
         found = self._instance(pod)
         if found.state is not base.InstanceState.EXITED:
             try:
-                self._make_what_it_needs(plan, pod)  # also of a pod found: agents are killed
+                self._make_owned(plan, pod)  # also for a pod that a killed agent has left
             except base.EngineRefused:
                 self.remove(found)
                 raise
         return found
 
     def signal(self, instance: base.Instance, number: int) -> None:
-        """Send a signal to the server, by a command in its pod; SIGUSR1 only if it knows it."""
+        """Send a signal by a command in the pod; SIGUSR1 only to a server that handles it."""
         pod = self._pod_of(instance)
         if pod is None or self._instance(pod).state is not base.InstanceState.RUNNING:
             return
-        mask = 1 << (number - 1) if number in _ENDS_OTHERS else 0
+        mask = 1 << (number - 1) if number in _DRAIN_SIGNALS else 0
         command = ["sh", "-c", SIGNAL_SERVER, "sh", str(int(number)), str(mask)]
         namespace, name, _ = instance.id.split("/")
         try:
@@ -138,9 +137,9 @@ class KubernetesEngine:
             )
 
     def stop(self, instance: base.Instance, grace_seconds: float) -> None:
-        """Stop the server in a pod, which stays; where that cannot be, the pod is deleted.
+        """Stop the server in a pod, which stays; if that fails, delete the pod.
 
-        While there is grace, a connection that was lost is no reason to: it is asked for again.
+        While grace is left, a lost connection raises `EngineGone`, and the agent tries again.
         """
         deadline = time.monotonic() + grace_seconds
         try:
@@ -151,11 +150,11 @@ class KubernetesEngine:
                 found = self._seen(instance)
                 if found is None or found.state is base.InstanceState.EXITED:
                     return
-                if found.state is base.InstanceState.STARTING:  # there is nothing to stop in it
+                if found.state is base.InstanceState.STARTING:  # it has no server yet
                     break
                 self.signal(instance, number)
                 self._await_end(instance, seconds)
-        except base.EngineRefused:  # there is no shell: Kubernetes ends it
+        except base.EngineRefused:  # the image has no shell: Kubernetes ends the pod
             pass
         except base.EngineGone:
             if time.monotonic() < deadline:
@@ -166,7 +165,7 @@ class KubernetesEngine:
             self._await_end(instance, left + KILL_SECONDS)
 
     def remove(self, instance: base.Instance) -> None:
-        """Delete a pod; its environment's service goes with the last of them."""
+        """Delete a pod; its environment's service is removed with the last pod."""
         pod = self._pod_of(instance)
         if pod is None:
             return
@@ -175,7 +174,7 @@ class KubernetesEngine:
         if self._runs(instance):
             self._delete(instance, 1)
             self._await_end(instance, KILL_SECONDS)
-        self._delete(instance, 0)  # not by its node, which may be away
+        self._delete(instance, 0)  # without its node, which may be away
 
     def changes(self) -> Iterator[None]:
         while True:
@@ -202,14 +201,13 @@ class KubernetesEngine:
             query["sinceTime"] = since.isoformat().replace("+00:00", "Z")
         try:
             with self._cluster.stream(_path(namespace, "pods", name, "log"), query) as pieces:
-                lines = (
-                    line for line in lines_of(pieces) if line[:1].isdigit()
-                )  # not the kubelet's
+                # The kubelet's own lines have no time.
+                lines = (line for line in lines_of(pieces) if line[:1].isdigit())
                 yield from pieces_after(lines, cursor)
         except ApiRefused:
             if self._runs(instance):
                 raise
-            return  # it never ran, or has been removed
+            return  # the pod never ran, or has been removed
         if self._runs(instance):
             raise base.EngineGone("Kubernetes has ended its stream of a pod's output")
 
@@ -231,7 +229,7 @@ class KubernetesEngine:
         return tuple(_path(namespace, "pods") for namespace in sorted(self._namespaces))
 
     def _may(self, verb: str, resource: str, namespace: str = "") -> bool:
-        """Return whether this account may do something; in all namespaces, where none is named."""
+        """Return whether this account may use a verb, by default in all namespaces."""
         resource, _, part = resource.partition("/")
         wanted = {"verb": verb, "resource": resource, "namespace": namespace, "subresource": part}
         group = "authorization.k8s.io/v1"
@@ -248,7 +246,7 @@ class KubernetesEngine:
         return None
 
     def _pod_of(self, instance: base.Instance) -> Json | None:
-        """Return the pod of an instance; None when it is gone, or another has its name."""
+        """Return the pod of an instance; None when it is gone, or another pod has its name."""
         namespace, name, _ = instance.id.split("/")
         pod = self._pod(namespace, name)
         return pod if pod is not None and id_of(pod) == instance.id else None
@@ -262,12 +260,12 @@ class KubernetesEngine:
         return None if pod is None else instance_of(pod, self._cluster.now())
 
     def _runs(self, instance: base.Instance) -> bool:
-        """Return whether a pod is there, and has not ended."""
+        """Return whether the pod of an instance is there, and has not ended."""
         found = self._seen(instance)
         return found is not None and found.state is not base.InstanceState.EXITED
 
     def _warning(self, pod: Json) -> str | None:
-        """Return the newest warning about a pod: a volume that is not there, say."""
+        """Return the newest warning about a pod, such as a missing volume."""
         selector = f"involvedObject.uid={pod['metadata']['uid']},type=Warning"
         path = _path(pod["metadata"]["namespace"], "events")
         try:
@@ -291,12 +289,10 @@ class KubernetesEngine:
         namespace = self._namespace(plan)
         with contextlib.suppress(InConflict):
             return self._cluster.post(_path(namespace, "pods"), pod_of(plan, namespace))
-        if (found := self._find_pod(plan)) is None:
-            raise base.EngineRefused(f"the pod {plan.name} was removed while it was started")
-        return found
+        return base.require(self._find_pod(plan), plan)
 
-    def _make_what_it_needs(self, plan: base.ReplicaPlan, pod: Json) -> None:
-        """Make a pod's Secret, without which it waits, and its environment's service."""
+    def _make_owned(self, plan: base.ReplicaPlan, pod: Json) -> None:
+        """Make a pod's Secret, for which it waits, and its environment's service."""
         namespace = pod["metadata"]["namespace"]
         if (secret := secret_of(plan, pod)) is not None:
             self._own(_path(namespace, "secrets"), secret, {"stringData": secret["stringData"]})
@@ -305,17 +301,17 @@ class KubernetesEngine:
         self._own(_path(namespace, "services"), service, {"spec": ports})
 
     def _own(self, folder: str, wanted: Json, changes: Json) -> None:
-        """Make an object; have one that is there last as long as the same pod, with `changes`."""
+        """Create an object, or merge `changes` and a further owner into the one that is there."""
         own = wanted["metadata"]
         owners = {"ownerReferences": own["ownerReferences"]}  # merged by their ids
         for _ in range(OWNING_ATTEMPTS):
             with contextlib.suppress(InConflict):
                 self._cluster.post(folder, wanted)
                 return
-            with contextlib.suppress(NotThere):  # it went meanwhile, with its last pod
+            with contextlib.suppress(NotThere):  # it was removed meanwhile, with its last pod
                 self._cluster.merge(f"{folder}/{own['name']}", {"metadata": owners, **changes})
                 return
-        raise base.EngineGone(f"{wanted['kind']} {own['name']} is made and removed by turns")
+        raise base.EngineGone(f"{wanted['kind']} {own['name']} is removed each time it is made")
 
     def _delete(self, instance: base.Instance, grace_seconds: int) -> None:
         namespace, name, uid = instance.id.split("/")

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica's pod and Secret, and its environment's service, as Kubernetes is given them.
+"""Makes a replica's pod and Secret, and its environment's service; reads options; finds clusters.
 
-Pure functions, but for the name of a Secret. What is secret of a replica's variables (the token,
-and values that `system/text/safe_text.py` hides) is in the Secret, which users who may see pods
-need not see. Each pod has one of its own, whose name no other has had: its annotations have it.
+The functions are pure, except that the name of a Secret is random. Secret variables of a replica
+(the token, and values that `system/text/safe_text.py` hides) are in the Secret, which users who may
+see pods need not see. Each pod has a Secret of its own, whose new name is in the pod's annotations.
 
-`--engine-option namespace=rl` and its like are read here; what has no option of its own is set by
-`patch`, a JSON merge patch (RFC 7386) of the whole pod.
+Options are `--engine-option namespace=rl` and the like. All that has no option is set by `patch`, a
+JSON merge patch (RFC 7386) of the whole pod.
 
-In a pod, processes share one process namespace. So an image's own process is not the first in it,
-which would ignore SIGTERM, and what it leaves is reaped: as below Docker's init. It is found by
-having no parent in the namespace, and the files of the shell that looks for it: other containers of
-the pod, which a mesh adds, have others. Whose files those of another user are is not shown.
+The containers of a pod share one process namespace. So the image's process is not the first one in
+it, which would ignore SIGTERM, and orphans are reaped, as below Docker's init. The server is the
+process without a parent in the namespace that has the same mounts as the shell that looks for it;
+other containers of the pod, which a mesh adds, have other mounts. The mounts of another user's
+process are hidden: it is taken for the server only if no process has the same mounts.
 
 The cluster is found as `kubectl` finds it, without its library:
 
@@ -41,7 +42,7 @@ CONTAINER = "openenvd"
 GPU = "nvidia.com/gpu"
 GRACE_SECONDS = 30  # for sessions to end when Kubernetes itself takes a pod away
 SECRET_ANNOTATION = "openenvd.secret"  # noqa: S105  a name
-UNREACHABLE_SECONDS = 10  # after which a pod is not expected back from a node that is away
+UNREACHABLE_SECONDS = 10  # after which a pod on a node that is away is given up
 PROBE_SECONDS = 2
 _LABEL = re.compile("[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _DNS_LABEL = re.compile("[a-z]([a-z0-9-]*[a-z0-9])?")
@@ -81,12 +82,12 @@ for p in /proc/[0-9]*; do
 done
 [ -n "$main" ] || exit 0
 """
-# $1: a signal's number; $2: its bit, for one that ends a process that does not know it.
+# $1: a signal's number; $2: its bit in the mask of handled signals, if it must be handled, or 0.
 SIGNAL_SERVER = f"""{_FIND_SERVER}
 [ "$2" = 0 ] || [ $((0x$caught & $2)) != 0 ] || exit 0
 kill -"$1" "$main"
 """
-# Sessions end, and none begins, while the service leads to this pod no more.
+# The server drains, while the service does not lead to this pod any more.
 _DRAIN_SERVER = f"""{_FIND_SERVER}
 [ $((0x$caught & 0x200)) != 0 ] || exit 0
 kill -USR1 "$main"
@@ -95,7 +96,7 @@ while kill -0 "$main" 2>/dev/null; do sleep 1; done
 
 
 def options_of(options: Mapping[str, str], *, sandbox: bool = False) -> Json:
-    """Return the values of a pod's options, by name; raises `EngineRefused` for others."""
+    """Return the values of a pod's options, by name; raises `EngineRefused`."""
     found = read_options("kubernetes", options, _OPTIONS)
     if sandbox and "spec" in found.get("patch", {}):
         raise base.EngineRefused(
@@ -106,9 +107,9 @@ def options_of(options: Mapping[str, str], *, sandbox: bool = False) -> Json:
 
 
 def pod_of(plan: base.ReplicaPlan, namespace: str) -> Json:
-    """Return the pod of a replica; raises `EngineRefused`: one of its options cannot be."""
+    """Return the pod of a replica; raises `EngineRefused` for an invalid option."""
     options = options_of(plan.options)
-    annotations = plan.labels.to_labels()  # labels may not have all that names may
+    annotations = plan.labels.to_labels()  # which may have characters that labels may not
     if _hidden(plan):
         annotations[SECRET_ANNOTATION] = f"{dns_name(plan.name)}-{secrets.token_hex(4)}"
     spec: Json = {
@@ -177,7 +178,7 @@ def _variable(secret: str | None, name: str, value: str) -> Json:
 
 
 def _hidden(plan: base.ReplicaPlan) -> dict[str, str]:
-    """Return the variables that are in the Secret."""
+    """Return the variables that belong into the Secret."""
     items = served_anywhere(plan.env).items()
     return {name: value for name, value in items if _is_hidden(name, value)}
 
@@ -189,7 +190,7 @@ def _is_hidden(name: str, value: str) -> bool:
 
 
 def _unexpanded(text: str) -> str:
-    """Return what Kubernetes makes `text` of: it would put variables in place of `$(NAME)`."""
+    """Return a text with `$` doubled, since Kubernetes replaces `$(NAME)` by a variable."""
     return text.replace("$", "$$")
 
 
@@ -210,15 +211,15 @@ def _resources(plan: base.ReplicaPlan, options: Json) -> Json:
         resource: options[name]
         for name, resource in (("cpu-request", "cpu"), ("memory-request", "memory"))
         if name in options
-    }  # of what is not asked for, Kubernetes takes the limit
+    }  # by default, Kubernetes takes the limits
     return {"limits": limits, "requests": requests}
 
 
 def service_of(plan: base.ReplicaPlan, pod: Json) -> Json:
-    """Return the service of a replica's environment, which goes with the last of its pods."""
+    """Return the service of a replica's environment, which is removed with its last pod."""
     labels = label_values(plan.labels)
     shared = {key: labels[key] for key in (base.HOME_LABEL, base.ENVIRONMENT_LABEL)}
-    # Another home's has another name.
+    # Another home's service for an environment of the same name has another name.
     name = dns_name(f"openenvd-{plan.labels.environment}-{plan.labels.home[:8]}")
     ports = [{"port": plan.container_port, "targetPort": port_of(plan)}]
     spec = {"spec": {"selector": shared, "ports": ports}}
@@ -226,9 +227,8 @@ def service_of(plan: base.ReplicaPlan, pod: Json) -> Json:
 
 
 def secret_of(plan: base.ReplicaPlan, pod: Json) -> Json | None:
-    """Return the Secret of a replica, which goes with its pod; None where nothing is secret."""
-    found = _hidden(plan)
-    if not found:
+    """Return the Secret of a replica, which is removed with its pod; None if nothing is secret."""
+    if not (found := _hidden(plan)):
         return None
     name = pod["metadata"]["annotations"][SECRET_ANNOTATION]
     owned = _owned(pod, name, label_values(plan.labels))
@@ -236,7 +236,7 @@ def secret_of(plan: base.ReplicaPlan, pod: Json) -> Json | None:
 
 
 def _owned(pod: Json, name: str, labels: dict[str, str]) -> Json:
-    """Return the metadata of an object that goes with a pod."""
+    """Return the metadata of an object that is removed with its pods."""
     own = pod["metadata"]
     owner = {"apiVersion": "v1", "kind": "Pod", "name": own["name"], "uid": own["uid"]}
     where = {"name": name, "namespace": own["namespace"]}
@@ -244,12 +244,12 @@ def _owned(pod: Json, name: str, labels: dict[str, str]) -> Json:
 
 
 def dns_name(text: str) -> str:
-    """Return a name for an object: a DNS label, the same for the same text."""
+    """Return a name for an object, a DNS label, which is always the same for the same text."""
     return name_within(text, _DNS_LABEL, re.sub("[^a-z0-9]+", "-", text.lower()))
 
 
 def label_values(labels: base.Labels) -> dict[str, str]:
-    """Return an instance's labels with values that Kubernetes takes."""
+    """Return an instance's labels with values that Kubernetes accepts."""
     return {
         name: name_within(text, _LABEL, re.sub("[^A-Za-z0-9_.-]", "-", text).lstrip("_.-"))
         for name, text in labels.to_labels().items()
@@ -357,12 +357,12 @@ def kubernetes_address(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _current_context(files: str) -> str:
-    """Return the current context of the first file that names one; empty: there is none."""
+    """Return the current context, of the first file that names one; empty: none does."""
     return next((str(each["current-context"]) for each in _read(files, "current-context")), "")
 
 
 def _namespace_of(files: str, context: str) -> str:
-    """Return a context's namespace, of the first file that has it; empty: there is none."""
+    """Return a context's namespace, of the first file that has the context; empty: none has."""
     for found in _read(files, "contexts"):
         for each in found["contexts"]:
             if isinstance(each, dict) and each.get("name") == context:
@@ -372,8 +372,8 @@ def _namespace_of(files: str, context: str) -> str:
 
 
 def _read(files: str, key: str) -> Iterator[dict[str, Any]]:
-    """Yield those of these files that can be read and have something of that name."""
-    import yaml  # what a daemon that has no such cluster need not have
+    """Yield the contents of those files that can be read and have the key."""
+    import yaml  # here: a daemon without a cluster need not hold it
 
     for path in filter(None, files.split(os.pathsep)):
         try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a pod's status: its state, why it waits, how it ended. Pure functions.
 
-Pending                            STARTING; EXITED, where its image cannot be had
+Pending                            STARTING; EXITED, if its image can never be pulled
 Running                            RUNNING; EXITED, once its container or its node is gone
 Succeeded, Failed                  EXITED
 """
@@ -12,34 +12,33 @@ from datetime import datetime
 
 from ....system.net.listening_sockets import http_address
 from ....system.text.json_lines import Json
-from ..base import ExitFacts, Instance, InstanceState, Labels
+from ..base import EXIT_KILLED, FINE_EXITS, ExitFacts, Instance, InstanceState, Labels
 from .options import CONTAINER
 
-LOST_SECONDS = 15.0  # after a pod should have ended, or its node was found away
-_EXIT_KILLED, _EXIT_TERMINATED = 137, 143
-_DELETED_EXITS = frozenset({0, _EXIT_KILLED, _EXIT_TERMINATED})  # of a server that is asked to stop
+LOST_SECONDS = 15.0  # after the time by which a pod should have ended; then it is lost
+_DELETED_EXITS = (*FINE_EXITS, EXIT_KILLED)  # of servers of deleted pods
 _ORDINARY = frozenset({"ContainerCreating", "PodInitializing"})
 _NO_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff"})
 _FINAL = frozenset({"InvalidImageName", "ErrImageNeverPull"})
-_FINAL_WORDS = ("not found", "denied", "unauthorized", "manifest unknown")  # of a registry
+_FINAL_WORDS = ("not found", "denied", "unauthorized", "manifest unknown")  # of registries
 _NEVER_RAN = frozenset({"ContainerCannotRun", "StartError"})
 
 
 def labels_of(pod: Json) -> Labels | None:
-    """Return whose a pod is; None when it is not ours."""
+    """Return our labels of a pod; None when it is not ours."""
     return Labels.of(pod["metadata"].get("annotations") or {})
 
 
 def id_of(pod: Json) -> str:
-    """Return what no other pod is called, ever."""
+    """Return an id of a pod that no other pod ever has."""
     own = pod["metadata"]
     return f"{own['namespace']}/{own['name']}/{own['uid']}"
 
 
 def instance_of(pod: Json, now: datetime, warning: str | None = None) -> Instance:
-    """Return what a pod of ours is to an agent, at a time of the API server's clock.
+    """Return a pod of ours as an instance; `now` is the time by the API server's clock.
 
-    `warning` is what an event says of it, where it waits.
+    `warning` is the message of an event about it, if it waits.
     """
     labels = labels_of(pod)
     assert labels is not None
@@ -61,7 +60,7 @@ def instance_of(pod: Json, now: datetime, warning: str | None = None) -> Instanc
 
 
 def state_of(pod: Json, now: datetime) -> InstanceState:
-    """Return how far a pod is."""
+    """Return the state of a pod."""
     status = pod["status"]
     if (
         _state(pod).get("terminated")
@@ -75,7 +74,7 @@ def state_of(pod: Json, now: datetime) -> InstanceState:
 
 
 def address_of(pod: Json) -> str | None:
-    """Return where its server is: at the pod's own address, which the whole cluster reaches."""
+    """Return the address of its server: the pod's own, which the whole cluster reaches."""
     ip = pod["status"].get("podIP")
     own: Json = next((c for c in pod["spec"]["containers"] if c["name"] == CONTAINER), {})
     port = (own.get("ports") or [{}])[0].get("containerPort")
@@ -83,7 +82,7 @@ def address_of(pod: Json) -> str | None:
 
 
 def _blocking_reason(pod: Json) -> str | None:
-    """Return what keeps a pod from running, in Kubernetes' own words."""
+    """Return what keeps a pod from running, in Kubernetes' words."""
     for each in pod["status"].get("conditions") or ():
         if each["type"] == "PodScheduled" and each["status"] == "False":
             return str(each.get("message") or each.get("reason") or "no node was found for it")
@@ -96,17 +95,17 @@ def _blocking_reason(pod: Json) -> str | None:
 
 
 def is_being_made(pod: Json) -> bool:
-    """Return whether a node has it without its container: events alone say what is wrong."""
+    """Return whether a node has the pod, and no container yet: only events say what is wrong."""
     return bool(pod["spec"].get("nodeName")) and not _state(pod).keys() & {"running", "terminated"}
 
 
 def exit_of(pod: Json) -> ExitFacts:
-    """Return how a pod ended, whose state is EXITED."""
+    """Return how a pod ended whose state is EXITED."""
     if found := _state(pod).get("terminated"):
         return _exit_of_container(pod, found)
     if problem := _final_problem(pod):
         return ExitFacts(error=problem)
-    status, said = pod["status"], _said(pod)
+    status, said = pod["status"], _message_of(pod)
     if status.get("phase") == "Failed" and said:
         ran = bool(status.get("startTime")) and bool(status.get("podIP"))
         return ExitFacts(evidence=said) if ran else ExitFacts(error=said)
@@ -118,12 +117,12 @@ def _exit_of_container(pod: Json, found: Json) -> ExitFacts:
     reason, code = found.get("reason"), found.get("exitCode")
     if reason in _NEVER_RAN:
         return ExitFacts(error=f"{reason}: {found.get('message') or 'no more is said'}")
-    is_oom = reason == "OOMKilled" and code not in (0, _EXIT_TERMINATED)
-    said = _said(pod)
+    is_oom = reason == "OOMKilled" and code not in FINE_EXITS
+    said = _message_of(pod)
     if is_oom:
         said = f"pod {pod['metadata']['name']}, OOMKilled"
     elif "deletionTimestamp" in pod["metadata"] and code in _DELETED_EXITS:
-        # It was deleted, and openenvd had not requested that.
+        # openenvd did not delete it: an instance that we stop is not asked for its exit.
         conditions = pod["status"].get("conditions") or ()
         disruption: Json = next((e for e in conditions if e["type"] == "DisruptionTarget"), {})
         said = disruption.get("message") or disruption.get("reason") or "not by openenvd"
@@ -134,7 +133,7 @@ def _exit_of_container(pod: Json, found: Json) -> ExitFacts:
     )
 
 
-def _said(pod: Json) -> str:
+def _message_of(pod: Json) -> str:
     status = pod["status"]
     return ": ".join(filter(None, (status.get("reason"), status.get("message"))))
 
@@ -150,10 +149,10 @@ def _seconds_of(terminated: Json) -> float | None:
 
 
 def _is_lost(pod: Json, now: datetime) -> bool:
-    """Return whether it should have ended by now, and its node has not said so.
+    """Return whether a pod should have ended by now, and its node has not reported that.
 
-    A node that is away ends nothing: then its grace, which its time of deletion includes, is not
-    waited for.
+    The time of deletion includes the pod's grace. It is not waited for if the node is away, since
+    such a node ends nothing.
     """
     own = pod["metadata"]
     if own.get("deletionTimestamp") is None:
@@ -165,10 +164,10 @@ def _is_lost(pod: Json, now: datetime) -> bool:
 
 
 def _node_is_away(pod: Json) -> bool:
-    """Return whether Kubernetes has found its node not ready, as far as the pod shows it.
+    """Return whether Kubernetes has found the pod's node not ready, as far as the pod shows it.
 
-    Its node sets a pod's `Ready` by `ContainersReady` and the pod's own gates. Of a node that is
-    away, the control plane sets `Ready` alone to false (`MarkPodsNotReady`).
+    A node sets `Ready` according to `ContainersReady` and the pod's own gates. If the node is away,
+    the control plane sets only `Ready` to false (`MarkPodsNotReady`).
     """
     conditions = {each["type"]: each for each in pod["status"].get("conditions") or ()}
     ready, containers = conditions.get("Ready", {}), conditions.get("ContainersReady", {})
@@ -187,7 +186,7 @@ def _final_problem(pod: Json) -> str | None:
 
 
 def _last_end(status: Json) -> str:
-    """Return how a container ended before it was to run again: one that others put into the pod."""
+    """Return how a container last ended that runs again, which others have added to the pod."""
     last = (status.get("lastState") or {}).get("terminated")
     if not last:
         return ""
@@ -201,6 +200,6 @@ def _statuses(pod: Json, key: str = "containerStatuses") -> list[Json]:
 
 
 def _state(pod: Json) -> Json:
-    """Return the state of our container; empty while it has none."""
+    """Return the state of our container; empty while there is none."""
     own = (each for each in _statuses(pod) if each["name"] == CONTAINER)
     return next((dict(each.get("state") or {}) for each in own), {})

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The listening sockets of an environment: bound once, shared by all of its replicas.
 
-A socket that listens is the reservation of its port: two launches at once cannot get the same. It
-ends with the shims that hold it; for an environment that comes back later, a small file continues
-reserving the port, in a folder that all homes of this user share:
+A listening socket reserves its port: two launches at once cannot get the same. It ends with the
+shims that hold it. For an environment that is started again later, a small file continues to
+reserve the port, in a folder that all homes of this user share:
 
     /tmp/openenvd-<uid>-ports/21000    {"environment": "echo", "runs": "<home>/run"}
 
-It holds for as long as a run file there says that the environment has the port; so it is with the
-gateway's. Who writes one has bound the port, so that no two ever write the same. The folder counts
-only if this user alone can write to it.
+Such a reservation holds as long as a run file in `runs` has the environment at the port; the
+gateway has one, too. Only a process that has bound the port writes its file, so no two write the
+same. The folder counts only if this user alone can write to it.
 
-A free port is looked for among the first ports of the range, then at random: so finding one costs
-the same among thousands of environments, whose ports would otherwise be tried one after another.
+A free port is searched among the first ports of the range, then at random, so that the search does
+not take longer among thousands of environments.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class PortOwner:
 def open_listeners(
     host: str, port: int | None, owner: PortOwner, *, taken: Collection[int] = ()
 ) -> list[socket.socket]:
-    """Listening TCP sockets on `port`, or on the first free one of the range, reserved.
+    """Open and reserve listening TCP sockets on `port`, or on the first free port of the range.
 
-    Those that are `taken` are not looked at: replicas of the owner have them to themselves.
+    Ports that are `taken` are skipped: replicas of the owner have them.
 
     Raises:
-        PortInUse: naming who has it, or for whom it is reserved.
-        OSError: the address is not this machine's.
+        PortInUse: It names who has the port, or for whom it is reserved.
+        OSError: The address is not this machine's.
     """
     # One search reads no run file twice, and none of the owner's.
     ports_of = functools.cache(lambda other: frozenset(_ports_of(other)))
@@ -73,7 +73,7 @@ def open_listeners(
     ordered, others = every[:ORDERED_PORTS], every[ORDERED_PORTS:]
     wanted = [*ordered, *random.sample(others, len(others))] if port is None else [port]
     for candidate in wanted:
-        # Not even tried, for a moment: an engine may be about to publish it.
+        # A reserved port is not even bound for a moment: an engine may be about to publish it.
         if candidate in taken or reserved_for(candidate, owner, ports_of) is not None:
             continue
         try:
@@ -100,7 +100,7 @@ def reserved_for(
     besides: PortOwner | None = None,
     ports_of: Callable[[PortOwner], Iterable[int]] | None = None,
 ) -> PortOwner | None:
-    """The environment, `besides` one, that has this port or is to come back at it; else None."""
+    """Return the owner, `besides` one, that has a port, or will be started at it; None: no one."""
     owner = _read_reservation(port)
     if owner is None or owner == besides or port not in (ports_of or _ports_of)(owner):
         return None
@@ -108,7 +108,7 @@ def reserved_for(
 
 
 def _read_reservation(port: int) -> PortOwner | None:
-    """Whose a port is written down to be, which may be over."""
+    """Return the owner in a port's reservation, which may be out of date."""
     try:
         check_private(RESERVATIONS)
         data = read_json(RESERVATIONS / str(port))
@@ -118,9 +118,9 @@ def _read_reservation(port: int) -> PortOwner | None:
 
 
 def _ports_of(owner: PortOwner) -> Iterator[int]:
-    """The ports that run files say an owner has; the gateway's lies below its own name."""
+    """Yield the ports that an owner has by its run files; the gateway's folder has its name."""
     gateway = read_run_file(owner.runs / owner.environment)
-    port = gateway.get("port") if gateway else None  # of a file that is damaged, none
+    port = gateway.get("port") if gateway else None  # a damaged file may have none
     if isinstance(port, int):
         yield port
     for run_file in run_files.each_of_environment(owner.runs, owner.environment):
@@ -128,7 +128,7 @@ def _ports_of(owner: PortOwner) -> Iterator[int]:
 
 
 def renew_reservations(runs: Path) -> None:
-    """Reserve the ports of a home's environments again: the system empties `/tmp` now and then."""
+    """Reserve the ports of a home's environments again, as the system may have emptied `/tmp`."""
     owners = {port: PortOwner(GATEWAY, runs) for port in _ports_of(PortOwner(GATEWAY, runs))}
     for run_file in run_files.all_of(runs):
         owners.setdefault(run_file.port, PortOwner(run_file.environment, runs))
@@ -138,7 +138,7 @@ def renew_reservations(runs: Path) -> None:
 
 
 def reserve(port: int, owner: PortOwner) -> None:
-    """Write down whose a port is, which the owner has bound."""
+    """Write the reservation of a port that the owner has bound."""
     try:
         make_private_in_shared(RESERVATIONS)
         data = {"environment": owner.environment, "runs": str(owner.runs)}
@@ -158,8 +158,8 @@ def _warn_once(folder: Path, problem: str) -> None:
 
 
 def holder_of(port: int) -> tuple[int, str] | None:
-    """Return the pid and name of the listener on a port; None: none, or it is not known."""
-    import psutil  # 1 MB, and only for naming who is in the way
+    """Return the pid and name of the listener on a port; None: there is none, or it is unknown."""
+    import psutil  # 1 MB, for this message alone
 
     with contextlib.suppress(psutil.Error):
         for item in psutil.net_connections(kind="tcp"):
@@ -169,7 +169,7 @@ def holder_of(port: int) -> tuple[int, str] | None:
 
 
 def port_in_use(port: int) -> PortInUse:
-    """The error that says who has a port."""
+    """Return the error that says who has a port."""
     hint = "choose another --port, or leave it out to get a free one"
     if (holder := holder_of(port)) is not None:
         pid, name = holder

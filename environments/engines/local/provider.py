@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas as processes of this machine, each below a shim that outlives us.
+"""Starts replicas as processes of this machine, each below a shim that outlives the daemon.
 
     open_listeners ─▶ listening sockets ─▶ run file ─▶ shim 0 ─▶ env host
                                           └▶ run file ─▶ shim 1 ─▶ env host   (the same socket)
 
-All replicas of an environment accept from one socket, so it has one address and the kernel gives a
-connection to one that has room. Behind the gateway, each has a socket of its own. The shims hold
-the sockets.
+All replicas of an environment accept from one socket, so the environment has one address, and the
+kernel passes a connection to a replica that accepts it. Behind the gateway, each replica has a
+socket of its own. The shims hold the sockets.
 
-An update starts its replicas beside those of the launch that it replaces, on the same sockets,
-which a shim of these passes on. They are held (`"held"` in the run file): they get ready, and
-accept nothing before the daemon has them take over.
+An update starts its replicas beside those that it replaces, on the same sockets, which an old shim
+passes on. They are on standby (`"held"` in the run file): they become ready, and accept no
+connection before the daemon lets them take over.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from ...shim.client import Fork, start_shim
 from ...sources.program import Prepared, Program
 from .. import host_options, providers
 
-# Workers carry more and the daemon less: the kernel takes a worker before a replica.
+# Workers have a higher score, and the daemon a lower one: the kernel kills workers first.
 REPLICA_OOM_SCORE_ADJ = 300
 PROCESSES_OF_REPLICA = 2  # the shim and the host
-PROCESSES_TO_START = 1  # the shell of a shim that is a program
-THREADS_OF_SHARD = 2  # its own, and the one that watches its loop
+PROCESSES_TO_START = 1  # the shell that starts a shim as a program
+THREADS_OF_SHARD = 2  # its main thread, and the one that watches its loop
 
 
 class LocalProvider(providers.Provider):
     """Starts replicas on this machine."""
 
     def __init__(self, name: str, home: Path, fork: Fork | None = None) -> None:
-        """`fork` forks shims; without it, and where it cannot, they are programs."""
+        """Make a provider; `fork` forks shims, which are programs if it is None or fails."""
         super().__init__(name, home)
         self._fork = fork
 
     def _begin_launch(self, batch: providers.Batch, prepared: Prepared) -> providers.Beginning:
-        """Take over the sockets of what is replaced, if they are where the spec wants them.
+        """Take the sockets of the replaced replicas, if they have the specified address.
 
         Raises:
-            InvalidSpec: there are too few GPUs.
-            NoProcesses: there is no room for theirs.
+            InvalidSpec: There are too few GPUs.
+            NoProcesses: There is no room for as many processes.
         """
         assert isinstance(prepared, Program)  # as its `Preparation` says
         spec, count, _, replaced = batch
@@ -71,7 +71,7 @@ class LocalProvider(providers.Provider):
             data["held"] = replaced is not None
             return data | self._what_runs(spec, prepared, data, share, devices)
 
-        # An earlier update may have taken over from the launch that is named by now.
+        # After an earlier update there may be several launches; the one that serves comes first.
         before = sorted((each for each in replaced or () if each.is_local), key=by_service)
         there = [each for each in before if each.host == spec.host and not spec.gateway]
         port = spec.port or (there[0].port if there else None)
@@ -80,11 +80,11 @@ class LocalProvider(providers.Provider):
         return self._open(spec, count if spec.gateway else 1, port), complete
 
     def _begin_more(self, like: RunFile, batch: providers.Batch) -> providers.Beginning:
-        """Share the sockets of the others; behind the gateway, each has one of its own.
+        """Share the sockets of the others; behind the gateway, open one for each replica.
 
         Raises:
             NoProcesses
-            NotRunning: no shim has the environment's sockets.
+            NotRunning: No shim has the environment's sockets.
         """
         spec, count, known, _ = batch
         check_process_room(replace(spec, replicas=count), limits.process_room())
@@ -98,7 +98,7 @@ class LocalProvider(providers.Provider):
         return [[socket.socket(fileno=fd) for fd in fds]], complete
 
     def _begin(self, run_file: RunFile, listeners: providers.Listeners) -> None:
-        """Start its shim, which writes the run file first and keeps the sockets."""
+        """Write the run file, and start the shim, which keeps the sockets."""
         fds = [one.fileno() for one in listeners]
         try:
             start_shim(run_file.run_dir, run_file.data, listen_fds=fds, fork=self._fork)
@@ -114,7 +114,7 @@ class LocalProvider(providers.Provider):
         max_sessions: int | None,
         devices: tuple[str, ...],
     ) -> RunFileData:
-        """Return what a run file says of the program and its variables, for the shim."""
+        """Return the run file's fields on the program and its variables."""
         layout, number, run_dir = self._layout, data["number"], data["run_dir"]
         imports = Path(run_dir) / host_options.IMPORTS
         links = [host_options.link_imports(program.links, imports)] if program.links else []
@@ -124,7 +124,7 @@ class LocalProvider(providers.Provider):
             token=spec.token,
             max_sessions=max_sessions,
             import_paths=(*links, *program.config.import_paths),
-            # Which the env host cannot find out: it stands alone, and knows no cgroups.
+            # The env host cannot find these out, as it does not know about cgroups.
             memory_bytes=spec.memory_bytes or limits.available_memory_bytes(),
             cores=_cores_of_one(spec),
             headers=providers.names_of(data),
@@ -134,7 +134,7 @@ class LocalProvider(providers.Provider):
             sleep_after_seconds=spec.sleep_seconds,
         )
         environ = providers.child_environment(
-            os.environ, home=str(layout.home), max_sessions=max_sessions, given=spec.env
+            home=str(layout.home), max_sessions=max_sessions, given=spec.env
         )
         if devices:
             environ[host_options.VARIABLE] = ",".join(devices)
@@ -151,11 +151,11 @@ class LocalProvider(providers.Provider):
         }
 
     def _adapt(self, like: RunFile, data: RunFileData, _: int | None) -> RunFileData:
-        """Return the run file of a replica like another, with links and GPUs of its own."""
+        """Return a copied run file with import links and GPUs of its own."""
         run_dir, number = data["run_dir"], data["number"]
         imports = like.run_dir / host_options.IMPORTS
         old, new = str(imports), str(Path(run_dir) / host_options.IMPORTS)
-        config = providers.server_options(data)
+        config = run_files.server_options(data)
         paths = [new if path == old else path for path in config["import_paths"]]
         data = providers.with_options(data, import_paths=paths)
         data = providers.of_this_installation(data)
@@ -172,7 +172,7 @@ class LocalProvider(providers.Provider):
 
 
 def check_process_room(spec: EnvironmentSpec, room: limits.ProcessRoom | None) -> None:
-    """Refuse what could not be forked, before any of it is; raises `NoProcesses`."""
+    """Refuse replicas whose processes would exceed a limit; raises `NoProcesses`."""
     shards = 1 if spec.serve_as_is else spec.shards or _cores_of_one(spec)
     each = PROCESSES_OF_REPLICA + shards * THREADS_OF_SHARD
     needed = spec.replicas * each + PROCESSES_TO_START

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actor of a replica: sent to its node by value, so that the cluster needs no openenvd.
+"""The actor of a replica: it is sent to its node by value, so that the cluster needs no openenvd.
 
-It imports the package from where the agent has it, if the node sees that folder, too, or else the
-one of its runtime environment; the work is done there (`replica.py`). It imports of ours only
-then, and nothing but the standard library before.
+The actor imports openenvd from the agent's folder, if the node sees that, or else from its runtime
+environment; `replica.py` does the work. Before that, the actor imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -17,10 +16,7 @@ from typing import Any
 
 
 def import_here(module: str, folder: str | None) -> types.ModuleType:
-    """Import a module of openenvd on this node.
-
-    It is imported from the folder where the agent has the package, if there is one and it is seen
-    here.
+    """Import a module of openenvd on this node, from the agent's `folder` if that is seen here.
 
     Raises:
         RuntimeError: There is no openenvd here.
@@ -39,7 +35,7 @@ def import_here(module: str, folder: str | None) -> types.ModuleType:
 
 
 class ReplicaActor:
-    """One replica, as the agent talks to it."""
+    """One replica, to which the agent talks."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         folder = None if settings["runtime_env"] else settings["package"]
@@ -47,7 +43,7 @@ class ReplicaActor:
         self._replica = module.RayReplica(settings)
 
     def read_log(self, offset: int) -> tuple[bytes, int, bool]:
-        """Return what was printed after an offset, the offset after it, whether that is all."""
+        """Return the output after an offset, the next offset, and whether the output has ended."""
         found: tuple[bytes, int, bool] = self._replica.read_log(offset)
         return found
 
@@ -60,5 +56,5 @@ class ReplicaActor:
         self._replica.stop(grace_seconds)
 
     def close(self) -> None:
-        """Stop the server at once, and remove what is left of it on this node."""
+        """Stop the server at once, and remove all that is left of it on this node."""
         self._replica.close()

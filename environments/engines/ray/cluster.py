@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions to a Ray cluster, in the process that is connected to it (`driver.py`).
+"""Functions that are called in the process that is connected to a Ray cluster (`driver.py`).
 
-    replica:NAME     in the cluster's KV, by the agent: whose the instance is, its actor's name, id
-    report:ACTOR     by the actor: where it listens, how it has ended (`replica.py`)
+    replica:NAME     a record in the cluster's KV, by the agent: labels, name and id of the actor
+    report:ACTOR     a report there, by the actor: its address, and its exit (`replica.py`)
     NAME-1f2e3d4c    the actor: detached, in our namespace
-    NAME-1f2e3d4c    its placement group: one bundle, which is the replica's place
+    NAME-1f2e3d4c    its placement group: one bundle, in which the replica is placed
 
-The record is written before actor and group are made, and again when the actor is known: the next
-agent makes what is missing. Each instance of a replica has names of its own, as a name is free only
-some time after its actor was killed. Ray never restarts an actor of ours, and cannot be made to
-forget one: an actor without a record counts as gone.
+The record is written before actor and group are made, and again when the actor's id is known, so
+that another agent can make what is missing. Each instance of a replica has a name of its own, since
+a name becomes free only some time after its actor was killed. Ray never restarts an actor of ours,
+and never forgets one: an actor without a record counts as gone.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from ..base import EngineGone, EngineRefused
 from . import actor as ray_actor
 from .replica import NAMESPACE, RECORD, REPORT, delete_key, list_keys, read_key, write_key
 
-ANSWER_SECONDS = 10.0  # of an actor
+ANSWER_SECONDS = 10.0  # for an actor to answer
 CONCURRENCY = 8  # calls of an actor at a time
 
 cloudpickle.register_pickle_by_value(ray_actor)
 
 
 def connect(address: str) -> None:
-    """Connect to the cluster whose head has this address, and answers there."""
+    """Connect to the cluster whose head answers at an address."""
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
     except Exception as exc:
@@ -57,20 +57,20 @@ def version() -> str:
 
 
 def nodes() -> list[tuple[str, Json]]:
-    """Return address and resources of the nodes that are alive."""
+    """Return the addresses and resources of the nodes that are alive."""
     return [(n["NodeManagerAddress"], n["Resources"]) for n in ray.nodes() if n["Alive"]]
 
 
 def agent_address() -> str:
-    """Return the address of the node that the agent is on."""
+    """Return the address of the agent's node."""
     return str(ray.util.get_node_ip_address())
 
 
 def look() -> list[tuple[Json, Json | None, bool]]:
-    """Return of each instance its record, what it has reported, and whether its actor lives."""
+    """Return the record and the report of each instance, and whether its actor lives."""
     own = ray.get_runtime_context().get_node_id()
     if not any(node["NodeID"] == own and node["Alive"] for node in ray.nodes()):
-        os._exit(1)  # the cluster is another by now: connect to that one
+        os._exit(1)  # another cluster has the address by now: the next driver connects to it
     found = map(read_key, list_keys(RECORD))
     records = [record for record in found if record is not None]
     actors = ray.util.list_named_actors(all_namespaces=True)
@@ -79,12 +79,12 @@ def look() -> list[tuple[Json, Json | None, bool]]:
 
 
 def find(name: str) -> Json:
-    """Return what is known of one instance: record, report, actor, group; None where it is not."""
+    """Return the record, report, actor and group of one instance, each of which may be None."""
     record = read_key(RECORD.format(name))
     actor, group = None, None
     if record is not None and record.get("actor"):
         actor = _plain_actor(gcs.actors(record["actor"]))
-        with contextlib.suppress(ValueError):  # it has none any more
+        with contextlib.suppress(ValueError):  # it has no group any more
             known = placement_group_table(get_placement_group(record["actor_name"]))
             group = {
                 "state": known["state"],
@@ -98,10 +98,10 @@ def find(name: str) -> Json:
 def create(
     name: str, labels: dict[str, str], resources: Json, selector: Json, settings: Json
 ) -> None:
-    """Make what an instance consists of, or what of it is not there yet.
+    """Make the record, group and actor of an instance, as far as they are missing.
 
-    The actor gets its plan in `settings`. It has these `resources`, on a node whose labels are the
-    `selector`'s.
+    The actor has the given `resources`, on a node with the labels of the `selector`. Its `settings`
+    contain the plan.
     """
     record = read_key(RECORD.format(name))
     if record is None:
@@ -159,7 +159,7 @@ def ask(name: str, identity: str, method: str, *arguments: Any) -> Any:
 
 
 def destroy(name: str, labels: dict[str, str]) -> None:
-    """Remove an instance, and everything that was made for it; its record last."""
+    """Remove an instance, and everything that was made for it; the record comes last."""
     record = read_key(RECORD.format(name))
     if record is None:
         return
@@ -174,8 +174,8 @@ def destroy(name: str, labels: dict[str, str]) -> None:
         ray.kill(actor)
     with contextlib.suppress(ValueError):
         remove_placement_group(get_placement_group(actor_name))
-    if record.get("actor"):
-        delete_key(REPORT.format(record["actor"]))
+    if identity:
+        delete_key(REPORT.format(identity))
     delete_key(RECORD.format(name))
 
 
@@ -187,20 +187,18 @@ def _handle(name: str) -> Any:
 
 
 def _plain_actor(found: Json) -> Json | None:
-    """Return of an actor what can be sent, the cause of its death in words."""
+    """Return the facts about an actor as plain data, or None."""
     if not found:
         return None
     cause = found["DeathCause"]
     kind = cause.WhichOneof("context") if cause is not None else None
     context: Any = getattr(cause, kind) if kind else None
     died = kind == "actor_died_error_context"
+    ended_at = found["EndTime"]
     return {
         "state": found["State"],
         "node": found["Address"]["NodeID"],
-        "address": found["Address"]["IPAddress"],
-        "seconds": max(0, found["EndTime"] - found["StartTime"]) / 1000
-        if found["EndTime"]
-        else None,
+        "seconds": max(0, ended_at - found["StartTime"]) / 1000 if ended_at else None,
         "cause": kind,
         "reason": type(context).Reason.Name(context.reason) if died else None,
         "message": getattr(context, "error_message", "") if context is not None else "",

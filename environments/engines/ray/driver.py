@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RayDriver`: the process that is connected to a Ray cluster, as the agent sees it.
+"""`RayDriver`: the agent's connection to a process that is connected to a Ray cluster.
 
     agent's threads ──(number, function, arguments)──▶ driver process ──Ray's library──▶ GCS, actors
           ◀──thread "ray answers"──(number, succeeded, result)──┘ a thread for each question
 
-Ray's library ends its process when the cluster is gone, and blocks until then. So it runs in a
-process of its own (`cluster.py`), and each question has a time limit. Questions do not wait for
-each other: an actor on a lost node never answers. Nothing is lost with the process: whatever
-matters is in the cluster.
+When the cluster is gone, Ray's library blocks, and then ends its process. So it runs in a process
+of its own (`cluster.py`), and each question has a time limit. Questions do not wait for each other,
+since an actor on a lost node never answers. The process holds nothing that is not in the cluster.
 
 Failure cases
 
@@ -15,7 +14,7 @@ Failure cases
                               calls raise `EngineGone` at once; a little later, the next question
                               starts another driver, if anything listens at the address
     the agent is killed       its end of the socket closes, and the driver ends
-    an unexpected exception   the driver continues; the agent gets `EngineGone`, and tries again
+    an unexpected exception   the driver continues; the agent catches `EngineGone`, and tries again
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ CALL_SECONDS = 15.0
 CONNECT_SECONDS = 60.0  # Ray's library takes seconds to import on a busy machine
 QUESTIONS = 128  # at a time
 FUNCTIONS = f"{__package__}.cluster"
-PAUSE_SECONDS = 1.0  # after a failure: until it is over, all calls get the same error
-# How long Ray's library waits for a cluster that is gone before it ends the process.
+PAUSE_SECONDS = 1.0  # after a failure, during which all calls raise the same error
+# The first one limits how long Ray's library waits for a cluster that is gone.
 _RAY_SETTINGS = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     "RAY_DISABLE_IMPORT_WARNING": "1",
@@ -52,10 +51,10 @@ _RAY_SETTINGS = {
 
 
 class RayDriver:
-    """One driver process at a time, started when it is needed, and none once this is closed."""
+    """One driver process at a time, which is started when it is needed, until `close`."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ, functions: str = FUNCTIONS) -> None:
-        """Start nothing yet. `functions` names the module of `connect` and all other calls."""
+        """Start no process yet. `functions` names the module of `connect` and all other calls."""
         self._environ = environ
         self._functions = functions
         self._lock = threading.Lock()
@@ -65,7 +64,7 @@ class RayDriver:
         self._failed_at = float("-inf")
 
     def call(self, function: str, *arguments: Any, seconds: float = CALL_SECONDS) -> Any:
-        """Call one of the functions there; return what it returns. Blocks.
+        """Call one of the functions in the driver process; return its result. Blocks.
 
         Raises:
             EngineGone: The cluster does not answer.
@@ -80,9 +79,9 @@ class RayDriver:
             raise
 
     def close(self) -> None:
-        """End the process, also one that is connecting; calls that wait get an error."""
+        """End the process, also while it connects; calls that wait raise an error."""
         self._is_closed = True
-        if (process := self._process) is not None:  # not under the lock, which a connect holds
+        if (process := self._process) is not None:  # without the lock, which `_connect` holds
             process.end()
 
     def _connected(self) -> _Process:
@@ -99,7 +98,7 @@ class RayDriver:
 
     def _connect(self) -> _Process:
         address = self._environ.get("RAY_ADDRESS", "")
-        check_answers(address)  # before there is a process, which takes seconds to import Ray
+        check_answers(address)  # before the process, which takes seconds to import Ray
         self._process = started = _Process(self._environ, self._functions)
         try:
             if self._is_closed:  # `close` may have looked before there was a process
@@ -126,7 +125,7 @@ class DriverEnded(EngineGone):
 
 
 class _Process:
-    """One driver process; asked by several threads at once."""
+    """One driver process, to which several threads put questions at once."""
 
     def __init__(self, environ: Mapping[str, str], functions: str) -> None:
         self._pipe, its = Pipe()
@@ -169,12 +168,12 @@ class _Process:
             raise DriverEnded(f"Ray has not answered within {seconds:g} s", _STATUS_HINT) from exc
 
     def end(self) -> None:
-        """Kill it; calls that wait get an error."""
+        """Kill the process; calls that wait raise an error."""
         self._process.kill()
         self._process.wait()
 
     def _read(self) -> None:
-        """Be the thread that passes answers on, until the driver has ended."""
+        """Pass answers on, in a thread of its own, until the driver has ended."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 number, has_worked, result = self._pipe.recv()
@@ -195,7 +194,7 @@ def _gone() -> DriverEnded:
 
 
 class _Answers:
-    """The driver's own side: what it is asked, and what it answers."""
+    """The driver process's side: it answers the agent's questions."""
 
     def __init__(self, functions: str, pipe: Connection) -> None:
         self._functions = functions
@@ -203,7 +202,7 @@ class _Answers:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Answer until the agent has ended."""
+        """Answer questions until the agent has ended."""
         functions = importlib.import_module(self._functions)
         threads = ThreadPoolExecutor(QUESTIONS, "question")
         while True:

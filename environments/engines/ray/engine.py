@@ -5,28 +5,30 @@
       ▲        (Ray's library)    │                    │
       └── records, reports ◀── its KV ◀── address, exit ┘
 
-The actor owns a shim, as each local replica has one, so a replica's limits, exits and drains are
-the same there as here: Ray itself limits no memory and no CPU, it only counts them. It stays when
-its server has exited, with the server's log, until the agent has read that and removes it.
+The actor starts a shim, as each local replica has one, so that limits, exits and drains are the
+same as on this machine: Ray itself only counts memory and CPUs, and does not limit them. When its
+server has exited, the actor stays, with the server's log, until the agent has read the log and
+removes it.
 
-    options.py    what a plan asks of Ray, and which cluster is meant
-    driver.py     the process that is connected to the cluster, as it is called from here
-    cluster.py    what runs there
+    options.py    makes requests to Ray of plans; finds the cluster
+    driver.py     the process that is connected to the cluster, and the agent's connection to it
+    cluster.py    the functions that are called in that process
     actor.py      the actor, as it is sent to its node
-    replica.py    what it does there, and what is kept in the cluster
+    replica.py    the actor's work on its node, and the cluster's KV
 
 Failure cases
 
     the agent is killed in `start`    the next one finds record, group and actor by their name, and
                                       makes what is missing
-    its shim is lost alone            reported as such; so it may be, when its node is, for a moment
+    only the shim is lost             it is reported as lost. The same report may come for a moment
+                                      when the node is lost
     the agent or its driver ends      actors are detached: nothing ends with their creator
-    a node is lost                    its actors are DEAD, for Ray: the daemon starts others, and a
-                                      node that comes back has its raylet, and with it its actors
-                                      and their servers, end
+    a node is lost                    Ray declares its actors DEAD, and the daemon starts others. If
+                                      the node comes back, its raylet ends, and with it the actors
+                                      and their servers
     the head is lost                  without Redis behind it, all actors end with it
-    Ray's memory monitor kills        the actor ends, its server with it: reported as such
-    the cluster has no room           the group is PENDING, and `status` says for what
+    Ray's memory monitor kills        the actor ends, and its server with it: reported as such
+    the cluster has no room           the group is PENDING, and `status` names what is missing
 """
 
 from __future__ import annotations
@@ -53,10 +55,10 @@ if importlib.util.find_spec("ray") is None:
 PACKAGE = Path(__file__).resolve().parents[3]
 POLL_INTERVAL_SECONDS = 1.0  # between two looks at the cluster
 FIRST_READ_SECONDS, MAX_READ_SECONDS = 0.2, 2.0  # between two looks at a log
-END_SECONDS = 0.1  # between two looks whether a replica has ended
-KILL_SECONDS = 15.0  # for a shim to have ended what it kills
+END_SECONDS = 0.1  # between two checks whether a replica has ended
+KILL_SECONDS = 15.0  # for a shim to end the processes that it kills
 _SIGNAL = 128
-# States of a placement group for which Ray has not looked yet whether there is room.
+# States of a placement group for which Ray has not looked for room yet.
 _NOT_CONSIDERED = frozenset({"QUEUED", "SCHEDULING_STARTED"})
 _NO_LIMITS = "Ray counts CPUs and limits none: --cpus chooses a node, and no more"
 
@@ -122,28 +124,24 @@ class RayEngine:
         selector = options.get("label-selector", {})
         arguments = (plan.labels.to_labels(), bundle(plan), selector, settings)
         self._driver.call("create", plan.name, *arguments)
-        started = self.find(plan)
-        if started is None:
-            raise base.EngineRefused(f"the actor {plan.name} was removed while it was started")
-        return started
+        return base.require(self.find(plan), plan)
 
     def signal(self, instance: base.Instance, number: int) -> None:
         self._ask(instance, "signal", number)
 
     def stop(self, instance: base.Instance, grace_seconds: float) -> None:
-        """Stop the server; one that waits for a place has none."""
+        """Stop the server; an instance that has not been placed has none."""
         if self._runs(instance):
             self._ask(instance, "stop", grace_seconds)
-        deadline = time.monotonic() + grace_seconds + KILL_SECONDS
-        while self._runs(instance) and time.monotonic() < deadline:
-            time.sleep(END_SECONDS)
+        seconds = grace_seconds + KILL_SECONDS
+        base.wait_until(lambda: not self._runs(instance), seconds, END_SECONDS)
 
     def remove(self, instance: base.Instance) -> None:
-        """Remove actor, placement group and records, killing what is left."""
+        """Remove actor, placement group and records; kill the processes that are left."""
         self._driver.call("destroy", _name(instance), instance.labels.to_labels(), seconds=60.0)
 
     def changes(self) -> Iterator[None]:
-        """Yield whenever the state of an instance is another: Ray has no events about actors."""
+        """Yield whenever the state of an instance has changed; Ray has no events about actors."""
         known = None
         while True:
             seen = [(each.id, each.state) for each in self.list()]
@@ -153,7 +151,7 @@ class RayEngine:
             time.sleep(POLL_INTERVAL_SECONDS)
 
     def logs(self, instance: base.Instance, cursor: str | None) -> Iterator[base.LogChunk]:
-        """Yield what the server has printed, from its actor; a cursor is an offset."""
+        """Yield the server's output, from its actor; a cursor is an offset."""
         offset, looks = int(cursor or 0), 0
         while (answer := self._ask(instance, "read_log", offset)) is not None:
             data, offset, has_ended = answer
@@ -168,7 +166,7 @@ class RayEngine:
                 time.sleep(backoff_seconds(looks, first=FIRST_READ_SECONDS, longest=longest))
 
     def _ask(self, instance: base.Instance, method: str, *arguments: object) -> Any:
-        """Return the answer of an instance's actor; None when that does not live."""
+        """Return the answer of an instance's actor; None when the actor does not live."""
         return self._driver.call("ask", _name(instance), instance.id, method, *arguments)
 
     def _runs(self, instance: base.Instance) -> bool:
@@ -196,7 +194,7 @@ def _state(record: Json, report: Json | None, *, lives: bool) -> base.InstanceSt
 
 
 def _why_waiting(found: Json) -> str | None:
-    """Return for what an instance waits that has no place yet; None: its actor is being started."""
+    """Return why an instance has not been placed; None: it has, and its actor is being started."""
     group = found["group"]
     if group is None or group["state"] != "PENDING":
         return None
@@ -207,7 +205,7 @@ def _why_waiting(found: Json) -> str | None:
 
 
 def _exit_facts(report: Json, actor: Json | None) -> base.ExitFacts:
-    """Return how an instance ended: as its shim says; without one, as Ray does."""
+    """Return how an instance ended, as its shim reports it, or else as Ray does."""
     reason = report.get("exit")
     if reason is None or reason["kind"] == ExitKind.LOST:
         return _by_ray(actor or {"state": "DEAD"})
@@ -224,10 +222,10 @@ def _exit_facts(report: Json, actor: Json | None) -> base.ExitFacts:
 
 
 def _by_ray(actor: Json) -> base.ExitFacts:
-    """Return what Ray knows of an actor that has ended without a word of its server."""
+    """Return how an actor ended, as Ray reports it; its shim has not reported an exit."""
     said = " ".join(str(actor.get("message") or "").split())
     where = f"node {actor['node'][:12]}" if actor.get("node") else "no node"
-    if _lives(actor):  # killed, or lost with a node that Ray has not given up
+    if _lives(actor):  # the shim was killed, or Ray has not noticed yet that the node is lost
         return base.ExitFacts(ended_by=f"its shim has ended on {where}")
     match actor.get("cause"):
         case "oom_context":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Translates a replica's plan for Ray, and finds the Ray cluster.
+"""Translates a replica's plan into Ray's terms, and finds the Ray cluster.
 
     --memory, --cpus, --gpus     `memory`, `CPU` (1 by default) and `GPU` of the placement group
     resources={"disk": 1}        custom resources, as `ray start --resources` names them
@@ -7,7 +7,7 @@
     runtime-env={"pip": […]}     the actor's runtime environment, in whose Python the replica runs
     label-selector={"zone": "a"} only nodes with these labels
 
-Imports nothing of Ray.
+The module imports nothing of Ray.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PROBE_SECONDS = 3.0
 START = "start one here: ray start --head --port 6399; or set RAY_ADDRESS=HOST:PORT"
 _TEMPORARY = "RAY_TMPDIR"
 _CURRENT = "ray/ray_current_cluster"  # written by `ray start`
-# How its nodes know each other, where it asks for a token.
+# The variables that have the cluster's token, if it requires one.
 _ACCESS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 _RESERVED = ("CPU", "GPU", "memory", "object_store_memory")
 
 
 def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
-    """Refuse what Ray cannot do; raises `EngineRefused`."""
+    """Refuse a sandbox, an address, and invalid options; raises `EngineRefused`."""
     check_no_sandbox("a Ray actor is a process of the cluster's user", sandbox=sandbox)
     if "address" in options:
         raise EngineRefused(
@@ -43,12 +43,12 @@ def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
 
 
 def options_of(options: Mapping[str, str]) -> Json:
-    """Return the values of Ray's options, by name; raises `EngineRefused` for others."""
+    """Return the values of Ray's options, by name; raises `EngineRefused`."""
     return read_options("ray", options, _OPTIONS)
 
 
 def bundle(plan: ReplicaPlan) -> dict[str, float]:
-    """Return the resources of a replica, as a bundle of a placement group has them."""
+    """Return the resources of a replica, as the bundle of a placement group."""
     options = options_of(plan.options)
     wanted: dict[str, float] = {"CPU": plan.cpus or 1.0}
     if plan.memory_bytes:
@@ -94,9 +94,9 @@ _OPTIONS = {"gpus": _share, "label-selector": _labels, "resources": _custom, "ru
 
 
 def ray_address(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that lead to a cluster: what is set, or the one that runs here.
+    """Return the variables that lead to the named cluster, or else to the one that runs here.
 
-    An empty address is of no cluster: the agent says what to do.
+    The address is empty if there is none; the agent's error says what to do.
     """
     address = environ.get("RAY_ADDRESS", "")
     if address in ("", "auto"):
@@ -109,10 +109,10 @@ def ray_address(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_answers(address: str) -> None:
-    """Connect to the head, and leave it again.
+    """Check that the head of a cluster accepts a connection.
 
     Raises:
-        EngineGone: No cluster is known, or none is there.
+        EngineGone: The address is empty or invalid, or nothing answers there.
     """
     if not address:
         raise EngineGone(

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actor of a replica on its node: it has a shim, as a local replica has.
+"""The work of a replica's actor on its node: it starts a shim, as a local replica has one.
 
     actor (a worker of Ray's) ──starts──▶ shim ──▶ env host ──▶ its sessions
        │  thread ◀──── status ─────────────┘
        └──▶ the cluster's KV: where it listens, and how it has ended
 
-So limits, exits, drains and orphans are those of local replicas. On the agent's own node it listens
-where the plan says; on another, at the node's address. A port that is taken there is replaced by
-another: the report tells which.
+So limits, exits, drains and orphans are handled as for local replicas. On the agent's own node, the
+server listens at the plan's address; on another, at the node's. If the port is taken, the server
+listens at another one, which the report has.
 
 Failure cases
 
     the actor is killed      by `ray.kill`, by Ray's memory monitor, with its node's raylet: the
                              kernel sends the shim SIGTERM, which ends its server within its grace
-    the shim is killed       the kernel kills the server; the report says that it is gone
-    the node cannot tell     the report is written again until the cluster has it
+    the shim is killed       the kernel kills the server; the report says that it is lost
+    the cluster is away      the report is written again until the cluster has it
     the actor is killed and  its folder stays in the folder of Ray's session, as Ray's own logs do
     its folder is left
 
-Imports the standard library and Ray alone: it runs in whatever Python the cluster has.
+The module imports the standard library and Ray alone, as it runs in any Python of a cluster.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ....system.text.json_lines import Json
 from ...shim import __file__ as _shim_file
 from ...shim import files
 from ...shim.client import ShimClient, ShimGone, clean_up_after_shim, read_status_file
-from ..host_options import listen, server_options
+from ..host_options import listen, server_variables
 
 if TYPE_CHECKING:
     from ....schema.replica import StatusLine
@@ -58,17 +58,17 @@ REPORT = "report:{}"
 _KEYS = NAMESPACE.encode()
 READ_BYTES = 256 * 1024
 RETRY_SECONDS = 1.0
-HEARD_SECONDS = 5.0  # for the shim to have read what it is asked
-CLOSE_SECONDS = 10.0  # for the shim to have ended everything, after SIGKILL
-MAX_LOG_BYTES = 64 * 2**20  # on the node; the agent keeps a copy, bounded by its own setting
+HEARD_SECONDS = 5.0  # for the shim to read a request
+CLOSE_SECONDS = 10.0  # for the shim to end everything by SIGKILL
+MAX_LOG_BYTES = 64 * 2**20  # on the node; the agent's copy is limited by a setting
 _GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 class RayReplica:
-    """The shim of one replica, as its actor sees it."""
+    """The shim of one replica, which the replica's actor starts and watches."""
 
     def __init__(self, settings: Json) -> None:
-        """Start it; raises what keeps it from being started, by which the actor ends."""
+        """Start the shim; if that fails, the error is raised, and ends the actor."""
         self._settings = settings
         self._plan: Json = settings["plan"]
         context = ray.get_runtime_context()
@@ -83,21 +83,21 @@ class RayReplica:
         self._listeners = self._listen()
         self._is_started = threading.Event()
         self._problem: BaseException | None = None
-        # The kernel tells a process of the death of the thread that has started it.
+        # The kernel signals the shim at the death of the thread that started it.
         threading.Thread(target=self._run, name="shim", daemon=True).start()
         self._is_started.wait()
         if self._problem is not None:
             raise self._problem
 
     def read_log(self, offset: int) -> tuple[bytes, int, bool]:
-        """Return what was printed after an offset, the offset after it, whether that is all."""
+        """Return the output after an offset, the next offset, and whether the output has ended."""
         has_ended = self._report.get("exit") is not None
         try:
             with self._log_path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < offset:  # it was cut
+                if file.seek(0, os.SEEK_END) < offset:  # its beginning was dropped
                     offset = 0
                 data = os.pread(file.fileno(), READ_BYTES, offset)
-        except FileNotFoundError:  # it was closed
+        except FileNotFoundError:  # `close` has removed it
             return b"", offset, True
         return data, offset + len(data), has_ended
 
@@ -113,7 +113,7 @@ class RayReplica:
         gone = contextlib.suppress(ShimGone, TimeoutError)
         with gone, ShimClient.connect(self._socket_path) as shim:
             shim.send("stop", grace_seconds=grace_seconds)
-            # A client that leaves at once may be dropped before its line is read.
+            # A client that disconnects at once may be dropped before its line is read.
             shim.wait(lambda status: status["state"] in ("stopping", "stopped"), HEARD_SECONDS)
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class RayReplica:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _listen(self) -> list[socket.socket]:
-        """Open the sockets: at the plan's address on the agent's node, else at the node's own."""
+        """Open sockets: on the agent's node at the plan's address, elsewhere at the node's own."""
         node_address = ray.util.get_node_ip_address()
         is_here = node_address == self._settings["agent_address"]
         host = self._plan["host"] if is_here else node_address
@@ -138,7 +138,7 @@ class RayReplica:
         return listeners
 
     def _run(self) -> None:
-        """Be the thread that has started the shim, and reports how it ends."""
+        """Start the shim, and report its states, in a thread that lives as long as the actor."""
         try:
             shim = self._start()
         except BaseException as exc:
@@ -148,9 +148,9 @@ class RayReplica:
             self._is_started.set()
         with contextlib.suppress(ShimGone):
             while True:
-                self._note(shim.wait(lambda status: self._is_news(_of(status))))
-        self._note(read_status_file(self._folder) or {}, is_gone=True)
-        threading.Event().wait()  # its end would be the shim's
+                self._write_report(shim.wait(lambda status: self._is_news(_observed(status))))
+        self._write_report(read_status_file(self._folder) or {}, is_gone=True)
+        threading.Event().wait()  # the end of this thread would end the shim
 
     def _start(self) -> ShimClient:
         files.write_json(str(self._folder / files.RUN_FILE_NAME), self._run_file())
@@ -177,11 +177,11 @@ class RayReplica:
 
     def _run_file(self) -> Json:
         plan, folder, argv = self._plan, Path(self._plan["folder"]), self._plan["command"]
-        if self._settings["runtime_env"]:  # by that one's Python
+        if self._settings["runtime_env"]:  # in the Python of that environment
             program = Path(_shim_file).parents[2] / "env_host" / "__main__.py"
             argv = [sys.executable, "-P", str(program)]
         gpus = {name: os.environ[name] for name in _GPU_VARIABLES if name in os.environ}
-        options = server_options(plan, self._report["host"], self._folder, owns_cgroup=False)
+        options = server_variables(plan, self._report["host"], self._folder, owns_cgroup=False)
         return {
             "replica_id": plan["labels"]["replica"],
             "argv": list(argv),
@@ -197,13 +197,13 @@ class RayReplica:
         }
 
     def _is_news(self, observed: Json) -> bool:
-        """Return whether the report says something else; its first one has the server's pid."""
+        """Return whether a report is due: it differs, and the server has a pid or has exited."""
         is_begun = bool(observed["pid"] or observed["exit"])
         return is_begun and not observed.items() <= self._report.items()
 
-    def _note(self, status: StatusLine, *, is_gone: bool = False) -> None:
-        """Write the report; again until the cluster has it."""
-        self._report |= _of(status)
+    def _write_report(self, status: StatusLine, *, is_gone: bool = False) -> None:
+        """Write the report, again until the cluster has it."""
+        self._report |= _observed(status)
         if is_gone and self._report["exit"] is None:
             self._report["exit"] = {"kind": "lost"}
         while True:
@@ -214,8 +214,8 @@ class RayReplica:
                 time.sleep(RETRY_SECONDS)
 
 
-def _of(status: StatusLine) -> Json:
-    """Return of a shim's status the server's pid, and how that has ended."""
+def _observed(status: StatusLine) -> Json:
+    """Return the server's pid and exit from a shim's status."""
     exit_reason = status.get("exit")
     if exit_reason is None and status.get("state") == "stopped":
         exit_reason = {"kind": "stopped"}
@@ -225,19 +225,19 @@ def _of(status: StatusLine) -> Json:
 def _socket_path(folder: Path) -> str:
     """Return the path of the shim's socket, as this process connects to it.
 
-    A socket's path has 107 bytes at most, of which Ray's session folder takes most. In the
-    temporary folder instead, an actor that is killed with its shim would leave the socket there.
+    A socket's path has 107 bytes at most, and the path of Ray's session folder is nearly as long.
+    In the temporary folder, an actor that is killed together with its shim would leave the socket.
     """
     if sys.platform != "linux":
         return str(Path(tempfile.gettempdir()) / f"oer-{folder.name[:20]}.sock")
     return f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}/shim.sock"
 
 
-# Small JSON objects by key, in the cluster's own KV, in its GCS. Keys: `cluster.py`.
+# JSON objects in the cluster's KV, which is in its GCS. `cluster.py` lists the keys.
 
 
 def read_key(key: str) -> Json | None:
-    """Return the object of a key; None when there is none."""
+    """Return the JSON object of a key; None when there is none."""
     data: bytes | None = internal_kv._internal_kv_get(key, namespace=_KEYS)
     try:
         found = json.loads(data or b"null")

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm's commands: run, and what they print as values.
+"""Runs Slurm's commands, and parses what they print; explains how a job ended.
 
-Text in formats of our own is asked for rather than `--json`: it is the same in all versions, and
-leaves out what is not asked for. (`squeue --json` of 22.05 prints all jobs of the cluster,
-whichever are asked for, and its fields have changed with each version of its plug-in.)
+The commands print text in formats that we specify, which is the same in all versions, rather than
+`--json`. (`squeue --json` of 22.05 prints all jobs of the cluster, whichever are requested, and its
+fields have changed with each version of its plug-in.)
 
-How a Slurm job ended: from Slurm's state, the job's own report, and its output.
-
-Slurm's word counts where something else ended the job; the report's where it ended by itself.
-OUT_OF_MEMORY says only that something in the job was ever killed: what has ended its server, the
-job itself has found out, unless it was killed, too. What `JobAcctGatherParams=OverMemoryKill` kills
-is FAILED or CANCELLED to Slurm: the output says why.
+The explanation of an end is made from Slurm's state, the job's own report, and its output. Slurm's
+state counts if something else ended the job; the report counts if the job ended by itself.
+OUT_OF_MEMORY only says that some process of the job was killed at some time. The job itself finds
+out how its server ended, unless it was killed, too. A job that is killed because of
+`JobAcctGatherParams=OverMemoryKill` is FAILED or CANCELLED; only its output says why.
 """
 
 from __future__ import annotations
@@ -19,37 +18,37 @@ import getpass
 import json
 import os
 import re
-import signal as signals
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ....system.process.exit_reason import Detector
-from ..base import EngineGone, EngineRefused, ExitFacts, Labels
+from ..base import EXIT_KILLED, FINE_EXITS, EngineGone, EngineRefused, ExitFacts, Labels
 from .job import OUTPUT_FILE_NAME, JobReport, read_fields
 
-COMMAND_SECONDS = 60.0  # a controller that does not answer is asked several times by the commands
+COMMAND_SECONDS = 60.0  # the commands retry if the controller does not answer
 INSTALL = "install Slurm's commands: apt install slurm-client, or run openenvd on a login node"
-# What commands, and through `sbatch` jobs, are passed of the agent's variables: nothing private.
+# The agent's variables that commands are passed, and through `sbatch` jobs: none is private.
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "LD_LIBRARY_PATH")
 _OF_SLURM = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "MUNGE_")
 _NODE_FORMAT = "NodeList:200,StateLong:200,Gres:200,NodeAddr:200"
 _UP = ("idle", "mixed", "allocated", "completing")
 _GPUS = re.compile(r"\bgpu(?::[A-Za-z][\w.-]*)?:(\d+)")
 _JOB_FORMAT = "%i|%T|%r|%N|%L|%l|%k|%Z"  # the last may contain anything
-# What Slurm complains about, in lower case, when it cannot be asked.
+_PING = "see whether it runs: scontrol ping"
+# Parts of the messages of a Slurm that does not answer, in lower case, and the remedies.
 _GONE = {
-    "unable to contact slurm controller": "see whether it runs: scontrol ping",
-    "unable to contact the slurm controller": "see whether it runs: scontrol ping",
+    "unable to contact slurm controller": _PING,
+    "unable to contact the slurm controller": _PING,
     "munge": "see whether munge runs here: systemctl status munge",
-    "socket timed out": "it is busy: tried again",
-    "connection refused": "see whether it runs: scontrol ping",
-    "connect failure": "see whether it runs: scontrol ping",
-    "communication connection failure": "see whether it runs: scontrol ping",
-    "in standby mode": "see whether it runs: scontrol ping",
+    "socket timed out": "it is busy, and openenvd tries again",
+    "connection refused": _PING,
+    "connect failure": _PING,
+    "communication connection failure": _PING,
+    "in standby mode": _PING,
 }
-# The same, when it has no configuration.
+# Parts of the messages of a Slurm that has no configuration.
 _UNCONFIGURED = (
     "unable to process configuration file",
     "unable to establish configuration",
@@ -76,11 +75,11 @@ class Row:
 
     id: str  # its number
     state: str  # in Slurm's word: PENDING, RUNNING, OUT_OF_MEMORY
-    reason: str  # why it is pending, or has ended so; `None` in words, if there is none
+    reason: str  # why it is pending or has ended; the text `None` if there is no reason
     node: str  # where it runs, or ran
-    left_seconds: float | None  # how long it may run on; None: it does not run, or has no limit
+    left_seconds: float | None  # how long it may still run; None: it does not run, or has no limit
     limit_seconds: float | None  # how long it may run in all; None: it has no limit
-    labels: Labels  # whose it is
+    labels: Labels  # the owner
     run_dir: Path  # the replica's folder
 
 
@@ -88,18 +87,17 @@ class Row:
 class Node:
     """One node."""
 
-    name: str
     address: str
-    is_up: bool  # it takes jobs
+    is_up: bool  # whether it takes jobs
     gpus: int
 
 
 def run(*command: str, stdin: str | None = None, seconds: float = COMMAND_SECONDS) -> str:
-    """Return what a command prints.
+    """Return the output of a command.
 
     Raises:
-        EngineGone: It is not installed, or Slurm does not answer.
-        EngineRefused: It says no.
+        EngineGone: The command is not installed, or Slurm does not answer.
+        EngineRefused: The command fails.
     """
     try:
         done = subprocess.run(
@@ -119,14 +117,14 @@ def run(*command: str, stdin: str | None = None, seconds: float = COMMAND_SECOND
         raise EngineGone(f"there is no command {command[0]} here", INSTALL) from exc
     except subprocess.TimeoutExpired as exc:
         text = f"{command[0]} has not answered within {seconds:g} s"
-        raise EngineGone(text, "see whether it runs: scontrol ping") from exc
+        raise EngineGone(text, _PING) from exc
     if done.returncode != 0:
         raise _error(command[0], done.stderr or done.stdout)
     return done.stdout
 
 
 def jobs() -> Iterator[Row]:
-    """Yield this user's jobs that carry our labels, those that have just ended included.
+    """Yield this user's jobs that carry our labels, including those that have just ended.
 
     Raises:
         EngineGone
@@ -151,13 +149,13 @@ def jobs() -> Iterator[Row]:
 
 
 def job_fields(job: str) -> dict[str, str]:
-    """Return what Slurm knows of one job, by the names of `scontrol`; nothing of one it forgot.
+    """Return the fields of one job by their names in `scontrol`; none if Slurm has forgotten it.
 
     Raises:
         EngineGone
     """
     try:
-        # Fields in the job's own comment come after Slurm's.
+        # Text in the job's comment that looks like fields comes after Slurm's own fields.
         return read_fields(run("scontrol", "--oneliner", "show", "job", job))
     except EngineRefused:
         return {}
@@ -170,12 +168,12 @@ def nodes(seconds: float) -> list[Node]:
     for line in filter(str.strip, output.splitlines()):
         name, state, gres, address = line.split()
         is_up = state.startswith(_UP) and not state.endswith("*")  # `*`: it does not answer
-        found[name] = Node(name, address, is_up, sum(map(int, _GPUS.findall(gres))))
+        found[name] = Node(address, is_up, sum(map(int, _GPUS.findall(gres))))
     return list(found.values())
 
 
 def read_duration(text: str) -> float | None:
-    """Read a duration of Slurm's, `days-hours:minutes:seconds` or less; None: it is none."""
+    """Read a duration such as `days-hours:minutes:seconds`, in seconds; None: it is not one."""
     days, _, rest = text.rpartition("-")
     seconds = 0
     try:
@@ -189,11 +187,11 @@ def read_duration(text: str) -> float | None:
 def submit(arguments: Sequence[str], script: str) -> str:
     """Submit a job; return its id."""
     output = run("sbatch", "--parsable", *arguments, stdin=script)
-    return output.strip().partition(";")[0]  # and its cluster's name
+    return output.strip().partition(";")[0]  # the cluster's name may follow
 
 
 def cancel(*arguments: str) -> None:
-    """Run `scancel`; a job that does not run any more, or not yet, is no error."""
+    """Run `scancel`; it is no error if the job has ended, or has not begun."""
     try:
         run("scancel", *arguments)
     except EngineRefused as exc:
@@ -202,19 +200,19 @@ def cancel(*arguments: str) -> None:
 
 
 def kill(job: str) -> None:
-    """Kill a job at once, also one that waits or starts."""
+    """Kill a job at once, even if it waits or is being started."""
     cancel("--full", "--signal=KILL", job)
     cancel(job)
 
 
 def _error(command: str, text: str) -> EngineGone | EngineRefused:
-    # Without the command's name and `error:`.
+    # Drop the command's name and `error:`.
     lines = [_PREFIX.sub("", line.strip()) for line in text.splitlines() if line.strip()]
     said = "; ".join(dict.fromkeys(lines)) or "it does not say why"
     lowered = said.lower()
     gone = next((hint for words, hint in _GONE.items() if words in lowered), None)
     if any(words in lowered for words in _UNCONFIGURED):
-        # The daemon has the variables of the shell that started it.
+        # The daemon's variables are those of the shell that started it.
         file = os.environ.get("SLURM_CONF")
         how = f"with SLURM_CONF={file}" if file else "without SLURM_CONF"
         gone = (
@@ -227,44 +225,43 @@ def _error(command: str, text: str) -> EngineGone | EngineRefused:
     return EngineRefused(f"{command}: {said}", hint)
 
 
-TAIL_BYTES = 4096  # of its output, where Slurm says why it has killed a job
+TAIL_BYTES = 4096  # of a job's output, where Slurm says why it has killed the job
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
 TIMEOUT = "TIMEOUT"
-# Jobs that have ended, and what ended them, where they did not end by themselves.
+# States of jobs that did not end by themselves, and what ended them.
 _ENDED_BY = {
     "BOOT_FAIL": "its node could not be booted",
     "CANCELLED": "it was cancelled",
     "DEADLINE": "its deadline was over",
     "NODE_FAIL": "its node has failed",
-    "PREEMPTED": "another job was to have its place",
+    "PREEMPTED": "another job took its place",
     "REVOKED": "another cluster runs it",
     TIMEOUT: "its time limit was over",
 }
 ENDED = frozenset({"COMPLETED", "FAILED", OUT_OF_MEMORY, *_ENDED_BY})
-_OOM_EXIT = 125  # "signal" by which Slurm says that memory ran out
+_OOM_EXIT = 125  # the "signal" by which Slurm reports that memory ran out
 _OVER_MEMORY = re.compile(rb"slurmstepd\S*: error: .* exceeded memory limit \((\d+) > \d+\)")
-_FINE_EXITS = (0, 128 + signals.SIGTERM)
 
 
 def exit_facts(
     job: str, fields: dict[str, str], report: JobReport | None, over: int | None = None
 ) -> ExitFacts:
-    """Return how a job ended, by what Slurm knows of it, and what it has said of itself.
+    """Return how a job ended, by Slurm's fields of it and its own report.
 
-    It was found beyond its memory with `over` bytes; None: it was not.
+    `over` is the memory at which Slurm's accounting killed it; None: that did not kill it.
     """
-    state = fields.get("JobState", "")
+    state, seconds = fields.get("JobState", ""), read_duration(fields.get("RunTime", ""))
     node = fields.get("BatchHost") or (report.node if report is not None else "")
     where = f"job {job} on {node}" if node else f"job {job}"
     code = report.exit_code if report is not None else None
     if code is None:
         code = _slurm_exit(fields.get("ExitCode", ""))
-    if over is not None:  # its state is FAILED or CANCELLED then, for whatever reason
+    if over is not None:  # its state is FAILED or CANCELLED then
         return ExitFacts(
-            exit_code=128 + signals.SIGKILL,
+            exit_code=EXIT_KILLED,
             is_oom=True,
             detector=Detector.SLURM,
-            seconds=read_duration(fields.get("RunTime", "")),
+            seconds=seconds,
             peak_bytes=over,
             evidence=f"{where}, {state or 'ended'}, by OverMemoryKill",
         )
@@ -272,22 +269,22 @@ def exit_facts(
         return ExitFacts(
             ended_by=f"{_ENDED_BY[state]} ({where}, {state})",
             is_time_over=state == TIMEOUT,
-            seconds=read_duration(fields.get("RunTime", "")),
+            seconds=seconds,
         )
     if report is not None and report.exit is not None:
-        seconds = read_duration(fields.get("RunTime", "")) or report.exit.get("seconds")
-        return ExitFacts(exit_code=code, reason={**report.exit, "seconds": seconds})
-    is_oom = state == OUT_OF_MEMORY and code not in _FINE_EXITS
+        reason = report.exit | ({"seconds": seconds} if seconds else {})
+        return ExitFacts(exit_code=code, reason=reason)
+    is_oom = state == OUT_OF_MEMORY and code not in FINE_EXITS
     return ExitFacts(
-        exit_code=128 + signals.SIGKILL if is_oom and code is None else code,
+        exit_code=EXIT_KILLED if is_oom and code is None else code,
         is_oom=is_oom,
-        seconds=read_duration(fields.get("RunTime", "")),
+        seconds=seconds,
         evidence=f"{where}, {state}" if is_oom else None,
     )
 
 
 def _slurm_exit(text: str) -> int | None:
-    """Return an exit code of `scontrol`, `code:signal`, as a shell has it; None: no code."""
+    """Return an exit code, printed as `code:signal`, as a shell would have it; None: none."""
     code, _, number = text.partition(":")
     if not (code.isdecimal() and number.isdecimal()) or int(number) == _OOM_EXIT:
         return None
@@ -295,9 +292,9 @@ def _slurm_exit(text: str) -> int | None:
 
 
 def over_memory(run_dir: Path, job: str) -> int | None:
-    """Return with how many bytes Slurm's own accounting has killed a job; None: it has not.
+    """Return the memory at which Slurm's accounting killed a job, in bytes; None: it did not.
 
-    It says so in the job's output alone, where `JobAcctGatherParams=OverMemoryKill` is set.
+    With `JobAcctGatherParams=OverMemoryKill`, only the job's output says so.
     """
     path = run_dir / OUTPUT_FILE_NAME.format(job=job)
     try:

@@ -6,35 +6,35 @@
       └─ the replica's folder ◀─ address, heartbeats, exit ── job.py ──▶ env host
            (a file system that all nodes see)
 
-A job's comment says, as JSON, which replica it belongs to. `squeue` is asked for all jobs of this
-user at once, at most every `POLL_INTERVAL_SECONDS`, however many replicas there are: slurmctld
-serves every user.
+A job's comment contains, as JSON, the replica's labels. `squeue` lists all jobs of this user at
+once, at most every `POLL_INTERVAL_SECONDS`, however many replicas there are, since slurmctld serves
+every user.
 
-Slurm cannot be made to forget a job, and forgets one by itself some minutes after its end
-(`MinJobAge`). So a job that has ended belongs to a replica while the replica's folder says
-so (`job.py`), and what the job has written there counts once Slurm has forgotten the job.
+Slurm forgets a job some minutes after its end (`MinJobAge`), and not on request. So a job that has
+ended belongs to a replica as long as the replica's folder says so (`job.py`). Once Slurm has
+forgotten the job, its own report in the folder counts.
 
-    engine.py      the engine; options.py: sbatch's
-    job_table.py   what is known of jobs
-    commands.py    Slurm's commands, and how a job ended
-    job.py         what runs on the node, and what both write into the folder
+    engine.py      the engine; options.py: arguments of sbatch
+    job_table.py   the facts about jobs
+    commands.py    Slurm's commands, and explanations of how jobs ended
+    job.py         the program on the node, and the files in the replica's folder
 
 Failure cases
 
-    the agent is killed in `sbatch`    the next one finds the job by its comment; of two, both
-                                       called alike, Slurm runs one at a time (`singleton`), and the
-                                       later one is cancelled
-    slurmctld is restarted, or away    jobs go on; `EngineGone` until it answers
-    slurmctld is killed                it may have lost jobs that run, or think that they wait:
-                                       their heartbeats show that they run, and the folder makes
-                                       them end
-    a node is lost                     long before NODE_FAIL, heartbeats and answers stop: the job
-                                       is left. Slurm cancels it when the node is back, and it ends
-                                       by itself when it sees that it is not the replica's any more.
-                                       The next job does not wait for it, and goes elsewhere while
-                                       it may still run
-    the time limit comes near          its successor is asked for (`reconcile/own_requests.py`)
-                                       before Slurm sends SIGUSR1: the replica is drained, and ends
+    the agent is killed in `sbatch`    the next agent finds the job by its comment. Of two jobs of
+                                       the same name, Slurm runs one at a time (`singleton`), and
+                                       the later one is cancelled
+    slurmctld is restarted, or away    jobs continue; `EngineGone` until it answers
+    slurmctld is killed                it may have lost jobs that run, or list them as waiting:
+                                       their heartbeats show that they run, and a note in the
+                                       folder makes them end
+    a node is lost                     heartbeats and answers stop, long before NODE_FAIL, and the
+                                       job is abandoned. Slurm cancels it when the node is back, and
+                                       it ends by itself when it finds that it is not the replica's
+                                       any more. The next job does not wait for it, and avoids its
+                                       node while it may still run
+    the time limit comes near          a successor is requested (`reconcile/own_requests.py`) before
+                                       Slurm sends SIGUSR1, by which the replica drains
     Slurm requeues a job               it is the same instance, in its next run
     the folder is not seen by nodes    the job cannot write: it is RUNNING, and has no address
 """
@@ -50,7 +50,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from ....system.net.access import is_loopback
-from ..base import Check, EngineGone, EngineRefused, Instance, InstanceState, LogChunk, ReplicaPlan
+from ..base import (
+    Check,
+    EngineGone,
+    EngineRefused,
+    Instance,
+    InstanceState,
+    LogChunk,
+    ReplicaPlan,
+    wait_until,
+)
 from ..host_options import check_nodes
 from . import commands, job_table
 from .commands import ENDED, Row, exit_facts, over_memory
@@ -58,15 +67,15 @@ from .job import NO_JOB, OUTPUT_FILE_NAME, left_jobs, read_job, read_report, wri
 from .options import job_script, sbatch_arguments, warned_seconds
 
 OUTPUT_SECONDS = 0.3  # between two reads of what a job has printed
-KILL_SECONDS = 60.0  # for Slurm to kill a job: its own `UnkillableStepTimeout`
-LEAVE_SECONDS = 2.0  # for Slurm to kill a silent job, before it is left to itself
-EARLY_SECONDS = 30.0  # by which Slurm may signal before the time that was asked for
-LATEST_SHARE = 2 / 3  # of a job's time limit, which may be left when its successor is asked for
+KILL_SECONDS = 60.0  # for Slurm to kill a job: the default of its `UnkillableStepTimeout`
+LEAVE_SECONDS = 2.0  # for Slurm to kill a silent job, before the job is abandoned
+EARLY_SECONDS = 30.0  # how much earlier than requested Slurm may send a signal
+LATEST_SHARE = 2 / 3  # of a job's time limit: the most that is left when its successor is requested
 CHECK_SECONDS = 10.0
 READ_BYTES = 256 * 1024
 
 CONFIGURING = "CONFIGURING"
-_NOT_CONSIDERED = frozenset({"", "None"})  # reasons of a job that the scheduler has not come to
+_NOT_CONSIDERED = frozenset({"", "None"})  # reasons of a job that was not scheduled yet
 _NO_LIMITS = (
     "nothing limits memory (TaskPlugin has no task/cgroup): a replica beyond its --memory is "
     "killed late (OverMemoryKill), or harms its node"
@@ -91,7 +100,7 @@ class SlurmEngine:
         return Check(version=version, notes=() if "cgroup" in task else (_NO_LIMITS,))
 
     def list(self) -> Iterable[Instance]:
-        """Return every job of this user that carries our labels and is not forgotten."""
+        """Return the jobs of this user that carry our labels and were not removed."""
         rows = self._jobs.rows(job_table.FRESH_SECONDS)
         return [self._instance(row) for row in rows.values() if self._jobs.is_of_replica(row)]
 
@@ -104,7 +113,7 @@ class SlurmEngine:
         job = self._submit(plan)
         try:
             write_job(Path(plan.run_dir), job)
-        except OSError as exc:  # the replica was stopped meanwhile; the disk is full
+        except OSError as exc:  # the replica was stopped meanwhile, or the disk is full
             commands.kill(job)
             text = f"the replica's folder cannot be written: {exc.strerror}"
             raise EngineRefused(text, "see whether its disk is full: df") from exc
@@ -112,11 +121,11 @@ class SlurmEngine:
         return Instance(id=job, labels=plan.labels, state=InstanceState.STARTING)
 
     def signal(self, instance: Instance, number: int) -> None:
-        """Send a signal to the job's first process, which passes it on to its server."""
+        """Send a signal to the job's first process, which passes it on to the server."""
         commands.cancel("--batch", f"--signal={number}", instance.id)
 
     def stop(self, instance: Instance, grace_seconds: float) -> None:
-        """Cancel a job: SIGTERM, and after the grace SIGKILL; one that waits goes at once."""
+        """Cancel a job: SIGTERM, and SIGKILL after the grace; one that waits is removed at once."""
         row = self._jobs.rows(0.0).get(instance.id)
         if row is None or row.state == job_table.PENDING:
             self._dismiss(instance.id)
@@ -133,12 +142,12 @@ class SlurmEngine:
             self._jobs.leave(row)
 
     def remove(self, instance: Instance) -> None:
-        """Drop a job, which is killed if it still runs."""
+        """Kill a job if it still runs, and remove it from its replica's folder."""
         self.stop(instance, 0.0)
         self._jobs.forget(instance.id)
 
     def changes(self) -> Iterator[None]:
-        """Yield when any job of ours has changed: Slurm has no events."""
+        """Yield whenever any job of ours has changed; Slurm has no events."""
         known: object = None
         while True:
             rows = self._jobs.rows(job_table.FRESH_SECONDS)
@@ -152,7 +161,7 @@ class SlurmEngine:
             time.sleep(job_table.POLL_INTERVAL_SECONDS)
 
     def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
-        """Yield what a job has printed, from its file; a cursor is an offset in it."""
+        """Yield the output of a job, from its file; a cursor is an offset in the file."""
         folder = self._jobs.folder(instance.id)
         if folder is None:
             return
@@ -170,7 +179,7 @@ class SlurmEngine:
     def _submit(self, plan: ReplicaPlan) -> str:
         """Submit a job; return its id.
 
-        It goes to a node where a job of the replica was left only if there are no other nodes.
+        The job avoids nodes where jobs of the replica were abandoned, if there are other nodes.
         """
         earlier = len(left_jobs(Path(plan.run_dir)))
         away = self._jobs.nodes_away(Path(plan.run_dir))
@@ -197,15 +206,15 @@ class SlurmEngine:
             if each.state not in ENDED:
                 commands.kill(each.id)
         if first.state not in ENDED and read_job(first.run_dir) != first.id:
-            with contextlib.suppress(OSError):  # an agent was killed before it had
+            with contextlib.suppress(OSError):  # an agent was killed before it wrote that
                 write_job(first.run_dir, first.id)
         if first.state == job_table.PENDING and left_jobs(first.run_dir):
             self._jobs.avoid_left(first.id, plan.options.get("exclude", ""))
         found = self._instance(first, is_whole=True)
         if found.ends_at is None:
             return found
-        # The successor gets as long to start as sessions get to end, but at most a share of the
-        # time limit: with a short limit, each job would be replaced as soon as it begins.
+        # The successor has as much time to start as sessions have to end, but at most a share of
+        # the time limit: otherwise a short limit would have each job replaced as soon as it begins.
         before = 2 * warned_seconds(plan.options) + EARLY_SECONDS
         before = min(before, LATEST_SHARE * (first.limit_seconds or 0.0))
         return replace(found, replace_at=found.ends_at - before)
@@ -213,7 +222,7 @@ class SlurmEngine:
     def _find_forgotten(self, plan: ReplicaPlan) -> Instance | None:
         """Return the job of a replica that Slurm does not know (any more).
 
-        It may run all the same: a controller that was killed has lost what it had not saved.
+        The job may still run: a controller that is killed loses what it has not saved.
         """
         run_dir = Path(plan.run_dir)
         job = read_job(run_dir)
@@ -234,7 +243,7 @@ class SlurmEngine:
         )
 
     def _instance(self, row: Row, *, is_whole: bool = False) -> Instance:
-        """Return a job as the agent is to see it; `is_whole`: with its exit."""
+        """Return a job as an instance, with its exit if `is_whole`."""
         if row.state in ENDED:
             facts = None
             if is_whole:
@@ -251,7 +260,7 @@ class SlurmEngine:
                 labels=row.labels,
                 state=InstanceState.STARTING,
                 waiting=_why_waiting(row) + (", requeued" if is_requeued else ""),
-                # It is being started, or Slurm has not looked yet whether it can be.
+                # It is being started, or Slurm has not tried to schedule it.
                 is_on_its_way=row.state in (CONFIGURING, job_table.RUNNING)
                 or (row.state == job_table.PENDING and row.reason in _NOT_CONSIDERED),
                 runs=0 if report is None else report.runs + 1,
@@ -277,16 +286,17 @@ class SlurmEngine:
         )
 
     def _dismiss(self, job: str) -> None:
-        """Make a job end by itself if it runs: Slurm does not know it, or not that it runs."""
+        """Make a job end by itself, if it runs without Slurm knowing that."""
         folder = self._jobs.folder(job)
         report = None if folder is None else read_report(folder, job)
         if folder is None or report is None or self._jobs.is_over(report):
             return
         write_job(folder, NO_JOB)
-        deadline = time.monotonic() + 2 * job_table.LOST_SECONDS
-        while not self._jobs.is_over(report) and time.monotonic() < deadline:
-            time.sleep(job_table.END_SECONDS)
-            report = read_report(folder, job) or report
+        wait_until(
+            lambda: self._jobs.is_over(read_report(folder, job) or report),
+            2 * job_table.LOST_SECONDS,
+            job_table.END_SECONDS,
+        )
 
 
 def _why_waiting(row: Row) -> str:

@@ -6,26 +6,26 @@
     job ──starts──▶ env host          its sockets are opened here, before their address is written
      └──▶ FOLDER/slurm-JOB.json       address, heartbeat, exit
 
-It listens at the node's own address, as Slurm has it, and at the port that the replica's plan asks
-for, or at another where that is taken. Signals that Slurm sends it are passed on: SIGTERM, and
-SIGUSR1 to drain. It ends as its server has ended, so that Slurm knows, too.
+The job listens at the node's address, as Slurm has it, and at the port of the replica's plan, or at
+another one if that is taken. It passes signals of Slurm on to its server: SIGTERM, and SIGUSR1 to
+drain. It ends with the exit code or signal of its server, so that Slurm knows how it ended.
 
 Failure cases
 
-    the folder cannot be written     the job continues, unheard; the next heartbeat is written again
-    the replica has another job      its node was cut off, say, and is back: this one ends
-    this process is killed           Slurm ends what is left of the job
-    the server is killed             its signal stands in the report, and is the job's own end; by
-                                     whom, the counters of the job's cgroup say (`server_exit.py`)
+    the folder cannot be written     the job continues; the next heartbeat is another attempt
+    the replica has another job      this job ends: its node was cut off, say, and is back
+    this process is killed           Slurm ends the rest of the job
+    the server is killed             the job ends by the same signal, which the report has, too; the
+                                     counters of the job's cgroup tell why (`server_exit.py`)
 
-Files in the replica's folder, which both see:
+Files in the replica's folder, which the engine and the job see:
 
-    slurm.json          by the engine: which job the replica has. Without it, a job that has ended
-                        is none of the replica's: Slurm itself cannot forget one. A job that finds
-                        itself replaced there ends: it was cut off, or Slurm has lost it. Also which
-                        jobs were left on nodes that did not answer
-    slurm-JOB.json      by the job: where it listens, how it is, and how it ended; whole at any time
-    slurm-JOB.out       what the job has printed
+    slurm.json          by the engine: the job that the replica has, and the jobs that it abandoned
+                        on nodes that did not answer. A job that has ended and is not there was
+                        removed. A running job that finds another one there ends: it was cut off, or
+                        Slurm has lost it
+    slurm-JOB.json      by the job: its address, heartbeat and exit; always a whole file
+    slurm-JOB.out       the output of the job
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from ....system.text.units import MB
 from ...shim.files import read_json, read_run_file, write_json
 from ...shim.server_exit import ExitEvidence
 from ...shim.server_process import NotifyPipe
-from ..host_options import listen, server_options
+from ..host_options import listen, server_variables
 
 HEARTBEAT_SECONDS = 5.0  # between two reports of a job
 JOB_FILE_NAME = "slurm.json"
-NO_JOB = ""  # stands there while a job that Slurm does not know is to end
+NO_JOB = ""  # in place of a job's id, while a job that Slurm does not know is to end
 OUTPUT_FILE_NAME = "slurm-{job}.out"
 
 
@@ -76,25 +76,24 @@ class JobReport:
     node: str  # the node that it runs on
     host: str  # the address of that node
     port: int  # the port that its server listens on there
-    pid: int | None = None  # its server, on that node
-    heartbeats: int = 0  # grows while the job lives: clocks of nodes may differ
-    exit_code: int | None = None  # how the server ended, 128 + n for a signal; None: it has not
-    # The same as an `ExitReason`, with what the job's cgroup has counted
-    exit: dict[str, Any] | None = None
-    runs: int = 0  # how many times Slurm has requeued it
+    pid: int | None = None  # of its server, on that node
+    heartbeats: int = 0  # a counter, since clocks of nodes may differ
+    exit_code: int | None = None  # of the server, 128 + n for a signal; None: it has not ended
+    exit: dict[str, Any] | None = None  # the `ExitReason` of the server
+    runs: int = 0  # how many times Slurm has requeued the job
 
     @property
     def address(self) -> str:
-        """Return what goes into a URL."""
+        """Return the URL of its server."""
         return http_address(self.host, self.port)
 
     def write(self, run_dir: Path) -> None:
-        """Replace what it said before; raises `OSError` when that fails."""
+        """Replace the earlier report; raises `OSError` when that fails."""
         write_json(str(run_dir / report_name(self.job)), asdict(self))
 
 
 def read_report(run_dir: Path, job: str) -> JobReport | None:
-    """Return what a job has said; None when it has said nothing yet, or cannot be read."""
+    """Return the report of a job; None when there is none yet, or it cannot be read."""
     try:
         return JobReport(**json.loads((run_dir / report_name(job)).read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -102,17 +101,17 @@ def read_report(run_dir: Path, job: str) -> JobReport | None:
 
 
 def read_job(run_dir: Path) -> str | None:
-    """Return the job that a replica has; None when it has none, or the file may not be read."""
+    """Return the job of a replica; None when it has none, or the file cannot be read."""
     return _read(run_dir)[0]
 
 
 def left_jobs(run_dir: Path) -> list[str]:
-    """Return the jobs that a replica has left on nodes that did not answer."""
+    """Return the jobs that a replica has abandoned on nodes that did not answer."""
     return _read(run_dir)[1]
 
 
 def is_replaced(run_dir: Path, job: str) -> bool:
-    """Return whether a replica certainly has another job; without its folder it has none."""
+    """Return whether a replica certainly has another job; if its folder is gone, it may not."""
     return read_job(run_dir) not in (None, job)
 
 
@@ -122,15 +121,12 @@ def write_job(run_dir: Path, job: str) -> None:
 
 
 def leave_job(run_dir: Path, job: str) -> None:
-    """Record that a replica has this job no more; raises `OSError` when that fails.
-
-    It ends when it sees that, wherever it is.
-    """
+    """Record that a replica has abandoned a job, which ends when it sees that; raises `OSError`."""
     _write(run_dir, NO_JOB, [*dict.fromkeys([*left_jobs(run_dir), job])])
 
 
 def forget_job(run_dir: Path, job: str) -> None:
-    """Remove everything that was written about a job, but that it was left."""
+    """Remove everything that was written about a job, except that it was abandoned."""
     names = [report_name(job), OUTPUT_FILE_NAME.format(job=job)]
     has, left = _read(run_dir)
     if not left and has in (job, NO_JOB):
@@ -152,22 +148,22 @@ def _write(run_dir: Path, job: str, left: list[str]) -> None:
     write_json(str(run_dir / JOB_FILE_NAME), {"job": job, "left": left}, sync=True)
 
 
-REPLACED_SECONDS = 5.0  # for the server of a job that was replaced to end
-ASK_SECONDS = 10.0  # for Slurm to say what address this node has
-# Variables that Slurm gives the job: what it has, and which GPUs are its own.
+REPLACED_SECONDS = 5.0  # for the server to end after its job was replaced
+ASK_SECONDS = 10.0  # for Slurm to answer with the address of this node
+# Variables that Slurm sets for a job: its resources, its GPUs among them.
 _OF_JOB = ("SLURM_", "CUDA_", "NVIDIA_", "ROCR_", "HIP_", "GPU_DEVICE_ORDINAL", "TMPDIR")
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def node_address(environ: Mapping[str, str]) -> str:
-    """Return this node's address, as Slurm has it; its own name where Slurm does not say."""
+    """Return this node's address, as Slurm has it, or else the node's own name."""
     name = environ.get("SLURMD_NODENAME", "")
     printed = printed_by(["scontrol", "--oneliner", "show", "node", name], ASK_SECONDS)
     return read_fields(printed).get("NodeAddr") or socket.gethostname()
 
 
 def read_fields(printed: str) -> dict[str, str]:
-    """Return what `scontrol --oneliner` prints, by name; of several values, the first counts."""
+    """Return the fields that `scontrol --oneliner` prints; the first of several values counts."""
     fields: dict[str, str] = {}
     for word in printed.split():
         name, equals, value = word.partition("=")
@@ -179,10 +175,10 @@ def read_fields(printed: str) -> dict[str, str]:
 def server_environment(
     plan: Json, host: str, folder: Path, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables of the env host; `inherited` are the job's."""
+    """Return the variables of the env host; those of the job are `inherited`."""
     megabytes = _number(inherited.get("SLURM_MEM_PER_NODE"))
     cores = _number(inherited.get("SLURM_CPUS_ON_NODE"))
-    options = server_options(
+    options = server_variables(
         plan, host, folder, owns_cgroup=True, memory_bytes=megabytes * MB, cores=cores
     )
     of_job = {name: text for name, text in inherited.items() if name.startswith(_OF_JOB)}
@@ -194,7 +190,7 @@ def _number(text: str | None) -> int:
 
 
 class Job:
-    """One job: its server, and what is reported of it in the replica's folder."""
+    """One job: its server, and the report in the replica's folder."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -215,7 +211,7 @@ class Job:
         )
 
     def run(self) -> int:
-        """Serve until the server has ended; returns its exit code, negative for a signal."""
+        """Wait until the server has ended; return its exit code, negative for a signal."""
         self._evidence.begin(own_group(is_ours=False))
         server = self._start()
         self._report.pid = server.pid
@@ -240,18 +236,18 @@ class Job:
         return code
 
     def _explain_children(self) -> None:
-        """Leave to processes below the server the kills for memory that were theirs."""
+        """Count kills for memory that the server reports of its children as theirs."""
         for message in self._notify.messages():
             if "shard_exit" in message:
                 self._evidence.explain_child(message["shard_exit"])
 
     def _write_report(self) -> None:
-        """Write the report; a full disk, a server of files that is away: the next one counts."""
+        """Write the report, if the disk is not full and the file server answers."""
         with contextlib.suppress(OSError):
             self._report.write(self._run_dir)
 
     def _send_heartbeat(self, server: subprocess.Popen[bytes]) -> None:
-        """Report that this job lives; end its server when the replica has another job."""
+        """Report that this job lives; end the server if the replica has another job."""
         self._report.heartbeats += 1
         self._write_report()
         if is_replaced(self._run_dir, self._report.job):
@@ -278,24 +274,24 @@ class Job:
         )
         os.close(writing)
         self._notify.watch(reading)
-        for one in self._listeners:  # the server's alone: its clients see when it has ended
+        for one in self._listeners:  # only the server keeps them: clients notice its end
             one.close()
         return server
 
 
 def end_as(code: int) -> int:
-    """Return the exit code of a job whose server has ended so; or ends by the same signal."""
+    """Return the exit code of the server as the job's own, or end by the server's signal."""
     if code >= 0:
         return code
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the server has left its own
-    with contextlib.suppress(OSError):  # SIGKILL has no other
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the server has dumped its own core
+    with contextlib.suppress(OSError):  # SIGKILL has no handler
         signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
     return 128 - code
 
 
 def main(run_dir: Path) -> int:
-    """Be a job; ends by the signal that has ended its server."""
+    """Run a job; return its exit code, or end by the signal that has ended its server."""
     os.umask(0o077)
     return end_as(Job(run_dir).run())
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the facts about this user's jobs: Slurm's last answer, and the reports of the jobs.
+"""`JobTable`: the facts about this user's jobs, from Slurm's last answer and the jobs' own reports.
 
     squeue, at most every FRESH_SECONDS ──▶ rows ─┬─▶ has it ended? when will it?
     JOB.json in the replica's folder ──▶ reports ─┴─▶ is it silent, lost, left?
 
-A job is *silent* when it should be running and sends no heartbeats; *lost* when it runs and Slurm
-does not know it; *left* when it could not be killed and no replica has it any more.
+A job is *silent* if it should be running and sends no heartbeats. It is *lost* if it runs and Slurm
+does not know it. It is *left* if it could not be killed, and its replica has abandoned it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import time
 from pathlib import Path
 
 from ....system.process.process_identity import boot_seconds
-from ..base import EngineGone, EngineRefused
+from ..base import EngineGone, EngineRefused, wait_until
 from . import commands
 from .commands import ENDED, Row
 from .job import HEARTBEAT_SECONDS, JobReport, forget_job, leave_job, left_jobs, read_job
 
 POLL_INTERVAL_SECONDS = 2.0  # between two questions to slurmctld
-FRESH_SECONDS = 0.3  # for which an answer is as good as new
+FRESH_SECONDS = 0.3  # for which an answer counts as fresh
 END_SECONDS = 0.1  # between two checks whether a job has ended
-SILENT_SECONDS = 4 * HEARTBEAT_SECONDS  # without a heartbeat, after which a job is silent
-LOST_SECONDS = 3 * HEARTBEAT_SECONDS  # without a heartbeat, after which a lost job has ended
-STEADY_SECONDS = 5.0  # by which an end may seem to move: Slurm reports whole seconds
+SILENT_SECONDS = 4 * HEARTBEAT_SECONDS  # without a heartbeat: the job is silent
+LOST_SECONDS = 3 * HEARTBEAT_SECONDS  # without a heartbeat: a lost job has ended
+STEADY_SECONDS = 5.0  # a smaller change of an end is taken for rounding by Slurm
 
 PENDING = "PENDING"
 RUNNING = "RUNNING"
@@ -43,16 +43,16 @@ class JobTable:
         self._asked_at = self._changed_at = float("-inf")
         self._problem: EngineGone | None = None
         self._folders: dict[str, Path] = {}  # of jobs that were seen
-        self._heartbeats: dict[str, tuple[int, float]] = {}  # the last of each job, and its time
+        self._heartbeats: dict[str, tuple[int, float]] = {}  # the last one of a job, and its time
         self._lost: set[str] = set()
         self._left: set[str] = set()
-        self._ends: dict[str, float] = {}  # when the time limits of jobs are over: `boot_seconds`
-        # The user's own `exclude` of jobs that avoid others' nodes; None: they do no more.
+        self._ends: dict[str, float] = {}  # the ends of jobs' time limits, in `boot_seconds`
+        # The user's own `exclude` option of jobs that avoid nodes of left jobs; None: restored.
         self._avoiding: dict[str, str | None] = {}
 
     @property
     def has_lost(self) -> bool:
-        """Return whether any job runs that Slurm does not know."""
+        """Return whether any job is lost."""
         return bool(self._lost)
 
     def rows(self, seconds: float) -> dict[str, Row]:
@@ -62,7 +62,7 @@ class JobTable:
             EngineGone
         """
         wanted_since = time.monotonic() - seconds
-        with self._lock:  # several who wait have one answer
+        with self._lock:  # threads that wait share an answer
             if self._asked_at < max(wanted_since, self._changed_at):
                 self._ask()
             if self._problem is not None:
@@ -70,7 +70,7 @@ class JobTable:
             return self._rows
 
     def add(self, job: str, run_dir: Path) -> None:
-        """Add a job that was just submitted; an answer from before does not count any more."""
+        """Add a job that was just submitted; earlier answers do not count any more."""
         self._folders[job] = run_dir
         self._changed_at = time.monotonic()
 
@@ -84,20 +84,20 @@ class JobTable:
         return False
 
     def avoid_left(self, job: str, excluded: str) -> None:
-        """Note that a job waits and avoids nodes where others were left.
+        """Record that a waiting job avoids nodes where jobs were left.
 
-        It gets the user's own `exclude` back when these nodes are free.
+        Its `exclude` option becomes the user's own again when these jobs have ended.
         """
         self._avoiding.setdefault(job, excluded)
 
     def leave(self, row: Row) -> None:
-        """Count a job as its replica's no more."""
+        """Count a job as left, and record that in its replica's folder."""
         with contextlib.suppress(OSError):  # the folder is gone
             leave_job(row.run_dir, row.id)
         self._left.add(row.id)
 
     def forget(self, job: str) -> None:
-        """Drop a job, also in its replica's folder."""
+        """Remove a job, also from its replica's folder."""
         if (folder := self.folder(job)) is not None:
             forget_job(folder, job)
         self._lost.discard(job)
@@ -111,22 +111,22 @@ class JobTable:
         return self._folders.get(job)
 
     def ends_at(self, job: str) -> float | None:
-        """Return when a job's time limit is over, as `boot_seconds`."""
+        """Return when a job's time limit is over, in `boot_seconds`; None: it is not known."""
         return self._ends.get(job)
 
     def nodes_away(self, run_dir: Path) -> tuple[str, ...]:
-        """Return the nodes where jobs were left that have not ended, as far as Slurm knows."""
+        """Return the nodes of left jobs that have not ended, as far as Slurm knows."""
         rows = [self._rows[job] for job in left_jobs(run_dir) if job in self._rows]
         return tuple(sorted({row.node for row in rows if row.state not in ENDED and row.node}))
 
     def is_of_replica(self, row: Row) -> bool:
-        """Return whether a job is still its replica's: it has not ended, or its folder says so."""
+        """Return whether a job is its replica's: it runs, or the replica's folder names it."""
         if row.id in self._left:
             return False
         return row.state not in ENDED or read_job(row.run_dir) == row.id
 
     def is_over(self, report: JobReport) -> bool:
-        """Return whether a job that Slurm does not know has ended: it wrote so, or is silent."""
+        """Return whether a job that Slurm does not know has ended: it says so, or is silent."""
         return report.exit_code is not None or self._silent_seconds(report) >= LOST_SECONDS
 
     def is_silent(self, row: Row, report: JobReport | None) -> bool:
@@ -144,15 +144,10 @@ class JobTable:
 
     def wait_for_end(self, job: str, seconds: float) -> bool:
         """Wait at most `seconds` until a job has ended; return whether it has."""
-        deadline = time.monotonic() + seconds
-        while not self.has_ended(job, END_SECONDS):
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(END_SECONDS)
-        return True
+        return wait_until(lambda: self.has_ended(job, END_SECONDS), seconds, END_SECONDS)
 
     def _ask(self) -> None:
-        """Ask Slurm. No answer is an answer, too: it takes Slurm long not to give one."""
+        """Ask Slurm, and keep its answer; or its silence, which takes long to find out."""
         self._asked_at = time.monotonic()
         try:
             self._rows = {row.id: row for row in commands.jobs()}
@@ -164,7 +159,7 @@ class JobTable:
             self._problem = exc
 
     def _keep(self, row: Row) -> None:
-        """Keep of a job what is not asked for again."""
+        """Record facts about a job that later answers may not have."""
         if row.id not in self._folders:
             self._folders[row.id] = row.run_dir
             self._left.update(left_jobs(row.run_dir))
@@ -176,13 +171,13 @@ class JobTable:
             self._ends[row.id] = ends_at
 
     def _end_avoiding(self) -> None:
-        """Allow jobs that wait to go to a node where a job was left, once that has ended."""
+        """Restore the `exclude` option of waiting jobs, once the left jobs have ended."""
         for job, excluded in list(self._avoiding.items()):
             row = self._rows.get(job)
             if excluded is None or row is None or row.state != PENDING:
                 continue
             if not self.nodes_away(row.run_dir):
-                with contextlib.suppress(EngineRefused):  # it has just begun
+                with contextlib.suppress(EngineRefused):  # the job has just begun
                     commands.run("scontrol", "update", f"jobid={job}", f"ExcNodeList={excluded}")
                 self._avoiding[job] = None
 

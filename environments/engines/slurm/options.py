@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translates a replica's plan into arguments of `sbatch`, and the script that its job runs.
 
-`--engine-option NAME=VALUE` is `sbatch`'s own `--NAME=VALUE`, or `--NAME` for `true`: partition,
-account, time, qos, constraint and all others, which Slurm itself checks. Those that openenvd
+`--engine-option NAME=VALUE` becomes `--NAME=VALUE` of `sbatch`, or `--NAME` for `true`: partition,
+account, time, qos, constraint and all others, which Slurm itself checks. Options that openenvd
 decides are refused here. Pure functions.
 """
 
@@ -19,14 +19,15 @@ from ..base import EngineEntry, EngineRefused, Preparation, ReplicaPlan
 from ..host_options import check_no_sandbox
 from .job import OUTPUT_FILE_NAME
 
-# The program in the job; its signals are Slurm's, so no shell may stand before it.
+# The program replaces the shell, so that it receives Slurm's signals.
 SCRIPT = """\
 #!/bin/sh
 # A replica of {environment}, by openenvd.
 exec {command}
 """
-WARNED_SECONDS = 60  # before the time limit, for sessions to end; Slurm's own default, too
-# What makes a job a replica's, and found again. `sbatch` takes the beginning of a name, too.
+WARNED_SECONDS = 60  # before the time limit, for sessions to end; it is Slurm's default, too
+# Options by which a job runs as a replica, and is found. `sbatch` also takes the first letters of a
+# name.
 _OURS = frozenset(
     {"array", "chdir", "comment", "error", "export-file", "input", "job-name", "nodes", "ntasks"}
     | {"open-mode", "output", "parsable", "test-only", "wait", "wait-all-nodes", "wrap"}
@@ -35,11 +36,7 @@ _TRUE, _FALSE = "true", "false"
 
 
 def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
-    """Refuse what is not the user's to give; the rest is checked by Slurm itself.
-
-    Raises:
-        EngineRefused
-    """
+    """Refuse options that openenvd decides; Slurm checks the others. Raises `EngineRefused`."""
     check_no_sandbox("a Slurm job is a process of yours", sandbox=sandbox)
     for name in options:
         if name != "export" and any(ours.startswith(name) for ours in _OURS):
@@ -54,23 +51,23 @@ def sbatch_arguments(
 ) -> list[str]:
     """Return the arguments of `sbatch` that start a replica's job.
 
-    Several `earlier` jobs of it may still run on nodes that do not answer: this one, which has
-    another name, waits for none of them, and their nodes are `avoided`.
+    Several `earlier` jobs of the replica may still run on nodes that do not answer. The new job has
+    another name, so that it waits for none of them, and their nodes are `avoided`.
 
     Raises:
-        EngineRefused: An option is not the user's to give.
+        EngineRefused: An option is openenvd's own.
     """
     check_options(plan.options, sandbox=plan.sandbox)
     options: dict[str, str] = {
         "job-name": f"{plan.name}-{earlier}" if earlier else plan.name,
         "comment": json.dumps(plan.labels.to_labels(), separators=(",", ":")),
         "chdir": plan.run_dir,
-        # Slurm is not to replace what looks like `%j` in the folder's own path.
+        # Slurm must not replace a `%j` in the folder's own path.
         "output": f"{plan.run_dir.replace('%', '%%')}/{OUTPUT_FILE_NAME.format(job='%j')}",
         "open-mode": "append",
         "nodes": "1",
         "ntasks": "1",
-        "export": "ALL",  # of what the agent passes on: little
+        "export": "ALL",  # the few variables that `commands.run` passes on
         "no-requeue": _TRUE,
         **_resources(plan),
         "signal": f"B:USR1@{WARNED_SECONDS}",
@@ -80,8 +77,8 @@ def sbatch_arguments(
         options["no-requeue"] = _FALSE
     if nodes := [*filter(None, [plan.options.get("exclude")]), *avoided]:
         options["exclude"] = ",".join(nodes)
-    # An agent that is killed while it submits may leave a job that the next one does not see yet:
-    # of several, one at a time runs.
+    # An agent that is killed while it submits may leave a job that the next agent does not see yet.
+    # So only one job of a name runs at a time.
     waits_for = ["singleton", *filter(None, [plan.options.get("dependency")])]
     options["dependency"] = ",".join(waits_for)
     return [
@@ -98,7 +95,7 @@ def warned_seconds(options: Mapping[str, str]) -> float:
 
 
 def job_script(plan: ReplicaPlan) -> str:
-    """Return the script of a replica's job, which Slurm keeps a copy of: it tells no secret."""
+    """Return the script of a replica's job. Slurm keeps a copy, so it contains no secret."""
     program = [sys.executable, "-P", "-m", f"{__package__}.job", plan.run_dir]
     return SCRIPT.format(environment=plan.labels.environment, command=shlex.join(program))
 
@@ -117,7 +114,7 @@ def _resources(plan: ReplicaPlan) -> dict[str, str]:
 ENGINE = EngineEntry(
     "openenvd.environments.engines.slurm.engine:SlurmEngine",
     Preparation.PROGRAM,
-    # What leads Slurm's commands to a cluster; empty: /etc/slurm.
+    # The variable that leads Slurm's commands to a cluster; empty: /etc/slurm.
     address=lambda environ: {"SLURM_CONF": environ.get("SLURM_CONF", "")},
     check_options=check_options,
     has_own_addresses=True,

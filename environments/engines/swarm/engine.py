@@ -3,20 +3,20 @@
 
     service ──▶ task (pending, …, running, failed) ──▶ container, on this node or another
 
-A service is never rescaled (`replicas=N`), and Swarm never restarts its task: a replica has an
-identity, a port, a log and a time to be drained, which tasks that come and go do not have. More
-replicas are more services; an update starts other services beside them.
+A service is never rescaled (`replicas=N`), and Swarm never restarts its task, since a replica has
+an identity, a port, a log and an end of its drain, which tasks that come and go do not have. More
+replicas are more services; an update starts new services beside the old ones.
 
-Ports are published by `mode=host`, on the node that has the task: the ingress mesh, which would
-need IPVS in the kernel, and the virtual addresses of services are not used. Swarm cannot publish a
-port on one address alone: where the node publishes on all of them, only a server that asks for a
-token is started. (`"ip": "127.0.0.1"` in /etc/docker/daemon.json keeps ports on loopback.)
+Ports are published by `mode=host`, on the node that has the task, without the ingress mesh, which
+would need IPVS in the kernel, and without virtual addresses. Swarm cannot publish a port on a
+single address: on a node that publishes ports on all addresses, only a server that requires a token
+is started. (`"ip": "127.0.0.1"` in /etc/docker/daemon.json keeps ports on loopback.)
 
-A container of this node is asked itself for its exit code, whether it ran out of memory, and its
-output as it comes. For a container of another node, Swarm reports the exit code, and its output is
-asked for every second. Swarm sends no signals there, so a server of ours is drained by a request
-with a secret that its service has. The task of a node that is down counts as lost: Swarm would
-still show it as running.
+For a container on this node, Docker reports the exit code, a lack of memory, and the output as it
+comes. For a container on another node, Swarm reports the exit code, and is asked for the output
+every second. Swarm sends no signals there, so a server of ours is drained by a request with a
+secret from its service. The task of a node that is down counts as lost, although Swarm still shows
+it as running.
 
 service ──▶ its newest task ──▶ node (down?), container (on this node?) ──▶ Instance
 """
@@ -30,7 +30,6 @@ import signal
 import time
 from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
-from typing import ClassVar
 
 import docker
 
@@ -47,9 +46,9 @@ from ..instance_logs import pieces_after
 from .options import container_spec, service_name, split_options
 
 DRAIN_SECONDS = 5.0  # for a server to answer that it drains
-POLL_INTERVAL_SECONDS = 1.0  # at all services; at a task on another node
+POLL_INTERVAL_SECONDS = 1.0  # between two looks at all services, or at a task on another node
 NANOSECONDS = 10**9
-_OVERLAYS_PORTS = "docker_gwbridge"  # publishes the ports of tasks on overlay networks
+_OVERLAYS_PORTS = "docker_gwbridge"  # the network that publishes ports of overlay networks
 _BINDING = "com.docker.network.bridge.host_binding_ipv4"
 _RUNNING = "running"
 _ENDED = frozenset({"complete", "shutdown", "failed", "rejected", "remove", "orphaned"})
@@ -60,7 +59,7 @@ _DECLARE_GPUS = (
     'put {"node-generic-resources": ["NVIDIA-GPU=UUID"]} into /etc/docker/daemon.json of each node '
     "that has some, with the UUIDs that nvidia-smi -a shows"
 )
-_PUBLISHED = "Swarm publishes its port on all addresses of the node, and it would ask for no token"
+_PUBLISHED = "its port is published on all the node's addresses, and its server asks for no token"
 _ON_LOOPBACK = 'put {"ip": "127.0.0.1"} into /etc/docker/daemon.json, and restart Docker'
 _EXPOSED = (
     'ports are published on all addresses: {"ip": "127.0.0.1"} in /etc/docker/daemon.json keeps '
@@ -70,8 +69,6 @@ _EXPOSED = (
 
 class SwarmEngine(engine.DockerEngine):
     """Runs replicas as services of one task."""
-
-    _what: ClassVar[str] = "service"
 
     @cached_property
     def _services(self) -> Services:
@@ -124,7 +121,7 @@ class SwarmEngine(engine.DockerEngine):
             return self._find_or_create(plan)
 
     def signal(self, instance: base.Instance, number: int) -> None:
-        """Send a signal to the task's server; on another node, the one to drain alone."""
+        """Send a signal to the task's server; on another node, only the signal to drain."""
         container = self._services.local_container(instance.id)
         if container is not None:
             with engine.explained(), engine.gone_is_fine():
@@ -135,17 +132,18 @@ class SwarmEngine(engine.DockerEngine):
             raise base.EngineRefused("Swarm sends no signals to a container of another node")
 
     def stop(self, instance: base.Instance, grace_seconds: float) -> None:
-        """Stop the task; its container stays, if this node has it."""
+        """Stop the task; its container stays, if it is on this node."""
         container = self._services.local_container(instance.id)
         if container is not None:
             with engine.explained(), engine.gone_is_fine():
                 self._api.stop(container, timeout=math.ceil(grace_seconds))
         else:
             self._services.scale_to_zero(instance.id, grace_seconds)
-        self._services.wait_for_end(instance.id, grace_seconds)
+        seconds, pause = grace_seconds + POLL_INTERVAL_SECONDS * 10, POLL_INTERVAL_SECONDS / 10
+        base.wait_until(lambda: self._services.has_ended(instance.id), seconds, pause)
 
     def remove(self, instance: base.Instance) -> None:
-        """Remove a service, and its task's container, if this node has it."""
+        """Remove a service, and its task's container, if it is on this node."""
         with engine.explained(), engine.gone_is_fine():
             containers = self._services.containers(instance.id)
             with contextlib.suppress(docker.errors.NotFound):
@@ -155,7 +153,7 @@ class SwarmEngine(engine.DockerEngine):
                 self._api.remove_container(container, v=True, force=True)
 
     def changes(self) -> Iterator[None]:
-        """Yield every second: Swarm has no events about the states of tasks."""
+        """Yield every second; Swarm has no events about the states of tasks."""
         while True:
             time.sleep(POLL_INTERVAL_SECONDS)
             with engine.explained():
@@ -184,7 +182,7 @@ class SwarmEngine(engine.DockerEngine):
             raise base.EngineRefused(exc.message) from exc
 
     def _output_elsewhere(self, service: str, cursor: str | None) -> Iterator[base.LogChunk]:
-        """Yield what a task on another node prints; each second what is new is asked for."""
+        """Yield the output of a task on another node, which is requested every second."""
         options: Json = {"timestamps": True, "stdout": True, "stderr": True, "is_tty": False}
         has_ended = False
         while not has_ended:
@@ -209,7 +207,7 @@ class SwarmEngine(engine.DockerEngine):
         if self._services.is_exposed(plan):
             if not engine.has_env_host(image) or host_options(plan.env).get("token") is None:
                 raise base.EngineRefused(_PUBLISHED, f"launch with --token auto; or {_ON_LOOPBACK}")
-            # From another node it is drained by a request.
+            # On another node it is drained by a request.
             env = with_host_options(served_anywhere(plan.env), drain_secret=new_token())
             plan = dataclasses.replace(plan, env=env)
         port = {
@@ -220,7 +218,7 @@ class SwarmEngine(engine.DockerEngine):
         }
         labels = plan.labels.to_labels()
         if version := (image.get("Labels") or {}).get(base.ENV_HOST_LABEL):
-            labels[base.ENV_HOST_LABEL] = version  # a service is asked more often than its image
+            labels[base.ENV_HOST_LABEL] = version  # so that its image need not be inspected again
         self._api.create_service(
             {**_template(plan, container_spec(host, own)), **placement},
             name=service_name(plan.name),
@@ -259,7 +257,7 @@ def _template(plan: base.ReplicaPlan, container: Json) -> Json:
 
 
 def _gpus_of(node: Json) -> int:
-    """Return how many GPUs a node has, which are counted, or named one by one."""
+    """Return how many GPUs a node has; they are declared as a number, or one by one."""
     found = 0
     for resource in node.get("GenericResources") or ():
         counted, named = (resource.get(kind) or {} for kind in _RESOURCE_KINDS)
@@ -268,7 +266,7 @@ def _gpus_of(node: Json) -> int:
 
 
 class Services:
-    """The services of the swarm that a Docker API belongs to."""
+    """The services of the swarm to which a Docker API belongs."""
 
     def __init__(self, api: docker.APIClient) -> None:
         self._api = api
@@ -282,7 +280,7 @@ class Services:
                 return None
 
     def instance(self, service: Json) -> base.Instance:
-        """Return a service as the agent is to see it."""
+        """Return a service as an instance."""
         labels = base.Labels.of(service["Spec"]["Labels"])
         assert labels is not None
         task = self._task(service["ID"])
@@ -305,14 +303,14 @@ class Services:
         )
 
     def local_container(self, service: str) -> str | None:
-        """Return the container of a service's task, if this node has it."""
+        """Return the container of a service's task, if it is on this node."""
         with engine.explained():
             status = (self._task(service) or {}).get("Status") or {}
             container = (status.get("ContainerStatus") or {}).get("ContainerID")
             return container if container in self.containers(service) else None
 
     def containers(self, service: str) -> tuple[str, ...]:
-        """Return the containers of a service on this node, ended ones included."""
+        """Return the containers of a service on this node, including those that have ended."""
         label = f"com.docker.swarm.service.id={service}"
         found = self._api.containers(all=True, filters={"label": label})
         return tuple(container["Id"] for container in found)
@@ -325,12 +323,6 @@ class Services:
         with engine.explained():
             task = self._task(service)
             return state_of(found, task, self._down_node(task)) is base.InstanceState.EXITED
-
-    def wait_for_end(self, service: str, grace_seconds: float) -> None:
-        """Wait until Swarm knows that the task has ended."""
-        deadline = time.monotonic() + grace_seconds + POLL_INTERVAL_SECONDS * 10
-        while not self.has_ended(service) and time.monotonic() < deadline:
-            time.sleep(POLL_INTERVAL_SECONDS / 10)
 
     def scale_to_zero(self, service: str, grace_seconds: float) -> None:
         """Make Swarm end a service's task, wherever it runs."""
@@ -352,7 +344,7 @@ class Services:
             )
 
     def publishing_address(self, network: str) -> str:
-        """Return the address that ports of this node's tasks on a network are published on."""
+        """Return the address on which this node publishes ports of tasks on a network."""
         found = self._api.inspect_network(network)
         if found["Driver"] == "overlay":
             found = self._api.inspect_network(_OVERLAYS_PORTS)
@@ -360,7 +352,7 @@ class Services:
         return str((found.get("Options") or {}).get(_BINDING) or "0.0.0.0")  # noqa: S104
 
     def is_exposed(self, plan: base.ReplicaPlan) -> bool:
-        """Return whether others may reach a replica's port, on whichever node it will be."""
+        """Return whether others can reach a replica's port on any node that may run it."""
         network = plan.options.get("network", "bridge")
         return len(self._api.nodes()) > 1 or not is_loopback(self.publishing_address(network))
 
@@ -400,7 +392,7 @@ class Services:
         return base.ExitFacts(exit_code=container.get("ExitCode"), evidence=status.get("Err"))
 
     def _address_of(self, service: Json, task: Json) -> str | None:
-        """Return the address of a task on another node."""
+        """Return the address of a task on another node; None: it is on this node."""
         node = task.get("NodeID")
         if not node or node == self._api.info()["Swarm"]["NodeID"]:
             return None
@@ -420,8 +412,8 @@ def is_down(node: Json) -> bool:
 
 
 def state_of(service: Json, task: Json | None, down: Collection[str]) -> base.InstanceState:
-    """Return how far a service is, from its newest task and the nodes that are down."""
-    if task is None:  # not made yet, or stopped
+    """Return the state of a service, by its newest task and the nodes that are down."""
+    if task is None:  # it has not been made yet, or the service is stopped
         is_stopped = service["Spec"]["Mode"]["Replicated"]["Replicas"] == 0
         return base.InstanceState.EXITED if is_stopped else base.InstanceState.STARTING
     state = task["Status"]["State"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a replica on Swarm: those of Docker that services have, and where a task may run.
+"""The options of a replica on Swarm: those of Docker that services have, and placement.
 
-`--engine-option constraint=node.labels.gpu==yes` says on which nodes. Pure functions.
+`--engine-option constraint=node.labels.gpu==yes` chooses the nodes. Pure functions.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _NAME = re.compile("[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?")  # Swarm's own
 
 
 def service_name(name: str) -> str:
-    """Return the name of a replica's service: one without dots, of at most 63 characters."""
+    """Return the name of a replica's service, which has at most 63 characters, and no dots."""
     return name_within(name, _NAME, re.sub("[^A-Za-z0-9_-]", "-", name))
 
 
 def split_options(options: Mapping[str, str]) -> tuple[dict[str, str], Json]:
-    """Return Docker's options, and what the others add to a task's template.
+    """Return Docker's options, and the part of a task's template that the others make.
 
     Raises:
-        EngineRefused: On the network, no port is published.
+        EngineRefused: No port is published on the network.
     """
     rest = dict(options)
     template: Json = {}
@@ -42,18 +42,18 @@ def split_options(options: Mapping[str, str]) -> tuple[dict[str, str], Json]:
 
 
 def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
-    """Raise `EngineRefused` for what a service cannot have."""
+    """Raise `EngineRefused` for options that a service cannot have."""
     of_docker, _ = split_options(options)
     container_spec(*host_config(of_docker, sandbox=sandbox))
 
 
 def container_spec(host: Mapping[str, Any], own: Mapping[str, Any]) -> Json:
-    """Return the part of a service's `ContainerSpec` that options of Docker are in it.
+    """Return the part of a service's `ContainerSpec` that corresponds to Docker's options.
 
-    They add `host` to a container's `HostConfig`, and `own` to its own configuration.
+    `host` is their part of a container's `HostConfig`, `own` of its own configuration.
 
     Raises:
-        EngineRefused: A service cannot have one of them.
+        EngineRefused: A service cannot have one of the options.
     """
     spec: Json = {}
     hint = "leave it out, or use docker"
@@ -115,7 +115,7 @@ def _hosts(value: list[str]) -> Json:
     return {"Hosts": [f"{address} {name}" for name, _, address in pairs]}
 
 
-_TMPFS_ALWAYS = ("rw", "nosuid", "nodev")  # what Docker mounts it with anyway
+_TMPFS_ALWAYS = ("rw", "nosuid", "nodev")  # options that Docker always mounts it with
 _SPEC_OF: dict[str, Callable[[Any], Json]] = {
     "Binds": _binds,
     "CapAdd": _named("CapabilityAdd"),
@@ -127,8 +127,8 @@ _SPEC_OF: dict[str, Callable[[Any], Json]] = {
     "Init": _named("Init"),
     "PidsLimit": _named("Pids"),
     "ReadonlyRootfs": _named("ReadOnly"),
-    # Services of older engines have no such privilege to give up; without capabilities, a program
-    # that is owned by root and marked setuid gains none.
+    # Older engines ignore it for services. Without capabilities, a setuid program of root gains no
+    # privileges there either.
     "SecurityOpt": _security,
     "Sysctls": _named("Sysctls"),
     "Tmpfs": _tmpfs,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.environments.engines.host_options import listen, server_options
+from openenvd.environments.engines.host_options import listen, server_variables
 from openenvd.schema.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
 from openenvd.system.net.listening_sockets import http_address
 
@@ -46,17 +46,17 @@ def test_imports_go_through_links_in_the_replicas_folder_first(tmp_path: Path) -
     project = tmp_path / "project"
     project.mkdir()
     for _ in range(2):  # of a second instance of the replica, too
-        found = options_of(server_options(plan(project), "127.0.0.1", tmp_path, owns_cgroup=True))
+        found = options_of(server_variables(plan(project), "127.0.0.1", tmp_path, owns_cgroup=True))
     assert found["import_paths"] == [str(tmp_path / "imports"), "/srv"]
     assert (tmp_path / "imports" / "my_env").resolve() == project
 
 
 def test_a_server_is_called_by_the_address_of_its_node(tmp_path: Path) -> None:
     asked = plan(tmp_path, allow_origin=["https://notebook.example"])
-    found = options_of(server_options(asked, "fd00::7", tmp_path, owns_cgroup=True))
+    found = options_of(server_variables(asked, "fd00::7", tmp_path, owns_cgroup=True))
     assert found["allow_origin"] == ["https://notebook.example", "http://[fd00::7]"]
     assert "allow_origin" not in options_of(
-        server_options(plan(tmp_path), "127.0.0.1", tmp_path, owns_cgroup=False)
+        server_variables(plan(tmp_path), "127.0.0.1", tmp_path, owns_cgroup=False)
     )
     assert http_address("fd00::7", 8000) == "http://[fd00::7]:8000"
 
@@ -64,6 +64,6 @@ def test_a_server_is_called_by_the_address_of_its_node(tmp_path: Path) -> None:
 def test_what_a_node_limits_stands_for_what_was_not_asked_for(tmp_path: Path) -> None:
     asked = plan(tmp_path, memory_bytes=1, cores=None)
     found = options_of(
-        server_options(asked, "127.0.0.1", tmp_path, owns_cgroup=True, memory_bytes=2, cores=3)
+        server_variables(asked, "127.0.0.1", tmp_path, owns_cgroup=True, memory_bytes=2, cores=3)
     )
     assert (found["memory_bytes"], found["cores"]) == (1, 3)

@@ -130,7 +130,7 @@ def test_the_script_tells_no_secret() -> None:
             "1:0",
             "was ended from outside: its node has failed (job 7 on n1, NODE_FAIL)",
         ),
-        ("PREEMPTED", "0:15", "was ended from outside: another job was to have its place"),
+        ("PREEMPTED", "0:15", "was ended from outside: another job took its place"),
         ("CANCELLED", "0:15", "was ended from outside: it was cancelled"),
         ("TIMEOUT", "0:0", "was stopped at its time-out: its time limit was over"),
         ("OUT_OF_MEMORY", "0:125", "was killed by the kernel for using too much memory"),

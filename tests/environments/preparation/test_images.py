@@ -145,7 +145,7 @@ def test_where_packages_come_from_stays_in_the_stage_that_builds(
     made = context(str(project), project)
     text = dockerfile(made.recipe)
     assert "password" not in text
-    assert made.variables["UV_DEFAULT_INDEX"].endswith("index.example/simple")
+    assert made.recipe.index["UV_DEFAULT_INDEX"].endswith("index.example/simple")
     build, image = text.split("\nFROM ")
     assert "ARG UV_DEFAULT_INDEX" in build
     assert "certificates.pem" in build

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from openenvd.environments.shim.connections import DEFAULT_GRACE_SECONDS, error_line, read_operation
-from openenvd.environments.shim.files import REMOVED_SECONDS, RunDirectoryWatch
+from openenvd.environments.shim.files import missing_since
 from openenvd.system.text.json_lines import decode_line
 
 
@@ -48,18 +50,16 @@ def test_an_error_is_an_event() -> None:
     }
 
 
-NOW = 1000.0
+def test_a_path_is_missing_since_the_first_look_after_it_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    assert missing_since(str(path), None, 1.0) == 1.0
+    assert missing_since(str(path), 1.0, 2.0) == 1.0
+    path.touch()
+    assert missing_since(str(path), 1.0, 3.0) is None
 
 
-def test_a_home_missing_at_one_look_alone_is_not_removed() -> None:
-    home = RunDirectoryWatch()
-    seen = [(0.0, True), (REMOVED_SECONDS, False), (2 * REMOVED_SECONDS, True)]
-    looks = [(home.look(NOW + at, is_missing=missing), home.is_missing) for at, missing in seen]
-    assert looks == [(False, True), (False, False), (False, True)]
-
-
-def test_a_home_that_stays_missing_is_gone() -> None:
-    home = RunDirectoryWatch()
-    assert not home.look(NOW, is_missing=True)
-    assert not home.look(NOW + REMOVED_SECONDS / 2, is_missing=True)
-    assert home.look(NOW + REMOVED_SECONDS, is_missing=True)
+def test_a_path_is_missing_only_when_it_is_known_to_be(tmp_path: Path) -> None:
+    """A disk that fails for a moment must not be the end of a replica."""
+    file = tmp_path / "file"
+    file.touch()
+    assert missing_since(str(file / "below"), 1.0, 2.0) is None  # ENOTDIR stands for any other

@@ -29,7 +29,6 @@ from openenvd.environments.shim.client import (
     read_status_file,
     start_shim,
 )
-from openenvd.environments.shim.files import is_missing
 from openenvd.environments.shim.server_exit import EXIT_CANNOT_START
 from openenvd.schema import protocol
 from openenvd.system.memory.cgroups import Cgroup, CgroupManager
@@ -388,15 +387,6 @@ def test_the_last_shim_of_a_removed_home_takes_the_folder_of_sockets_along(
     assert not sockets.exists()
 
 
-def test_a_path_is_missing_only_when_it_is_known_to_be(tmp_path: Path) -> None:
-    """A disk that fails for a moment must not be the end of a replica."""
-    file = tmp_path / "file"
-    file.touch()
-    assert is_missing(str(tmp_path / "gone"))
-    assert not is_missing(str(file / "below"))  # ENOTDIR stands for any other error
-    assert not is_missing(str(file))
-
-
 def test_a_shim_without_clients_is_found_again(one: Replica) -> None:
     """What happened meanwhile is in the status file, and is sent to a client that connects."""
     pid = one.status["pid"]
@@ -593,10 +583,13 @@ def test_a_shim_that_accepts_nothing_is_given_up(tmp_path: Path) -> None:
             ShimClient.connect(path, timeout=0.2)
 
 
-def test_connection_ends_at_once_when_the_shims_python_cannot_start(replica: Make) -> None:
+def test_connection_ends_at_once_when_the_shims_python_cannot_start(
+    replica: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The control socket closes with it, so that no client waits for a time-out."""
     one = replica()
-    start_shim(one.run_dir, one.run_file, python="/no/such/python")
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    start_shim(one.run_dir, one.run_file)
     with pytest.raises(ShimGone), one.connect() as link:
         link.wait(lambda _: True, WAIT_SECONDS)
 

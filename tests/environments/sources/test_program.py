@@ -138,7 +138,7 @@ def test_a_replica_inherits_the_way_to_the_world_and_no_secrets() -> None:
         "PATH": "/bin", "https_proxy": "p", "CUDA_VISIBLE_DEVICES": "0", "LC_ALL": "C",
         "HF_TOKEN": "secret", "PYTHONPATH": "/x", "VIRTUAL_ENV": "/v", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    environ = child_environment(inherited, home="/h", max_sessions=None, given={})
+    environ = child_environment(inherited, home="/h")
     assert set(inherited) & set(environ) == {
         "PATH", "https_proxy", "CUDA_VISIBLE_DEVICES", "LC_ALL",
     }  # fmt: skip
@@ -146,7 +146,7 @@ def test_a_replica_inherits_the_way_to_the_world_and_no_secrets() -> None:
 
 
 def test_the_session_limit_is_a_variable_and_the_users_variables_win() -> None:
-    assert child_environment({}, home="/h", max_sessions=4, given={})["MAX_CONCURRENT_ENVS"] == "4"
+    assert child_environment({}, home="/h", max_sessions=4)["MAX_CONCURRENT_ENVS"] == "4"
     given = {"PATH": "/mine", "MAX_CONCURRENT_ENVS": "9"}
     environ = child_environment({"PATH": "/bin"}, home="/h", max_sessions=4, given=given)
     assert environ.items() >= given.items()
