@@ -127,8 +127,7 @@ class SetOption(click.Option):
         word = flag.removeprefix("--")
         if (item := self.table.get(word)) is not None:
             return f"--set {word}={_value_of(item)}"
-        word = word.removeprefix("no-")
-        item = self.table.get(word)
+        item = self.table.get(word := word.removeprefix("no-"))
         return f"--set {word}=no" if item is not None and item.kind is bool else None
 
     def _complete(

@@ -106,9 +106,8 @@ def _lines(result: Json) -> list[str]:
     optional = [name for name in missing["providers"] if name not in needed] + missing["gateway"]
     faults = [name for name in missing["providers"] if name in needed] + missing["machine"]
     checked = [line for title, found in parts.items() for line in _checked(title, found, optional)]
-    verdict = good("local: all good")
-    if faults or others:
-        verdict = bad("not all good: see the lines with ✗")
+    is_good = not (faults or others)
+    verdict = good("local: all good") if is_good else bad("not all good: see the lines with ✗")
     if optional:
         verdict += faint(f"; optional, not working here: {', '.join(optional)}")
     return [*phrases.describe_json(result, indent=""), *checked, *others, "", verdict]
@@ -119,14 +118,11 @@ def _checked(title: str, found: dict[str, Json], optional: list[str]) -> list[st
     width = max(map(len, found), default=0)
     lines = [f"{title}:"] if found else []
     for name, one in found.items():
-        details = [_works(one)] if one["problem"] is None else [one["problem"], one["remedy"]]
+        works = f"works, version {one['version']}" if one.get("version") else "works"
+        details = [works] if one["problem"] is None else [one["problem"], one["remedy"]]
         is_good = True if one["problem"] is None else None if name in optional else False
         lines.append(_line(f"{name:{width}}", [*details, *one["notes"]], is_good))
     return lines
-
-
-def _works(one: Json) -> str:
-    return f"works, version {one['version']}" if one["version"] else "works"
 
 
 def _line(name: str, details: list[str | None], is_good: bool | None) -> str:

@@ -16,10 +16,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_271,
-    "code lines": 46_458,
+    "shipped lines": 72_266,
+    "code lines": 46_455,
     "modules": 383,
-    "test lines": 67_476,
+    "test lines": 67_468,
     "words of pages": 24_924,
     "words of decisions": 7_913,
     "folders at the root": 15,
