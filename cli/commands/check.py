@@ -118,11 +118,14 @@ def _checked(title: str, found: dict[str, Json], optional: list[str]) -> list[st
     width = max(map(len, found), default=0)
     lines = [f"{title}:"] if found else []
     for name, one in found.items():
-        works = f"works, version {one['version']}" if one.get("version") else "works"
-        details = [works] if one["problem"] is None else [one["problem"], one["remedy"]]
+        details = [_works(one)] if one["problem"] is None else [one["problem"], one["remedy"]]
         is_good = True if one["problem"] is None else None if name in optional else False
         lines.append(_line(f"{name:{width}}", [*details, *one["notes"]], is_good))
     return lines
+
+
+def _works(one: Json) -> str:
+    return f"works, version {one['version']}" if one["version"] else "works"
 
 
 def _line(name: str, details: list[str | None], is_good: bool | None) -> str:
