@@ -16,10 +16,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_266,
-    "code lines": 46_455,
+    "shipped lines": 72_269,
+    "code lines": 46_456,
     "modules": 383,
-    "test lines": 67_468,
+    "test lines": 67_350,
     "words of pages": 24_924,
     "words of decisions": 7_913,
     "folders at the root": 15,
