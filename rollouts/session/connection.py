@@ -6,8 +6,7 @@
 
 The library takes 1.4 to 1.6 times the CPU for an answer (`docs/decisions/0034`), so whole messages
 are read here. All other frames are handed to the library one by one, so that its parser is always
-at the start of a frame. A connection with fragments, or with a frame right behind the handshake, is
-left to the library.
+at the start of a frame. It keeps a connection with fragments, or with a frame behind the handshake.
 """
 
 from __future__ import annotations

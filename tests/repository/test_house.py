@@ -16,7 +16,7 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_269,
+    "shipped lines": 72_268,
     "code lines": 46_456,
     "modules": 383,
     "test lines": 67_350,
