@@ -173,13 +173,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
 
 def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> None:
     """Be the parent of the processes that serve."""
-    from .environment.plan import (
-        PARTIAL_SHARE,
-        note_on_hooks,
-        plan_of,
-        supports_concurrency,
-        this_machine,
-    )
+    from .environment import plan as plans
     from .shard import shard  # noqa: F401  before a fork, so that children share it
     from .startup import note_on_few_fds
     from .supervisor.spawn import what_forbids_forking
@@ -192,24 +186,24 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
     env_class = definition.env_class
     shared_class = env_class if getattr(env_class, "SHARED_STATE", False) else None
     is_tried = os.environ.pop(protocol.TRIAL_VARIABLE, None) is not None
-    is_concurrent, class_name = supports_concurrency(
+    is_concurrent, class_name = plans.supports_concurrency(
         definition,
         notifier.sessions_fail,
         tries_class=is_tried and shared_class is None and what_forbids_forking() is None,
     )
-    machine = this_machine(config, max_fds)
+    machine = plans.this_machine(config, max_fds)
     has_hooks = definition.has_own_hooks
-    plan = plan_of(
+    plan = plans.plan_of(
         config, machine, is_concurrent=is_concurrent, class_name=class_name, has_own_hooks=has_hooks
     )
-    partial_bytes = int((machine.memory_bytes or 0) * PARTIAL_SHARE) // plan.shards
+    partial_bytes = int((machine.memory_bytes or 0) * plans.PARTIAL_SHARE) // plan.shards
     plan = replace(plan, partial_messages_bytes=partial_bytes)
     _ = definition.may_change_threads  # found out once, before shards are forked
     has_several = plan.shards > 1 or plan.isolates
     for sentence in notifier.differences if has_several else ():
         notifier.note(sentence)
     if has_hooks:
-        notifier.note(note_on_hooks(plan))
+        notifier.note(plans.note_on_hooks(plan))
     wanted = 1 if plan.exclusive else config.max_sessions or protocol.DEFAULT_SESSIONS
     note = note_on_few_fds(wanted, plan.max_sessions, max_fds, plan.shards)
     if note is not None and not plan.isolates:

@@ -181,7 +181,7 @@ def image() -> None:
 @submit_options
 @json_option
 def build(source: str, output: Output, is_async: bool, **options: Any) -> int:
-    """Build the image of an environment: a bundled name, a folder with openenv.yaml, module:Class.
+    """Build the image of a bundled name, a folder or module:Class.
 
     It has a Python, what the project needs, the project, and the server that local environments
     have. Built again only when one of its files has changed. Needs the `docker` command.

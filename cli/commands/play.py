@@ -42,6 +42,7 @@ from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
 from .. import completion, exit_codes
 from ..output.output import Output, bad, faint
+from ..output.phrases import plural
 
 _HELP = """\
   ACTION               take a step: {"field": value}, field=value …, or the text of the only field
@@ -277,7 +278,9 @@ class _Game:
                 asyncio.run(self._played.save_rollout(path, self._name))
         except (OSError, RolloutError) as exc:
             raise PlayError(str(exc)) from exc
-        self._output.note(f"saved an episode of {len(self._played.steps)} steps in {path}")
+        self._output.note(
+            f"saved an episode of {plural(len(self._played.steps), 'step')} in {path}"
+        )
 
     def _show(self, answer: StepResult) -> None:
         if self._output.as_json:

@@ -52,7 +52,8 @@ _NETWORK = ("--network", "host")
 _OURS = ("--label", f"{BUILT_LABEL}={__version__}")
 LAST_LINES = 20  # of Docker's output, in a failure
 ASK_SECONDS = 20.0
-_TEDIOUS = ("--->", "Removing intermediate", "+ ", "Downloaded ", "DEPRECATED:")
+_DEPRECATED = ("Install the buildx component", "https://docs.docker.com/go/buildx")
+_TEDIOUS = ("--->", "Removing intermediate", "+ ", "Downloaded ", "DEPRECATED:", *_DEPRECATED)
 
 
 def ensure_image(

@@ -348,7 +348,8 @@ def exit_of_replica(replica: Replica, environment: Environment) -> Json | None:
     if exited.kind == ExitKind.OOM_KILLED:
         kind, count, command = FaultKind.OUT_OF_MEMORY, 1, more_memory_after(environment, exited)
     else:
-        kind, count, command = FaultKind.RESTARTING, exits, f"openenv restart {environment.name}"
+        kind, count = FaultKind.RESTARTING, exits  # of one that is back nothing is to be restarted
+        command = f"openenv restart {environment.name}" if is_down else None
     return _fault(
         kind,
         # Pids alone are not enough: those of instances of some engines are not known.

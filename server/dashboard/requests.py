@@ -56,7 +56,7 @@ class RequestSource:
         if has_changed or self._ticks >= REASON_TICKS:
             self._ticks = 0
             await self._put_requests(state, turn.now)
-        if turn.is_first or any(e.data.get("state") == RequestState.FAILED for e in turn.events):
+        if turn.is_first or any(e.data.get("state") in _FINAL for e in turn.events):
             await self._put_failed(state)
         again = {e.request_id for e in turn.events if e.data.get("phase") == RETRYING}
         if turn.is_first:
@@ -133,15 +133,19 @@ class RequestSource:
             self._faults.put(state, "attempts", list(self._attempts.values()))
 
     async def _put_failed(self, state: LiveState) -> None:
-        failed = await self._deps.store.read(
-            queries.list_requests(states=[RequestState.FAILED], limit=MAX_FAILED)
-        )
+        read = self._deps.store.read
+        failed = await read(queries.list_requests([RequestState.FAILED], limit=MAX_FAILED))
+        succeeded = [RequestState.SUCCEEDED]
+        launches = await read(queries.list_requests(succeeded, "launch", limit=MAX_FAILED))
+        # The last launch of each name with success: a failure before it is over.
+        ready = {launch.environment: launch.seq for launch in reversed(launches)}
         faults = [
             environments.fault_of_request(request)
             for request in failed
             if request.error is not None
             and (request.schedule is Schedule.LONG or request.error.kind is ErrorKind.OOM_KILLED)
             and request.error.kind is not ErrorKind.INVALID  # the caller was answered at once
+            and (request.operation != "launch" or request.seq > ready.get(request.environment, 0))
         ]
         self._faults.put(state, "failed", faults)
 

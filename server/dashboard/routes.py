@@ -186,12 +186,12 @@ async def sources(request: Request, deps: Injected) -> Json:
     """What the launch form offers: bundled names, what was launched lately, the user's folder."""
     names = list(bundled())
     launches = await deps.store.read(queries.list_requests(operation="launch", limit=MAX_LAUNCHES))
-    recent = dict.fromkeys(  # the newest first
-        (hide_credentials(launch.payload["source"]), launch.payload.get("cwd") or "")
-        for launch in launches
-        if launch.payload["source"] not in names and launch.state is not RequestState.FAILED
-    )
-    offered = [{"source": source, "cwd": cwd} for source, cwd in recent][:MAX_RECENT]
+    recent: dict[Path, Json] = {}  # by its place, the newest first
+    for launch in launches:
+        source, cwd = hide_credentials(launch.payload["source"]), launch.payload.get("cwd") or ""
+        if launch.payload["source"] not in names and launch.state is not RequestState.FAILED:
+            recent.setdefault(Path(cwd, source), {"source": source, "cwd": cwd})
+    offered = [*recent.values()][:MAX_RECENT]
     return {"bundled": names, "recent": offered, "folder": request.app.state.dashboard_folder}
 
 

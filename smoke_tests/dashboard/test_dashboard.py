@@ -87,7 +87,7 @@ def row_of(page: Any, section: str, text: str) -> Any:
         ("Provider", "nonesuch", "nonesuch"),
         ("Replicas", "5000", "less than or equal to 1000"),
         ("Source", "", "required"),
-        ("Session memory (MB)", "1", "greater than or equal to"),
+        ("Session memory", "1", "greater than or equal to"),
         ("Token", "short", "16 to 256 letters"),
     ],
 )
@@ -169,7 +169,7 @@ def test_a_launch_that_dies_of_memory_cannot_be_missed(dashboard: Dashboard) -> 
     page = dashboard.show("/launch")
     page.get_by_label("Source").fill("hungry_env:Hungry")
     page.get_by_label("Name", exact=True).fill("hungry")
-    page.get_by_label("Memory (MB)", exact=True).fill("100")
+    page.get_by_label("Memory", exact=True).fill("100M")
     page.get_by_text("More options").click()
     page.get_by_label("Folder").fill(str(HERE))
     page.get_by_role("button", name="Launch", exact=True).click()

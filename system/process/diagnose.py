@@ -20,17 +20,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..memory.cgroups import Cgroup
+from . import oom_evidence as oom
 from .exit_reason import Certainty, Detector, ExitKind, ExitReason
-from .oom_evidence import (
-    OomCounters,
-    kernel_log_kills,
-    killed_process,
-    read_oom_counters,
-    victims_cgroup,
-)
 from .proc import split_wait_status
 
-_NOT_COUNTED = OomCounters()
+_NOT_COUNTED = oom.OomCounters()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +41,8 @@ class Evidence:
     # It certainly had no child. When it had one, a SIGKILL that its cgroup counted is only probably
     # its own, unless the kernel log names it.
     was_alone: bool = True
-    before: OomCounters = _NOT_COUNTED  # when it started
-    after: OomCounters = _NOT_COUNTED
+    before: oom.OomCounters = _NOT_COUNTED  # when it started
+    after: oom.OomCounters = _NOT_COUNTED
     kernel_log_line: str | None = None  # of a kill in its cgroup
     watchdog: str | None = None  # for people, when our own killed it for using too much
     memory_error: bool = False  # it raised `MemoryError`
@@ -93,7 +87,7 @@ class Evidence:
 
 
 def gather_evidence(
-    before: OomCounters,
+    before: oom.OomCounters,
     cgroup: Cgroup | None,
     pid: int,
     wait_status: int | None,
@@ -105,7 +99,7 @@ def gather_evidence(
     What the kernel log says from before `since_monotonic`, of an earlier process with the same pid,
     is left out.
     """
-    after = read_oom_counters(cgroup)
+    after = oom.read_oom_counters(cgroup)
     moved = before.vmstat is None or before.vmstat != after.vmstat
     own_moved = before.oom_kills is not None and before.oom_kills != after.oom_kills
     line = None
@@ -134,9 +128,9 @@ def kernel_line(
     If `is_any`, or else of one in its cgroup, but of none of the pids that are `known`.
     """
     directory = None if cgroup is None else cgroup.directory
-    lines = of_cgroup(kernel_log_kills(since_monotonic), directory)
+    lines = of_cgroup(oom.kernel_log_kills(since_monotonic), directory)
     if known:
-        victims = [(killed_process(line) or (0, ""))[0] for line in lines]
+        victims = [(oom.killed_process(line) or (0, ""))[0] for line in lines]
         lines = [line for line, victim in zip(lines, victims, strict=True) if victim not in known]
     return telling_line(lines, pid) if is_any else _line_about(lines, pid)
 
@@ -145,7 +139,7 @@ def of_cgroup(lines: list[str], directory: str | None) -> list[str]:
     """The lines about processes of this cgroup; those that do not tell theirs are kept."""
     if directory is None:
         return lines
-    return [line for line in lines if directory.endswith(victims_cgroup(line) or "")]
+    return [line for line in lines if directory.endswith(oom.victims_cgroup(line) or "")]
 
 
 def telling_line(lines: list[str], pid: int) -> str | None:
@@ -194,7 +188,7 @@ def explain_child(
     if why := facts.get("replaced_for"):
         return ExitReason(ExitKind.STOPPED, pid, seconds=seconds, evidence=why)
     if facts.get("programs"):  # that an environment had started: the server does not know which
-        victim, name = killed_process(kernel_log_line or "") or (0, None)
+        victim, name = oom.killed_process(kernel_log_line or "") or (0, None)
         return ExitReason(
             ExitKind.OOM_KILLED,
             victim,
@@ -207,7 +201,7 @@ def explain_child(
         )
     of_group = facts.get("oom_kills") or (None, None)
     of_machine = facts.get("machine_oom_kills") or (None, None)
-    before, after = map(OomCounters, of_group, of_machine)
+    before, after = map(oom.OomCounters, of_group, of_machine)
     evidence = Evidence(
         pid,
         facts["wait_status"],
@@ -224,7 +218,7 @@ def explain_child(
 
 def _verdict(known: Evidence) -> ExitReason:
     """The questions, in the order of `exit_reason.py`."""
-    victim = killed_process(known.kernel_log_line or "")
+    victim = oom.killed_process(known.kernel_log_line or "")
     named_itself = victim is not None and victim[0] == known.pid
     named_another = victim is not None and victim[0] != known.pid
     was_killed = known.signal_number == signal.SIGKILL
@@ -254,7 +248,7 @@ def _beside_a_kill(known: Evidence, victim: tuple[int, str] | None) -> ExitReaso
     when the kernel named the victim, in this very cgroup (see `of_cgroup`); when it ended well or
     by a signal, the kill is a remark in the evidence.
     """
-    is_proven = victim is not None and victims_cgroup(known.kernel_log_line or "") is not None
+    is_proven = victim is not None and oom.victims_cgroup(known.kernel_log_line or "") is not None
     failed = known.wait_status is None or known.exit_code not in (0, None)
     victim_pid, victim_name = victim or (None, None)
     whom = "a process below it" if victim is None else f"{victim_name} (pid {victim_pid})"
@@ -283,5 +277,5 @@ def _plain_kind(known: Evidence) -> ExitKind:
 
 
 def _line_about(lines: list[str], pid: int) -> str | None:
-    found = [line for line in lines if (killed_process(line) or (None,))[0] == pid]
+    found = [line for line in lines if (oom.killed_process(line) or (None,))[0] == pid]
     return found[-1] if found else None

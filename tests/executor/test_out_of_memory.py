@@ -16,7 +16,7 @@ from openenvd.executor.messages import LONG, SHORT, Died, Succeeded
 from openenvd.executor.policy.memory import Timing, Usage, find_violation
 from openenvd.executor.supervisor.memory import WorkerMemory
 from openenvd.system.memory.cgroups import CgroupManager
-from openenvd.system.process import diagnose
+from openenvd.system.process import oom_evidence
 from openenvd.system.process.exit_reason import Certainty, Detector, ExitKind
 
 from .executor_bench import Bench, make_plan
@@ -70,7 +70,7 @@ def test_a_kill_under_an_earlier_task_does_not_explain_a_later_exit(capped: Benc
 
 @pytest.fixture
 def without_kernel_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnose, "kernel_log_kills", lambda _since: [])
+    monkeypatch.setattr(oom_evidence, "kernel_log_kills", lambda _since: [])
 
 
 @pytest.mark.usefixtures("without_kernel_log")

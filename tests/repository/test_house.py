@@ -16,16 +16,16 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_268,
-    "code lines": 46_456,
+    "shipped lines": 72_276,
+    "code lines": 46_452,
     "modules": 383,
-    "test lines": 67_350,
+    "test lines": 67_506,
     "words of pages": 24_924,
     "words of decisions": 7_913,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
-    "dialect words": 10,
+    "dialect words": 11,
     "private names": 0,
 }
 

@@ -91,7 +91,7 @@ const PROSE = /^(and|below|choose|ends|for|free|has|have|if|in|is|it|lists?|make
 
 /** The first command of a hint, alone: "openenv logs NAME shows …" has "openenv logs NAME". */
 export function commandIn(hint) {
-  const at = hint?.search(/(^|[\s(])(openenv [a-z]|pip |uv )/) ?? -1;
+  const at = hint?.search(/(^|[\s(])(openenv [a-z]|pip |uv |\/\S+ -m pip )/) ?? -1;
   if (at < 0) return null;
   const taken = [];
   for (const word of hint.slice(at).trim().replace(/^\(/, "").split(/ /)) {

@@ -38,6 +38,17 @@ function numberControl(schema) {
   return { control, read };
 }
 
+/** A size in MB, also as the command line reads it: 512M, 2G. */
+function sizeControl() {
+  const control = h("input", { type: "text", placeholder: "512M, 2G", spellcheck: "false", autocomplete: "off" });
+  const read = () => {
+    const typed = control.value.trim();
+    const [, count, unit] = typed.match(/^(\d+(?:\.\d+)?) ?([MGT]?)B?$/i) ?? [];
+    return count ? Math.round(count * 1024 ** "MGT".indexOf((unit || "M").toUpperCase())) : typed || undefined;
+  };
+  return { control, read };
+}
+
 function textControl(schema) {
   const choices = choicesOf(schema);
   if (choices) {
@@ -67,11 +78,11 @@ function mappingControl() {
 
 const CONTROLS = { boolean: booleanControl, integer: numberControl, number: numberControl, string: textControl, array: listControl, object: mappingControl };
 
-/** `memory_mb` → Memory (MB); `step_timeout_seconds` → Step timeout (seconds). */
+/** `memory_mb` → Memory; `step_timeout_seconds` → Step timeout (seconds). */
 function titleOf(name) {
   const [, stem, unit] = name.match(/^(.*?)(?:_(mb|seconds))?$/);
   const words = stem === "cwd" ? "folder" : stem.replaceAll("_", " ");
-  const shown = { mb: " (MB)", seconds: " (seconds)" }[unit] ?? "";
+  const shown = unit === "seconds" ? " (seconds)" : "";
   return words[0].toUpperCase() + words.slice(1) + shown;
 }
 
@@ -81,7 +92,7 @@ const noteOf = (description = "") => description.replace(/: \d+M, \d+G\.$/, ".")
 /** One field: its element, `read()`, `fail(message)`. */
 function makeField(name, schema, isRequired) {
   const plain = plainSchema(schema);
-  const { control, read } = (CONTROLS[plain.type] ?? textControl)(plain);
+  const { control, read } = (name.endsWith("_mb") ? sizeControl : CONTROLS[plain.type] ?? textControl)(plain);
   const [note, problem] = [`field-${name}-note`, `field-${name}-problem`];
   control.id = `field-${name}`;
   control.name = name;

@@ -228,7 +228,7 @@ def test_the_stream_of_an_ended_request_is_its_end_and_its_log_which_has_a_tail(
 ) -> None:
     request = run(client, "launch", {"source": "echo", "name": name})
     events = list(client.request_events(request["id"], logs=True, after=None))
-    assert [event.name for event in events] == ["state", "log"]
+    assert [event.name for event in events] == ["progress", "state", "log"]
     whole = "".join(client.request_log(request["id"])).splitlines()
     assert "".join(client.request_log(request["id"], tail=1)).splitlines() == whole[-1:]
     assert "".join(client.request_log(request["id"], tail=0)) == ""

@@ -7,20 +7,26 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import click
 import pytest
 
 from openenvd.cli.main import cli
+from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.records import (
     RETRYING,
     Environment,
     Event,
+    NewRequest,
+    Outcome,
     Replica,
     Request,
     RequestError,
 )
+from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.schema.states import (
     EnvironmentState,
     ErrorKind,
@@ -37,7 +43,8 @@ from openenvd.server.dashboard.environments import (
     fault_of_request,
     faults_of,
 )
-from openenvd.server.dashboard.live_state import LiveState
+from openenvd.server.dashboard.live_state import LiveState, Turn
+from openenvd.server.dashboard.requests import RequestSource
 from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.system.text.units import MB
 
@@ -128,6 +135,9 @@ def test_an_exit_of_another_cause_is_a_restart() -> None:
     assert fault is not None
     assert (fault["kind"], fault["count"]) == ("restarting", 3)
     assert parses(fault["command"])
+    back = exit_of_replica(replace(REPLICA, exit=signaled, state=ReplicaState.READY), TRIAL)
+    assert back is not None
+    assert back["command"] is None  # it serves again: nothing is to be restarted
     assert exit_of_replica(replace(REPLICA, exit=None), TRIAL) is None
     drained = replace(REPLICA, exit=signaled, state=ReplicaState.DRAINING)
     assert exit_of_replica(drained, TRIAL) is None
@@ -203,3 +213,31 @@ def test_a_process_of_an_environment_whose_launch_is_not_known_has_no_command() 
     death = death_of_shard(replica, replace(TRIAL, request_id=None))
     assert death is not None
     assert death["command"] is None
+
+
+async def test_a_failed_launch_is_no_fault_once_its_name_was_launched_with_success(
+    store: AsyncStore, dispatch: WriteConnection, tmp_path: Path
+) -> None:
+    faults = Faults(tmp_path / "seen.json")
+    executor = SimpleNamespace(room=lambda _: None)
+    source = RequestSource(cast(Any, SimpleNamespace(store=store, executor=executor)), faults)
+
+    async def shown(name: str, state: RequestState) -> set[str]:
+        new = NewRequest("launch", Schedule.LONG, {"name": name, "source": "x"}, environment=name)
+        dispatch.write(submitting.submit, new, now=1.0)
+        [launch] = dispatch.write(dispatching.claim, Schedule.LONG, 1, 2.0).requests
+        why = RequestError(ErrorKind.OPERATION_ERROR, "no")
+        error = why if state is RequestState.FAILED else None
+        outcome = Outcome(launch.id, state, 3.0, error=error)
+        live, events = LiveState(), dispatch.write(dispatching.record, outcomes=[outcome])
+        await source.refresh(live, Turn(4.0, tuple(events)))
+        live.flush()
+        with live.viewer() as viewer:
+            [message] = live.messages_for(viewer)
+        found = json.loads(message.raw_data or "")["put"].get("faults", {}).values()
+        return {each["environment"] for each in found}
+
+    assert await shown("first", RequestState.FAILED) == {"first"}
+    assert await shown("second", RequestState.SUCCEEDED) == {"first"}
+    assert await shown("first", RequestState.SUCCEEDED) == set()
+    assert await shown("first", RequestState.FAILED) == {"first"}

@@ -41,7 +41,7 @@ export default {
         request.started_at ? step(`${isFinal ? "ran" : "runs"} on ${request.worker ?? "a worker"}`, request.started_at, request.finished_at, !isFinal) : null,
         isFinal ? step(request.state.toLowerCase(), request.finished_at) : null,
       ].filter(Boolean));
-      const known = { Id: request.id, Kind: { LONG: "long request", SHORT: "short request" }[request.schedule], Attempt: `${request.attempts} of ${request.max_attempts}`, Priority: request.priority, "Memory cap": size(request.memory_bytes), Peak: size(request.peak_bytes), Environment: request.environment ? h("a", { href: `#/environment/${request.environment}` }, request.environment) : "–" };
+      const known = { Id: request.id, Kind: { LONG: "long request", SHORT: "short request" }[request.schedule], Attempt: `${request.attempts}`, Priority: request.priority, "Memory cap": size(request.memory_bytes), Peak: size(request.peak_bytes || null), Environment: request.environment ? h("a", { href: `#/environment/${request.environment}` }, request.environment) : "–" };
       if (request.operation === "rollout") known.Rollout = h("a", { href: `#/rollouts/${request.id}` }, "charts and episodes");
       facts.replaceChildren(...Object.entries(known).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
       text(payload, JSON.stringify(request.payload, null, 2));

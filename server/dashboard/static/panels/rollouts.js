@@ -34,7 +34,7 @@ const there = (rollout) => rollout.report.there ?? rollout.report.episodes ?? 0;
 function allRollouts(body, app) {
   const none = h("p", { class: "quiet" }, "No rollout yet: ", h("code", {}, "openenv rollout echo --out out"));
   const list = table("Rollouts, newest first", [
-    ["Rollout"], ["State"], ["Ago", "number"], ["Took", "number p2"], ["Episodes", "number"], ["Mean reward", "number"], ["Failed", "number p2"], ["Policy", "p2"], ["Folder", "p2"],
+    ["Rollout"], ["State"], ["Ago", "number p2"], ["Took", "number p2"], ["Episodes", "number"], ["Mean reward", "number"], ["Failed", "number p2"], ["Policy", "p2"], ["Folder", "p2"],
   ]);
   body.append(none, list.element);
 
@@ -53,7 +53,7 @@ function makeRow(rollout) {
   const [took, episodes, reward, failed] = ["number p2", "number", "number", "number p2"].map((kind) => h("td", { class: kind }));
   const row = h("tr", {},
     h("td", {}, h("a", { href: `#/rollouts/${rollout.id}` }, rollout.environments.join(", "))),
-    h("td", {}, badge), h("td", { class: "number" }, age(rollout.created_at)), took, episodes, reward, failed,
+    h("td", {}, badge), h("td", { class: "number p2" }, age(rollout.created_at)), took, episodes, reward, failed,
     h("td", { class: "p2" }, rollout.policy), h("td", { class: "path p2" }, rollout.out));
   row.update = (now) => {
     badge.update(now.state);
