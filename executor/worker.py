@@ -64,7 +64,6 @@ from ..system.files import disk_space
 from ..system.memory import limits
 from ..system.memory.usage import private_bytes
 from ..system.net.traceparent import VARIABLE
-from ..system.process.prctl import keep_heap_small
 from ..system.process.proc import resident_bytes, set_oom_score_adj
 from ..system.process.signal_pipe import take_over
 from ..system.text.units import MB
@@ -104,7 +103,6 @@ def run_worker(name: str, pipe: socket.socket, *, death_pipe: int, home: str) ->
     exit_code = EXIT_PIPE_LOST
     try:
         os.setsid()
-        keep_heap_small()
         arm_parent_death_signal(death_pipe)
         set_oom_score_adj(os.getpid(), WORKER_OOM_SCORE_ADJ)
         Worker(name, pipe, home=home).run()

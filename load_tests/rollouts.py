@@ -8,8 +8,6 @@ Each way runs in a process of its own (`rollout_ways.py`), against one `openenv 
 Memory is the process's peak less what it had when its modules were imported. Rollouts that are
 killed in the middle are in `failures/rollout_crashes.py`.
 
-Ours runs in no worker: variables of the C library keep its heap as small as a worker's.
-
 The naive way keeps everything in memory, more than twice. Where that exceeds half of what is free
 here, it is first shown how far it comes, and then measured with as many episodes as fit: compare
 steps a second. Beside each runs a loop that does nothing (the way `idle`): what the machine itself
@@ -51,7 +49,6 @@ from openenvd.rollouts.folder.readers import open_rollouts
 from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.system.text.units import MB
 
-WORKER_HEAP = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}  # prctl.py
 PARTS = ("sizes", "slow", "folder")
 SIZES = (1_000, 100_000, 1_000_000)
 NAIVE_COPIES = 3.0  # of the payloads: parsed, joined, and on the way to the file
@@ -114,11 +111,8 @@ class Bench:
         """One way, in a process and a folder of its own."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             command = way_command(way, address, folder, task)
-            environ = {**os.environ, **({} if way == "naive" else WORKER_HEAP)}
             with idle_loop(folder) as idle:
-                done = subprocess.run(
-                    command, env=environ, check=False, stdout=subprocess.PIPE, text=True
-                )
+                done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
         if done.returncode != 0:
             raise SystemExit(f"{way} ended with {done.returncode}")
         told = Told(**json.loads(done.stdout))

@@ -39,7 +39,6 @@ from ..executor.spawning.source import FORK_IS_SAFE
 from ..schema.settings import SETTINGS, Paths, Settings, flags_of_killed, given_settings
 from ..system.net.traceparent import VARIABLE
 from ..system.process.forking import close_all_but
-from ..system.process.prctl import keep_heap_small
 from ..system.process.proc import prefer_own_session, set_oom_score_adj
 from ..system.text.units import MB
 from .errors import DaemonError
@@ -119,7 +118,6 @@ def main(arguments: list[str] | None = None) -> int:
     except DaemonError as exc:
         return _refuse(options.ready_fd, exc, code=1)
     zygote = _fork_zygote(paths)
-    keep_heap_small()  # not of the zygote: what it forks for good is not to be slower for that
     # Only now: a worker's records belong into its request's log, not into the daemon's.
     set_up_log(paths, settings, in_background=options.ready_fd is not None)
     run = _import_daemon()

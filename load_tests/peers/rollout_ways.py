@@ -27,7 +27,6 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,6 @@ from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.readers import EpisodeRow, Rollouts, open_rollouts
 from openenvd.rollouts.folder.writer import RolloutWriter
-from openenvd.rollouts.session.loop_thread import reusing_freed_memory
 from openenvd.rollouts.stages.sinks import GroupSink
 from openenvd.system.process.loop_lag import EventLoopLagMonitor
 
@@ -250,8 +248,7 @@ def main() -> None:
     way, address, folder = sys.argv[1:4]
     task, told = Task(**json.loads(sys.argv[4])), Told(base_bytes=_status("VmRSS"))
     run = {"ours": ours, "naive": naive, "idle": idle}[way]
-    with reusing_freed_memory() if way == "ours" else nullcontext():
-        uvloop.run(_measured(run(address, Path(folder), task, told), told))
+    uvloop.run(_measured(run(address, Path(folder), task, told), told))
     told.peak_bytes = _status("VmHWM")
     print(json.dumps(asdict(told)))
 

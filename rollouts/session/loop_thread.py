@@ -7,7 +7,7 @@ stops the thread before it closes the generators that are left: a call from one 
 return.
 
 A rollout, a test or a probe runs on a loop of its own (`run_on_thread`), since signals raise
-exceptions in its main thread. `reusing_freed_memory` sets the C library's heap meanwhile.
+exceptions in its main thread.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import uvloop
 
-from ...system.process.prctl import set_heap
 from ...system.process.standard_streams import open_closed_streams
 
 _T = TypeVar("_T")
@@ -71,9 +70,6 @@ def loop_thread() -> LoopThread:
         return _threads[-1]
 
 
-_KEPT_BYTES, _MAPPED_BYTES = 64 << 20, 32 << 20
-
-
 def run_on_thread(main: Coroutine[Any, Any, _T]) -> _T:
     """The coroutine's result, from an event loop on a thread of its own.
 
@@ -97,17 +93,3 @@ def run_on_thread(main: Coroutine[Any, Any, _T]) -> _T:
             with contextlib.suppress(RuntimeError):  # the loop has ended by now
                 loop.call_soon_threadsafe(task.cancel)
             raise
-
-
-@contextlib.contextmanager
-def reusing_freed_memory() -> Iterator[None]:
-    """Large messages are received into memory that was freed before, up to 64 MB of it.
-
-    A worker gives freed memory back at once. Then each page of an observation of a megabyte, and of
-    each copy, costs a fault: 1,500 a step, a third of the CPU of a rollout.
-    """
-    set_heap(_KEPT_BYTES, _MAPPED_BYTES)
-    try:
-        yield
-    finally:
-        set_heap()

@@ -118,7 +118,7 @@ class Rollout(base.Operation):
     def run(payload: RolloutPayload, context: base.OperationContext) -> dict[str, Any]:
         """`{"out", "episodes", "earlier", "steps", "mean_reward", "failures", "lag", …}`."""
         from ...rollouts.run import roll_out
-        from ...rollouts.session.loop_thread import reusing_freed_memory, run_on_thread
+        from ...rollouts.session.loop_thread import run_on_thread
         from ...rollouts.stages.named_parts import importable
 
         reporter = _ProgressReporter(context)
@@ -141,12 +141,7 @@ class Rollout(base.Operation):
         addresses = (without_token(url)[0] for url in config.environments.values())
         base.say(f"{plural(config.episodes, 'episode')} at {', '.join(addresses)}")
         folder = Path(payload.cwd) if payload.cwd else None
-        with (
-            importable(folder),
-            _variables(payload.env),
-            _tracing() as tracer,
-            reusing_freed_memory(),
-        ):
+        with importable(folder), _variables(payload.env), _tracing() as tracer:
             result = run_on_thread(roll_out(config, reporter.report, base.say, tracer=tracer))
             reporter.finish(result)  # before what is left of the traces is sent
         return result

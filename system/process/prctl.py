@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of prctl(2): a process's parent-death signal, adoption of orphans, and name; the heap.
+"""Calls of prctl(2): a process's parent-death signal, adoption of orphans, and name.
 
 The C library is loaded on import, because it should not be loaded after a fork. Elsewhere than on
 Linux these functions do nothing.
@@ -7,7 +7,6 @@ Linux these functions do nothing.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -18,12 +17,6 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _NAME_BYTES = 15  # the kernel keeps no more
-
-# <malloc.h>
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_M_ARENA_MAX = -8
-_RETURNED_BYTES, _MAPPED_BYTES = 64 << 10, 128 << 10  # the latter is the library's default
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -46,29 +39,6 @@ def adopt_orphans(wanted: bool = True) -> None:
 def set_thread_name(name: str) -> None:
     """Set what `top` and `ps -o comm` show of this thread, or of the process if it is its first."""
     _prctl(_PR_SET_NAME, name.encode()[:_NAME_BYTES])
-
-
-def keep_heap_small() -> None:
-    """Use one heap for all threads, and give back what is freed; a user's variables go first.
-
-    GNU's library gives every thread an arena of its own and keeps what is freed: 9 MB of an idle
-    daemon.
-    """
-    if not any(name.startswith("MALLOC_") for name in os.environ):
-        _mallopt(_M_ARENA_MAX, 1)
-        set_heap()
-
-
-def set_heap(kept_bytes: int = _RETURNED_BYTES, mapped_bytes: int = _MAPPED_BYTES) -> None:
-    """Keep up to `kept_bytes` of what is freed; map each block of `mapped_bytes` or more."""
-    _mallopt(_M_TRIM_THRESHOLD, kept_bytes)
-    _mallopt(_M_MMAP_THRESHOLD, mapped_bytes)
-
-
-def _mallopt(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # a C library that is not GNU's
-            _libc.mallopt(option, value)
 
 
 def _prctl(option: int, value: int | bytes) -> None:

@@ -16,12 +16,12 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_276,
-    "code lines": 46_452,
+    "shipped lines": 72_219,
+    "code lines": 46_418,
     "modules": 383,
-    "test lines": 67_506,
+    "test lines": 67_348,
     "words of pages": 24_924,
-    "words of decisions": 7_913,
+    "words of decisions": 7_663,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
