@@ -164,7 +164,7 @@ class ChildLinks:
         if wait_status or child.socket_copies:
             text = f"The process of this session ({child.where}) {how}"
             name = self._context.config.headers.get(ENVIRONMENT_HEADER, self._context.config.name)
-            text = f"{text}; the session has ended. `openenv status {name}` says more."
+            text = f"{text}; the session has ended. openenv status {name} says more."
             text = STOPPING if self._context.is_stopping else text
             self._context.copies.notify_clients(child, text, self._accept)
         elif child.connection_fd is not None:  # its client came and went
