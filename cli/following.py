@@ -73,6 +73,9 @@ def submit(client: DaemonClient, operation: str, payload: Json, options: Json) -
         return client.submit(operation, payload, **given_options(RequestOptions, options))
     except ApiRefused as exc:
         raise in_words(exc, click.get_current_context().command) from None
+    except KeyboardInterrupt:
+        click.echo("\nThe request may have been queued: openenv status shows it", err=True)
+        raise
 
 
 def carry_out(

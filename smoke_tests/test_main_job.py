@@ -10,7 +10,7 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path
 
-from .conftest import OPENENV, PYTHON, Machine, eventually, output_of
+from .conftest import OPENENV, PYTHON, Machine, output_of
 
 SAY_HELLO = Path(__file__).with_name("say_hello.py")
 SLOW_TO_START = """
@@ -43,7 +43,8 @@ def test_interrupting_a_launch_detaches_and_prints_how_to_follow_it(
     (tmp_path / "slow_env.py").write_text(SLOW_TO_START)
     machine.ok("up")
     launch = machine.start("launch", "slow_env:Sample", "--name", "slow")
-    eventually(lambda: [r for r in machine.status()["requests"] if r["state"] == "RUNNING"])
+    assert launch.stderr is not None
+    launch.stderr.readline()  # it follows its request
     launch.send_signal(signal.SIGINT)
     _, err = launch.communicate(timeout=30)
     assert launch.returncode == 130

@@ -16,11 +16,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_219,
-    "code lines": 46_418,
+    "shipped lines": 72_222,
+    "code lines": 46_421,
     "modules": 383,
-    "test lines": 67_348,
-    "words of pages": 24_924,
+    "test lines": 67_349,
+    "words of pages": 24_938,
     "words of decisions": 7_663,
     "folders at the root": 15,
     "large classes": 2,
