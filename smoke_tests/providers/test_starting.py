@@ -35,7 +35,7 @@ def test_crash_at_start(harness: Harness) -> None:
     """An exit at the start fails the launch at once, with exit code and last lines."""
     answer = harness.launch(start="print:no sample today;exit:3")
     assert answer.code == 1, answer.text
-    assert "exited with code 3" in answer.err
+    assert "os._exit(3)" in answer.err
     assert "no sample today" in answer.err
     harness.assert_nothing_left()
 
