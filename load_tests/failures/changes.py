@@ -23,6 +23,7 @@ call with the same file continues until `--kills` processes were killed.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -31,8 +32,6 @@ import signal
 import sqlite3
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ from websockets.exceptions import WebSocketException
 
 from load_tests.envs_for_load.world_environment import replica_mark
 from load_tests.failures.worlds import Home, own_engine
-from load_tests.shared.report import Report, daemon, machine, parse_arguments
+from load_tests.shared.report import KILLED, Findings, daemon, parse_arguments
 
 SOURCE = Path(__file__).parents[1] / "envs_for_load"
 CHANGED, SCALED = ("one", "two"), "scaled"
@@ -63,8 +62,6 @@ TITLES = {
     "docker": ("daemon", "worker", "agent", "host", "gateway"),
     "slurm": ("daemon", "worker", "agent", "host", "gateway"),
 }
-KILLED = "killed: "
-SHOWN = 20
 SHORT = {"kills": 12}
 
 
@@ -106,22 +103,18 @@ class Sessions:
             await asyncio.sleep(PAUSE_SECONDS)
 
 
-class Campaign:
+class Campaign(Findings):
     """The environments, their sessions, and what was found wrong."""
 
-    def __init__(self, home: Home, given: Any, kept: dict[str, Any]) -> None:
+    def __init__(self, home: Home, given: argparse.Namespace) -> None:
+        super().__init__(given)
         self.home = home
-        self.seen, self.wrong = Counter(kept["seen"]), list(kept["wrong"])
         self._provider = given.provider
         self._chance = random.Random(f"{given.seed} {sum(self.seen.values())}")
         self._wanted = dict.fromkeys(CHANGED, 0)
         self._sessions = {name: Sessions() for name in (*CHANGED, SCALED)}
 
-    def kills(self) -> int:
-        """Return how many processes this run and the runs that it continues have killed."""
-        return sum(count for what, count in self.seen.items() if what.startswith(KILLED))
-
-    async def run(self, kills: int, keep: Callable[[Campaign], None]) -> None:
+    async def run(self, kills: int) -> None:
         """Change and kill until so many processes were killed."""
         limits = ["--min", "1", "--max", str(MAX_REPLICAS), "--set", "scale-down=1s"]
         limits += ["--max-sessions", str(MAX_REPLICAS * SLOTS)]
@@ -131,8 +124,7 @@ class Campaign:
             self._sessions[name].hold(SESSIONS)
         while self.kills() < kills:
             await self._round()
-            print(f"{self.kills()}: {dict(self.seen)}, {self.wrong[-2:]}", file=sys.stderr)
-            keep(self)
+            self.keep()
         for each in self._sessions.values():
             each.hold(0)
 
@@ -309,26 +301,11 @@ def main() -> int:
     )
     if given.short:
         vars(given).update(SHORT)
-    file = Path(given.json or os.devnull).absolute()
-    earlier = json.loads((file.read_text() if file.exists() else "") or "{}")
-
-    def keep(campaign: Campaign) -> None:
-        found = {"seen": campaign.seen, "wrong": campaign.wrong}
-        told = {"provider": given.provider, "seed": given.seed}
-        file.write_text(json.dumps({**told, "found": found, "machine": machine()}, indent=2) + "\n")
-
     os.chdir(SOURCE)
     with own_engine(given.provider) as engine, daemon() as environ:
-        home = Home(environ, engine)
-        campaign = Campaign(home, given, earlier.get("found", {"seen": {}, "wrong": []}))
-        asyncio.run(campaign.run(given.kills, keep))
-    report = Report(f"changes, {given.provider}: {campaign.kills()} kills, seed {given.seed}")
-    for what, count in sorted(campaign.seen.items()):
-        report.add(what, "", [count])
-    report.add("wrong", "", [len(campaign.wrong)])
-    for each in campaign.wrong[:SHOWN]:
-        report.note(each)
-    report.finish(None)
+        campaign = Campaign(Home(environ, engine), given)
+        asyncio.run(campaign.run(given.kills))
+    campaign.report(f"changes, {given.provider}").finish(None)
     return 1 if campaign.wrong or not campaign.seen["answers"] else 0
 
 

@@ -15,8 +15,8 @@ continues until `--kills` processes were killed.
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
 import random
 import sys
 import tempfile
@@ -29,9 +29,9 @@ from typing import Any
 import psutil
 
 from load_tests.failures import worlds
-from load_tests.failures.worlds import FOR_MEMORY, KILLED, Home
+from load_tests.failures.worlds import FOR_MEMORY, Home
 from load_tests.shared.api_client import FINAL
-from load_tests.shared.report import Report, daemon, machine, parse_arguments
+from load_tests.shared.report import KILLED, Findings, daemon, parse_arguments
 from openenvd.rollouts.folder.readers import open_rollouts
 
 EPISODES, STEPS, GROUP = 100, 5, 4  # two thirds in files of their own, packed at the end
@@ -65,17 +65,13 @@ async def act(observation, turn):
 """
 
 
-class Campaign:
+class Campaign(Findings):
     """Rollouts one after another, the processes that were killed, and the faults of folders."""
 
-    def __init__(self, home: Home, seed: int, seen: dict[str, int], wrong: list[str]) -> None:
+    def __init__(self, home: Home, given: argparse.Namespace) -> None:
+        super().__init__(given)
         self._home = home
-        self._chance = random.Random(f"{seed} {seen}")
-        self.seen = Counter(seen)
-        self.wrong = list(wrong)
-
-    def kills(self) -> int:
-        return sum(count for what, count in self.seen.items() if what.startswith(KILLED))
+        self._chance = random.Random(f"{given.seed} {self.kills()}")
 
     def play(self, kind: str, folder: Path) -> None:
         """Play one rollout to its end, and count what is in its folder."""
@@ -167,25 +163,14 @@ def main() -> int:
     short = {"action": "store_true"}
     given = parse_arguments("Kills in rollouts.", 1, kills=kills, seed=seed, short=short)
     wanted = len(KINDS) if given.short else given.kills
-    file = Path(given.json or os.devnull).absolute()
-    earlier = json.loads((file.read_text() if file.exists() else "") or "{}")
-    found = earlier.get("found", {"seen": {}, "wrong": []})
     with chdir(worlds.SOURCE), daemon() as environ:
-        campaign = Campaign(Home(environ, None), given.seed, **found)
+        campaign = Campaign(Home(environ, None), given)
         while campaign.kills() < wanted:
             for kind in KINDS:
                 with tempfile.TemporaryDirectory() as folder:
                     campaign.play(kind, Path(folder))
-                found = {"seen": campaign.seen, "wrong": campaign.wrong}
-                print(f"{campaign.kills()} of {wanted}: {found}", file=sys.stderr)
-                content = {"seed": given.seed, "found": found, "machine": machine()}
-                file.write_text(json.dumps(content, indent=2) + "\n")
-    report = Report(f"rollout_crashes: {campaign.kills()} kills, seed {given.seed}")
-    for what, count in sorted(campaign.seen.items()):
-        report.add(what, "", [count])
-    report.add("wrong", "", [len(campaign.wrong)])
-    report.notes += campaign.wrong[:20]
-    report.finish(None)
+                campaign.keep()
+    campaign.report("rollout_crashes").finish(None)
     return 1 if campaign.wrong else 0
 
 

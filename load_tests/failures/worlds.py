@@ -27,6 +27,7 @@ the JSON file, and a later call with the same file continues until `--kills` pro
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import json
@@ -47,7 +48,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from load_tests.peers.scaling_servers import openenv
-from load_tests.shared.report import Report, daemon, machine, parse_arguments
+from load_tests.shared.report import KILLED, Findings, daemon, parse_arguments
 from openenvd.environments.engines.providers import RUN_DIR_VARIABLE
 from openenvd.schema.layout import Layout
 from openenvd.schema.protocol import REPLICA_HEADER
@@ -70,9 +71,7 @@ NOTICED_SECONDS = 3.0  # until the death of a shim has been noticed
 EXPLAINED_SECONDS = 30.0  # until `status` shows how a process exited
 MEMORY = "400M"  # of a replica
 MEMORY_SHARE = 0.1  # of kills
-KILLED = "killed: "
 FOR_MEMORY = "oom_killed"  # a kind of exit
-SHOWN = 20
 SHORT = {"kills": 12, "sessions": 8, "replicas": 2}
 
 LEFT_SECONDS = 10.0  # for what was stopped to be gone
@@ -147,20 +146,15 @@ def own_engine(provider: str) -> Iterator[DockerEngine | SlurmCluster | None]:
 Kill = Callable[[Home, random.Random], Iterable[str]]  # the replicas whose processes it killed
 
 
-class Clients:
+class Clients(Findings):
     """Sessions of all environments, and what was wrong with their answers."""
 
-    def __init__(self, urls: dict[str, str], seen: dict[str, int], wrong: list[str]) -> None:
+    def __init__(self, urls: dict[str, str], given: argparse.Namespace) -> None:
+        super().__init__(given)
         self.urls = urls
         self.generations = {name: {1} for name in urls}  # that may serve a new session
-        self.seen = Counter(seen)
-        self.wrong = list(wrong)
         self.lost: list[str] = []  # the replicas of sessions that have ended
         self.longest_away = 0.0  # without a session, in seconds
-
-    def kills(self) -> int:
-        """Return how many processes this run and the runs that it continues have killed."""
-        return sum(count for what, count in self.seen.items() if what.startswith(KILLED))
 
     async def one(self, name: str, chance: random.Random) -> None:
         """Play episodes, and go on with a step where a connection was lost, as OpenEnv's client."""
@@ -295,22 +289,20 @@ COSTS_NO_OTHERS = {"kill_replicas", "kill_shard", "kill_agent", "kill_daemon"}
 class Campaign:
     """The environments, their clients, and who kills and updates."""
 
-    def __init__(
-        self, home: Home, provider: str, seed: int, words: list[str], earlier: dict[str, Any]
-    ) -> None:
+    def __init__(self, home: Home, given: argparse.Namespace, words: list[str]) -> None:
         self._home = home
-        self._chance = random.Random(f"{seed} {earlier}")
-        self._kills = KILLS[provider] + OF_ALL
+        self._kills = KILLS[given.provider] + OF_ALL
         # An update of one replica at a time fits into the nodes of a test's cluster.
-        self._words = ["--provider", provider, "--gateway", "--memory", MEMORY, *words]
+        self._words = ["--provider", given.provider, "--gateway", "--memory", MEMORY, *words]
         self._words += ["--set", "max-surge=1"]
         self._generations = dict.fromkeys(ENVIRONMENTS, 0)
         self._may_be_lost: set[str] | None = set()  # replicas, since the last round; None: any
         for name in ENVIRONMENTS:
             self._launch(name)
-        self.clients = Clients({name: self._url(name) for name in ENVIRONMENTS}, **earlier)
+        self.clients = Clients({name: self._url(name) for name in ENVIRONMENTS}, given)
+        self._chance = random.Random(f"{given.seed} {self.clients.kills()}")
 
-    async def run(self, kills: int, sessions: int, keep: Callable[[Clients], None]) -> None:
+    async def run(self, kills: int, sessions: int) -> None:
         """Kill `kills` processes; return when all environments are ready again."""
         async with asyncio.TaskGroup() as group:
             seeds = (self._chance.random() for _ in range(sessions))
@@ -325,9 +317,7 @@ class Campaign:
                 await self._kill()
                 if number % UPDATE_EVERY == UPDATE_EVERY - 1:
                     await self._update(ENVIRONMENTS[number // UPDATE_EVERY % len(ENVIRONMENTS)])
-                seen, wrong = dict(self.clients.seen), self.clients.wrong
-                print(f"{self.clients.kills()} of {kills}: {seen}, {wrong=}", file=sys.stderr)
-                keep(self.clients)
+                self.clients.keep()
             await self._until_ready(*ENVIRONMENTS)
             for task in tasks:
                 task.cancel()
@@ -472,34 +462,19 @@ def main() -> int:
     )
     if given.short:
         vars(given).update(SHORT)
-    file = Path(given.json or os.devnull).absolute()
-    earlier = json.loads((file.read_text() if file.exists() else "") or "{}")
-    started = earlier.get("starts", 0) + 1
-    kept = earlier.get("found", {"seen": {}, "wrong": []})
-
-    def keep(clients: Clients) -> None:
-        found = {"seen": clients.seen, "wrong": clients.wrong}
-        told = {"provider": given.provider, "seed": given.seed, "starts": started}
-        file.write_text(json.dumps({**told, "found": found, "machine": machine()}, indent=2) + "\n")
-
     os.chdir(SOURCE)
     with own_engine(given.provider) as engine, daemon() as environ:
         home = Home(environ, engine)
         words = ["--replicas", str(given.replicas)]
         words += ["--token", "auto"] if given.provider == "slurm" else []
-        campaign = Campaign(home, given.provider, given.seed, words, kept)
-        asyncio.run(campaign.run(given.kills, given.sessions, keep))
+        campaign = Campaign(home, given, words)
+        asyncio.run(campaign.run(given.kills, given.sessions))
         clients = campaign.clients
         for name in ENVIRONMENTS:
             home.openenv("down", name)
         clients.wrong += [f"left: {each}" for each in home.left_over()]
-    report = Report(f"worlds, {given.provider}: {clients.kills()} kills, seed {given.seed}")
-    for what, count in sorted(clients.seen.items()):
-        report.add(what, "", [count])
+    report = clients.report(f"worlds, {given.provider}")
     report.add("longest that a client was without a session", "s", [clients.longest_away])
-    report.add("wrong answers and wrong causes", "", [len(clients.wrong)])
-    for each in clients.wrong[:SHOWN]:
-        report.note(each)
     report.finish(None)
     return 1 if clients.wrong or not clients.seen["answers"] else 0
 

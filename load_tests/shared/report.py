@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -26,6 +27,8 @@ import psutil
 OPENENV = str(Path(sys.executable).with_name("openenv"))
 NAME_WIDTH = 52
 MEGABYTE = 1e6
+KILLED = "killed: "  # begins the counts of processes that were killed
+SHOWN_FAULTS = 20
 
 
 @dataclass
@@ -103,6 +106,41 @@ class Report:
             Path(json_path).write_text(json.dumps(content, indent=2) + "\n")
 
 
+class Findings:
+    """Counts of a campaign of kills, and its faults, kept in the file that `--json` names.
+
+    A later call with the same file continues.
+    """
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        file = Path(given.json or os.devnull)
+        kept = json.loads((file.read_text() if file.exists() else "") or "{}").get("found", {})
+        self._given = given
+        self.seen = Counter[str](kept.get("seen", {}))
+        self.wrong: list[str] = kept.get("wrong", [])
+
+    def kills(self) -> int:
+        """Return how many processes this run and the runs that it continues have killed."""
+        return sum(count for what, count in self.seen.items() if what.startswith(KILLED))
+
+    def keep(self) -> None:
+        """Print the findings, and write them to the file."""
+        found = {"seen": self.seen, "wrong": self.wrong}
+        print(f"{self.kills()} of {self._given.kills}: {found}", file=sys.stderr)
+        if self._given.json:
+            content = {"options": vars(self._given), "found": found, "machine": machine()}
+            Path(self._given.json).write_text(json.dumps(content, indent=2) + "\n")
+
+    def report(self, name: str) -> Report:
+        """Return the report of the campaign."""
+        report = Report(f"{name}: {self.kills()} kills, seed {self._given.seed}")
+        for what, count in sorted(self.seen.items()):
+            report.add(what, "", [count])
+        report.add("wrong", "", [len(self.wrong)])
+        report.notes += self.wrong[:SHOWN_FAULTS]
+        return report
+
+
 def machine() -> dict[str, Any]:
     return {
         "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
@@ -133,7 +171,9 @@ def parse_arguments(
     """`--repetitions`, `--json`, and `more`: an option's name and what argparse is told of it."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--repetitions", type=int, default=repetitions)
-    parser.add_argument("--json", metavar="FILE", help="write the figures there")
+    parser.add_argument(
+        "--json", metavar="FILE", type=os.path.abspath, help="write the figures there"
+    )
     for name, told in more.items():
         parser.add_argument(f"--{name}", **told)
     return parser.parse_args()
