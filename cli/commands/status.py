@@ -26,9 +26,19 @@ from ...schema.states import EnvironmentState, RequestState
 from ...system.text.json_lines import Json
 from .. import completion, exit_codes
 from ..options import connect, find_target, json_option, reconnect
-from ..output import output as printed
 from ..output import phrases
 from ..output.failures import environment_failure, exit_lines, request_failure
+from ..output.output import (
+    Drawn,
+    Output,
+    bad,
+    environments_table,
+    faint,
+    for_rich,
+    generations_table,
+    new_console,
+    requests_table,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -54,7 +64,7 @@ MIN_REQUESTS = 3  # that are shown, however low the terminal is
     "--all", "shows_all", is_flag=True, help="Show all launches that failed, not the newest."
 )
 @json_option
-def status(target: str | None, watch: bool, shows_all: bool, output: printed.Output) -> int:
+def status(target: str | None, watch: bool, shows_all: bool, output: Output) -> int:
     """Show the daemon, environments and requests, or one of them.
 
     Examples:
@@ -95,7 +105,7 @@ def read_status(client: DaemonClient, target: str | None, *, shows_all: bool = F
     return {**found, **about}
 
 
-def picture(found: Json, now: float) -> list[printed.Drawn]:
+def picture(found: Json, now: float) -> list[Drawn]:
     """Return what is drawn: a headline, the two tables, and the failures."""
     environments, requests = found["environments"], found["requests"]
     said = {  # launches whose environment says why they failed
@@ -104,29 +114,29 @@ def picture(found: Json, now: float) -> list[printed.Drawn]:
         if each["state"] == EnvironmentState.FAILED and each.get("error")
     }
     failed = _failed(requests, said)
-    parts: list[printed.Drawn] = [_headline(found["daemon"])]
+    parts: list[Drawn] = [_headline(found["daemon"])]
     if environments:
-        parts += ["", printed.environments_table(environments, now)]
+        parts += ["", environments_table(environments, now)]
         for environment in environments:
             parts += _remarks(environment, now, is_named="generations" in environment)
     for environment in environments:
         if history := environment.get("generations"):  # of the one that was named
-            parts += ["", printed.generations_table(history, now)]
+            parts += ["", generations_table(history, now)]
     if strays := found.get("strays"):
         parts += ["", *_strays(strays)]
     if requests:
         explained_below = said | {request["id"] for request in failed[:FAILURES_SHOWN]}
-        parts += ["", printed.requests_table(requests, now, explained=explained_below)]
+        parts += ["", requests_table(requests, now, explained=explained_below)]
     if left_out := found.get("failed_launches_left_out"):
         earlier = phrases.plural(left_out, "earlier launch request")
-        parts += [printed.faint(f"  and {earlier} that failed: openenv status --all")]
+        parts += [faint(f"  and {earlier} that failed: openenv status --all")]
     if not environments and not requests:
         parts += ["", "Nothing has been launched yet. Try: openenv launch echo"]
     gateway = found.get("gateway") or {}
     failures = [
         *_failures(environments, failed, found.get("failed_launches_left_out", 0)),
         *exit_lines("  gateway:", gateway, now),
-        *[f"  gateway: {printed.bad(problem)}" for problem in [gateway.get("problem")] if problem],
+        *[f"  gateway: {bad(problem)}" for problem in [gateway.get("problem")] if problem],
     ]
     if failures:
         parts += ["", "\n".join(failures)]
@@ -137,13 +147,11 @@ def _remarks(environment: Json, now: float, *, is_named: bool) -> Iterator[str]:
     """How it is served, what keeps its sessions from beginning or going on, who may reach it."""
     name, serving = environment["name"], environment.get("serving") or {}
     if serving and is_named:
-        yield printed.faint(f"  {name}: {serving['sentence']}")
+        yield faint(f"  {name}: {serving['sentence']}")
     if gpus := environment.get("gpus"):
-        yield printed.faint(
-            f"  {name}: {gpus['each']:g} {gpus['resource'] or 'GPU'} for each replica"
-        )
+        yield faint(f"  {name}: {gpus['each']:g} {gpus['resource'] or 'GPU'} for each replica")
     if cause := environment.get("sessions_fail"):
-        yield f"  {name}: {printed.bad('sessions fail')}: {cause} (see openenv logs {name})"
+        yield f"  {name}: {bad('sessions fail')}: {cause} (see openenv logs {name})"
     if held := serving.get("held"):
         shards = phrases.plural(serving["shards"], "shard")
         are = "is" if held["shards"] == 1 else "are"
@@ -170,7 +178,7 @@ def _headline(daemon: Json) -> str:
     up = phrases.duration(daemon["uptime_seconds"])
     sessions = phrases.plural(daemon["sessions"], "session")
     text = f"openenvd {daemon['version']} at {daemon['address']}, up {up}, {sessions}"
-    return printed.faint(text)
+    return faint(text)
 
 
 def _failures(environments: list[Json], failed: list[Json], left_out: int) -> list[str]:
@@ -204,7 +212,7 @@ def _failed(requests: list[Json], said: set[str]) -> list[Json]:
 Read = Callable[[DaemonClient], Json]  # what is shown
 
 
-def _watch(client: DaemonClient, read: Read, output: printed.Output) -> None:
+def _watch(client: DaemonClient, read: Read, output: Output) -> None:
     """Draw what `status` shows until the command is interrupted."""
     is_screen = not output.as_json and sys.stdout.isatty()
     found = read(client)
@@ -215,7 +223,7 @@ def _watch(client: DaemonClient, read: Read, output: printed.Output) -> None:
         _print_each(changes, found, read, output)
 
 
-def _print_each(changes: Changes, found: Json, read: Read, output: printed.Output) -> None:
+def _print_each(changes: Changes, found: Json, read: Read, output: Output) -> None:
     while True:
         output.json_line(found)
         if not output.as_json:
@@ -231,7 +239,7 @@ def _print_each(changes: Changes, found: Json, read: Read, output: printed.Outpu
 def _fill_screen(changes: Changes, found: Json, read: Read) -> None:
     from rich.live import Live
 
-    console = printed.new_console(sys.stdout)
+    console = new_console(sys.stdout)
     problem: ClientError | None = None
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
@@ -252,13 +260,9 @@ def _screen(console: Console, found: Json, problem: ClientError | None) -> Group
     """Return what fits the terminal: the oldest requests are left out first."""
     from rich.console import Group
 
-    notice = (
-        []
-        if problem is None
-        else [printed.bad(f"{problem.message}; waiting for it to come back"), ""]
-    )
+    notice = [] if problem is None else [bad(f"{problem.message}; waiting for it to come back"), ""]
     while True:
-        group = Group(*map(printed.for_rich, [*notice, *picture(found, time.time())]))
+        group = Group(*map(for_rich, [*notice, *picture(found, time.time())]))
         excess = len(console.render_lines(group, pad=False)) - console.height
         requests = found["requests"]
         if excess <= 0 or len(requests) <= MIN_REQUESTS:
