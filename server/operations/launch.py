@@ -32,7 +32,7 @@ from ...schema.layout import Layout
 from ...schema.operation_options import DrainOptions, ImageOptions
 from ...schema.protocol import LOOPBACK
 from ...schema.spec import EnvironmentSpec, LaunchOptions, name_of_source, validate_name
-from ...system.text.units import MB
+from ...system.text.units import MB, plural
 from . import base
 from .progress import Phases
 
@@ -159,13 +159,14 @@ class Launch(base.Operation):
 
 
 def losses(spec: EnvironmentSpec, serving: Sequence[run_files.RunFile]) -> Iterator[str]:
-    """Yield what the replicas that serve have and an update takes away, mostly by an omission."""
+    """Yield a sentence for each of token, replicas and gateway that an update takes away."""
     if serving[0].token and not spec.token:
         yield "the new generation has no token: every user of this machine can connect (--token)"
     if spec.max_replicas is None and spec.replicas < len(serving):
-        yield f"the new generation has {spec.replicas} of {len(serving)} replicas (--replicas)"
+        count = plural(spec.replicas, "replica")
+        yield f"the new generation has {count}, not {len(serving)} (--replicas)"
     if serving[0].is_at_gateway and not spec.gateway:
-        yield "the new generation is not behind the gateway: its address is another (--gateway)"
+        yield "the new generation is not behind the gateway, so its address changes (--gateway)"
 
 
 class BuildImagePayload(base.payload_of(ImageOptions)):  # type: ignore[misc]  # a class made at run time

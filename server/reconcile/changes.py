@@ -194,9 +194,9 @@ class Changes:
         if environment is None or environment.state not in UPDATABLE or self.scale is None:
             return
         wanted = wanted_replicas(environment) or 0
-        missing = wanted - len(self.replicas.staying(name, environment.request_id))
-        if missing > 0:
-            reason = f"an update that failed has drained {plural(missing, 'replica')}"
+        count = len(self.replicas.staying(name, environment.request_id))
+        if count < wanted:
+            reason = f"an update that failed has left {count} of {plural(wanted, 'replica')}"
             with contextlib.suppress(ApiError):  # another request changes its replicas
                 await self.scale(name, wanted, reason)
 

@@ -65,7 +65,7 @@ def test_an_update_says_what_it_takes_away_by_leaving_it_out(
     Launch.call(update, secrets.token_hex(8), str(layout.home), lambda _: None)
     said = capfd.readouterr().out
     assert "has no token: every user of this machine can connect (--token)" in said
-    assert "the new generation has 1 of 2 replicas (--replicas)" in said
+    assert "the new generation has 1 replica, not 2 (--replicas)" in said
     Launch.call({**update, "token": "auto", "replicas": 2}, "0", str(layout.home), lambda _: None)
     assert "the new generation" not in capfd.readouterr().out
     at_gateway = replace(before[0], data={**before[0].data, "address": "http://x"})
