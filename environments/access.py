@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends an environment one HTTP request, and returns its JSON answer."""
+"""Sends one HTTP request to an environment and returns the JSON of its response."""
 
 from __future__ import annotations
 

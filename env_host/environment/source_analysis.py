@@ -159,7 +159,7 @@ _SEEDS = ("random.seed", "torch.manual_seed")
 
 
 def differences_in(folders: Sequence[str], newest: str) -> list[str]:
-    """Describe, in a sentence for each name, what makes processes of this project differ.
+    """Return a sentence for each name that can have different values in processes of this project.
 
     Only modules below `folders` that were imported after `newest` are examined. Earlier ones may be
     shared with a zygote, and reading an attribute of a shared module copies its memory page.

@@ -75,7 +75,7 @@ CHECK_SECONDS = 30.0  # for the middleware to answer
 ASK_SECONDS = 5.0  # for an app that is asked whether it has sessions
 _LOOPBACK = ("127.0.0.1", 80)
 _READING = ("collections.abc", "starlette.datastructures", "starlette.requests", __name__)
-# Starlette's middleware whose reading of the headers does not tell what the app does.
+# These middlewares of Starlette read headers, whatever the app does with them.
 _HEEDLESS = {f"starlette.middleware.{name}" for name in ("cors", "errors", "gzip", "trustedhost")}
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 

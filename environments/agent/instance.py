@@ -39,8 +39,8 @@ ID_LENGTH = 40  # of an instance's id in messages: engines' own commands take a 
 LAST_LINES_SECONDS = 5.0  # for the rest of a log, once its instance has exited
 TIMEOUT_SECONDS = 2.0  # for a server to answer
 SILENT_TIMEOUT_SECONDS = 5.0  # for the server of a silent instance to answer
-# A silent instance counts as ended after this many questions without an answer, and this long after
-# the first of them.
+# A silent instance counts as ended when this many requests to its server have failed, and this many
+# seconds have passed since the first of them.
 SILENT_QUESTIONS = 3
 SILENT_ASKED_SECONDS = 8.0
 
@@ -119,7 +119,7 @@ class ReplicaInstance:
             self._has_signalled = True
 
     async def end(self, instance: Instance, life: Callable[[], Life], due: asyncio.Event) -> None:
-        """Stop an instance; stop it again whenever its deadline has come nearer meanwhile.
+        """Stop an instance, and again each time its deadline is moved forward.
 
         `life` returns the life of the replica, which has the deadline; `due` is set when the
         deadline may have changed.

@@ -271,7 +271,7 @@ def stands_alone(folders: Sequence[Path], module: str) -> bool:
 
 
 def _top_level(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that are executed when a module is imported."""
+    """Yield the nodes that Python executes when it imports the module."""
     for node in ast.iter_child_nodes(scope):
         yield node
         if not isinstance(node, _SCOPES):

@@ -119,7 +119,7 @@ class RequestStream:
                     await subscription.wake.wait()
 
     async def _catch_up(self) -> AsyncIterator[ServerSentEvent]:
-        """Yield what a client that reconnects has missed; to a new one, its present."""
+        """Yield the events that a client has missed; for a new client, progress and state."""
         is_new = not self._position.seq
         if is_new:
             self._position.seq = await self._deps.store.read(queries.LAST_SEQ)

@@ -16,12 +16,12 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_222,
-    "code lines": 46_421,
+    "shipped lines": 72_231,
+    "code lines": 46_430,
     "modules": 383,
-    "test lines": 67_349,
+    "test lines": 67_326,
     "words of pages": 24_938,
-    "words of decisions": 7_663,
+    "words of decisions": 7_659,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,

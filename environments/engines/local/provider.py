@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts replicas as processes of this machine, each below a shim that outlives the daemon.
+"""Starts replicas as local processes. Each has a shim as its parent, which outlives the daemon.
 
     open_listeners ─▶ listening sockets ─▶ run file ─▶ shim 0 ─▶ env host
                                           └▶ run file ─▶ shim 1 ─▶ env host   (the same socket)
@@ -46,7 +46,7 @@ class LocalProvider(providers.Provider):
     """Starts replicas on this machine."""
 
     def __init__(self, name: str, home: Path, fork: Fork | None = None) -> None:
-        """Make a provider; `fork` forks shims, which are programs if it is None or fails."""
+        """Make a provider. It forks shims by `fork`; without one, it starts them as programs."""
         super().__init__(name, home)
         self._fork = fork
 
@@ -71,7 +71,7 @@ class LocalProvider(providers.Provider):
             data["held"] = replaced is not None
             return data | self._what_runs(spec, prepared, data, share, devices)
 
-        # After an earlier update there may be several launches; the one that serves comes first.
+        # After an update, replicas of several launches may exist; those that serve come first.
         before = sorted((each for each in replaced or () if each.is_local), key=by_service)
         there = [each for each in before if each.host == spec.host and not spec.gateway]
         port = spec.port or (there[0].port if there else None)
@@ -98,7 +98,7 @@ class LocalProvider(providers.Provider):
         return [[socket.socket(fileno=fd) for fd in fds]], complete
 
     def _begin(self, run_file: RunFile, listeners: providers.Listeners) -> None:
-        """Write the run file, and start the shim, which keeps the sockets."""
+        """Write the run file and start the shim. The shim holds the sockets from then on."""
         fds = [one.fileno() for one in listeners]
         try:
             start_shim(run_file.run_dir, run_file.data, listen_fds=fds, fork=self._fork)

@@ -400,7 +400,7 @@ class Fails:
         await self.app(scope, *rest)
 app.add_middleware(Fails)
 """
-# Around it is middleware that reads the headers itself, and copies them.
+# Two middlewares of Starlette around it, which read and copy the headers.
 AROUND = """
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
