@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two trees in turn: what a large change must leave as it was, measured in one run.
+"""Two trees by turns: figures that a large change must keep, measured in one run.
 
     python -m load_tests.before_after --before DIR --after DIR --json FILE [--quick]
 
-Each tree is a checkout with a `.venv` of its own, in which it is installed: both packages have the
-same name, so each measurement runs in a process of its own tree's Python. The trees take turns with
-every program (A B, B A, A B, …), and each runs its own version of it. The file is written after
-each measurement; a later call with the same options goes on where an earlier one stopped, and
-measures again what belongs to another commit. A ratio is after / before, the median over the pairs
-that were measured one after the other. Run nothing else beside it.
+Each tree is a checkout that is installed in a `.venv` of its own. Both packages have the same name,
+so each measurement runs in its tree's Python. The trees take turns with every program (A B, B A,
+A B, …), and each runs its own version of the program. The file is written after each measurement; a
+later call with the same options continues where an earlier one stopped, and repeats measurements of
+other commits. A ratio is after / before: the median over pairs that were measured one after the
+other. Run nothing else at the same time.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Lines = dict[str, float]  # of one measurement: the median of each line of its r
 
 @dataclass(frozen=True)
 class Program:
-    """One program of `load_tests`: its words in full and in the quick form, and how often.
+    """One program of `load_tests`: its arguments in full and in the quick form, its repetitions.
 
-    In the quick form, what has its peer in the same run is measured after the change alone.
+    In the quick form, a program whose run includes a peer is measured only after the change.
     """
 
     words: str
@@ -77,11 +77,11 @@ class Figure:
     """One row of the table.
 
     Attributes:
-        name: What it is called there.
-        program: Where it comes from.
-        value: What it is, of one measurement's lines.
-        bound: What it may be, as a sentence.
-        holds: Whether it is, given the median after the change and the ratio after / before.
+        name: Its name in the table.
+        program: The program that measures it.
+        value: Computes it from the lines of one measurement.
+        bound: The bound, as text.
+        holds: Whether the bound holds, by the median after the change and the ratio after / before.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Figure:
 
 
 def line(*parts: str) -> Callable[[Lines], float]:
-    """The one line whose name has all of these parts, or the first of several."""
+    """Return a function that finds the first line whose name has all of these parts."""
 
     def find(lines: Lines) -> float:
         return next(v for name, v in lines.items() if all(part in name for part in parts))
@@ -101,7 +101,7 @@ def line(*parts: str) -> Callable[[Lines], float]:
 
 
 def every(part: str, combine: Callable[[list[float]], float]) -> Callable[[Lines], float]:
-    """All lines whose names have this part, as one figure."""
+    """Return a function that combines all lines whose names have this part."""
 
     def find(lines: Lines) -> float:
         return combine([value for name, value in lines.items() if part in name])
@@ -181,7 +181,7 @@ FIGURES = [
 
 @dataclass
 class Comparison:
-    """Both trees, and what has been measured of them so far."""
+    """Both trees, and their measurements so far."""
 
     folders: dict[str, Path]
     commits: dict[str, str]
@@ -208,12 +208,12 @@ class Comparison:
                 try:
                     found[run["repetition"]] = figure.value(run["lines"])
                 except (StopIteration, KeyError, ValueError, statistics.StatisticsError):
-                    continue  # it failed, or was skipped, and its error is in the file
+                    continue  # it failed or was skipped; its error is in the file
         return found
 
 
 def run_program(folder: Path, name: str, words: str) -> tuple[Lines, str]:
-    """Run a tree's program in its own Python: the lines of its report, and what it died of."""
+    """Run a program in its tree's Python; returns the lines of its report, and its error."""
     with tempfile.TemporaryDirectory(prefix="before-after-") as output:
         path = Path(output) / "report.json"
         command = [str(folder / ".venv/bin/python"), "-m", f"load_tests.{name}"]
@@ -221,7 +221,7 @@ def run_program(folder: Path, name: str, words: str) -> tuple[Lines, str]:
         command += ["--json", str(path)]
         if "--repetitions" not in command:
             command += ["--repetitions", "1"]
-        # The bytecode of both trees is kept: else the one that has some starts faster.
+        # The bytecode of both trees is kept: otherwise a tree that has some would start faster.
         environ = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         done = subprocess.run(
             command, cwd=folder, env=environ, check=False, text=True, capture_output=True
@@ -234,7 +234,7 @@ def run_program(folder: Path, name: str, words: str) -> tuple[Lines, str]:
 
 
 def lines_of(content: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Name and median of each line of a report; of `scaling`, the ratios to the limit."""
+    """Return name and median of each line of a report; of `scaling`, the ratios to the limit."""
     for measure in content.get("measures", []):
         yield measure["name"].strip(), statistics.median(measure["values"])
     for ratio in content.get("facts", {}).get("ratios", []):
@@ -265,7 +265,7 @@ def print_table(comparison: Comparison, words: dict[str, str]) -> int:
 
 
 def spread(values: dict[int, float]) -> str:
-    """The median, and the least and the greatest of several."""
+    """Return the median of the values, with the least and the greatest."""
     if not values:
         return "-"
     found = sorted(values.values())
@@ -274,7 +274,7 @@ def spread(values: dict[int, float]) -> str:
 
 
 def commit_of(folder: Path) -> str:
-    """Which commit a tree has checked out, and whether it was changed."""
+    """Return the commit that a tree has checked out, and whether files differ from it."""
     git = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
     return subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
 

@@ -2,12 +2,12 @@
 """The bucket brigade: singers in real time, one process against 2 and 4 shards.
 
 Each singer sends 600 ms of a voice as Opus every 600 ms over a WebSocket, and must have the mix
-back before the next packet is due; sought is the largest population of which nobody misses once.
-The first packets are not counted, latencies are from when a packet was due.
+back before the next packet is due. The program searches for the largest population without a miss.
+The first packets are not counted; a latency counts from the moment at which its packet was due.
 
 The original (https://www.jefftk.com, "Sharding the Brigade", six cores, singers on other machines):
-216 singers in one process, 1,090 with shards. Here singers and server share the cores, and the
-singers' own use stands beside the server's.
+216 singers in one process, 1,090 with shards. Here singers and server share the cores, so the
+report shows the CPU use of both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_SESSIONS = 8192
 
 
 def main() -> None:
-    """One arrangement after the other, in each repetition."""
+    """Measure one arrangement after the other, in each repetition."""
     options = parse_arguments(
         __doc__ or "",
         repetitions=3,
@@ -49,12 +49,12 @@ def main() -> None:
 
 
 def singing(report: Report, options: Any) -> None:
-    """The largest population of each arrangement; in the short form, one small one."""
+    """Find the largest population of each arrangement; the short form tries a small one."""
     found: dict[str, list[list[Trial]]] = {name: [] for name, _ in ARRANGEMENTS}
     for _ in range(1 if options.short else options.repetitions):
         for name, shards in ARRANGEMENTS:
             with serve(shards) as target:
-                sing(target, WARMING, 2.0)  # further shards come with the load
+                sing(target, WARMING, 2.0)  # the load starts further shards
                 trial = _trier(name, target, 1.2 if options.short else options.seconds)
                 if options.short:
                     found[name].append([trial(30)])
@@ -71,7 +71,7 @@ def singing(report: Report, options: Any) -> None:
 
 
 def search(trial: Callable[[int], Trial]) -> list[Trial]:
-    """Trials that close in on the largest clean population: doubling, then halving."""
+    """Find the largest clean population: double it until a trial fails, then bisect."""
     trials, clean, missed, count = list[Trial](), 0, MOST, FIRST
     while count < MOST and missed - clean > EXACTNESS * missed:
         trials.append(trial(count))
@@ -122,7 +122,7 @@ def _first_that_missed(trials: list[Trial], best: Trial) -> Trial | None:
 
 @dataclass(frozen=True)
 class Trial:
-    """What singers of one population saw."""
+    """The measurements of one population of singers."""
 
     singers: int
     packets: int
@@ -130,12 +130,12 @@ class Trial:
     p99_seconds: float
     misses: int
     heard: int
-    server_cores: float  # used, of all the server's processes
+    server_cores: float  # used by all of the server's processes
     singers_cores: float
 
     @property
     def is_clean(self) -> bool:
-        """Whether nobody had a gap."""
+        """Return whether no singer heard a gap."""
         return self.misses == 0
 
     def sentence(self, name: str) -> str:
@@ -148,14 +148,14 @@ class Trial:
 
 @contextmanager
 def serve(shards: int | None) -> Iterator[Target]:
-    """An environment with so many shards and a state process; None: all in one process."""
+    """Launch an environment with this many shards and a state process; None: all in one process."""
     arrangement = Arrangement(MAX_SESSIONS, 1, shards=str(shards or 1))
     with openenvd_of(arrangement, ALONE if shards is None else SHARED) as started:
         yield started.target
 
 
 def sing(target: Target, count: int, seconds: float, processes: int = 2) -> Trial:
-    """So many singers in real time, for so long after all of them are connected."""
+    """Run this many singers in real time, for `seconds` after all of them are connected."""
     packets = WARM_UP_PACKETS + max(1, round(seconds / PACKET_SECONDS))
     processes = min(processes, count)
     with ExitStack() as stack:
@@ -163,7 +163,7 @@ def sing(target: Target, count: int, seconds: float, processes: int = 2) -> Tria
         for number in range(processes):
             share = count // processes + (number < count % processes)
             crews.append(stack.enter_context(_crew(target.port, share, packets, leads=number == 0)))
-            _line(crews[-1])  # the leader is there before anybody follows
+            _line(crews[-1])  # the leader is connected before the others
         used = cpu_seconds(target)
         began = time.monotonic()
         for crew in crews:
@@ -180,7 +180,7 @@ def _trial(count: int, found: list[dict[str, Any]], cores: float, seconds: float
     faults = [fault for one in found for fault in one["faults"]]
     if faults:
         raise SystemExit(f"singers were answered with errors: {faults[:3]}")
-    latencies = latencies or [seconds]  # overwhelmed: no answer but to the warm-up
+    latencies = latencies or [seconds]  # overwhelmed: only the warm-up was answered
     return Trial(
         singers=count,
         packets=sum(one["packets"] for one in found),
@@ -213,7 +213,7 @@ def _line(crew: subprocess.Popen[str]) -> str:
     assert crew.stdout is not None
     line = crew.stdout.readline()
     if not line:
-        raise SystemExit("the singers ended early; what they said is above")
+        raise SystemExit("the singers ended early; their output is above")
     return line
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cold `openenv status --json` against a running daemon, beside `python -c 'import click'`.
 
-Aim: within 3x of it, and under 30 MB. With `--peer skypilot`, `sky status` takes turns with ours,
-against its own server (skypilot_peer.py); and upstream's `openenv --help`, where it is installed.
+Aim: at most 3 times its seconds, and under 30 MB. With `--peer skypilot`, `sky status` takes turns
+with ours, against its own server (skypilot_peer.py). So does upstream's `openenv --help`, where
+it is installed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from load_tests.shared.report import MEGABYTE, OPENENV, Report, daemon, parse_ar
 
 
 def main() -> None:
-    """Measure, in turn, so that a drifting machine meets both alike."""
+    """Measure both by turns, so that a change of the machine's speed affects them alike."""
     options = parse_arguments("A cold command line.", repetitions=20, peer=PEER_OPTION)
     report = Report("Cold command line")
     bare: list[float] = []
@@ -61,7 +62,7 @@ def main() -> None:
 
 @contextmanager
 def _skypilot(real: str | None) -> Iterator[tuple[list[str], dict[str, str]] | None]:
-    """The command that asks a running server, and the environment that reaches it."""
+    """Yield the peer's status command, and the variables by which it reaches a running server."""
     if real is None:
         yield None
         return

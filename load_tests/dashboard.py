@@ -3,15 +3,15 @@
 
     first screen    a page with nothing cached, in an empty tab: from the start of the navigation
                     until memory, environments and queue are painted; all bytes
-    again           the same once more, by a browser that has kept the files
-    quiet           the page is open, and nothing happens but time
-    busy            SHORT requests are submitted and run all the while
-    a death         a replica is killed for memory: until the page shows it
+    again           the same page, loaded by a browser that has cached its files
+    quiet           the page is open, and no request runs
+    busy            the page is open, and SHORT requests run all the time
+    a death         from the kill of a replica for memory until the page shows it
 
-The requests are rows like any other: half of them have run, half wait for the one LONG worker,
-which a launch holds that never gets ready. The replicas are bundled `echo` servers, each with its
-processes. Aims: the first screen in 300 ms and 150 kB, an update in 100 ms, the daemon's event loop
-at a p99 lag of 10 ms, its memory 20 MB above what it was, a death within a second.
+The requests are real ones: half of them have run, and half wait for the only LONG worker, which a
+launch that never becomes ready occupies. The replicas are real servers of the bundled `echo`.
+Aims: the first screen in 300 ms and 150 kB, an update in 100 ms, a p99 lag of the daemon's event
+loop of 10 ms, 20 MB of memory above the idle daemon's, a death shown within a second.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MEMORY_MB = 120
 UNUSED_PORT = 9
 SETTLE_SECONDS = 3.0
 TAB_SECONDS = 0.7  # until a new tab is quiet
-NOBODY_SECONDS = 0.5  # between two loads: the daemon forgets what nobody looks at
+NOBODY_SECONDS = 0.5  # between two loads: the daemon drops what it keeps for open pages
 WAIT_MILLISECONDS = 60_000
 STUCK = "import time\ntime.sleep(3600)\n"
 HUNGRY = """
@@ -116,7 +116,7 @@ DEATH_SHOWN = """
 
 
 def main() -> int:
-    """A daemon, its rows and replicas, and a page, for each repetition."""
+    """Measure the page in each repetition, with a new daemon, new requests and new replicas."""
     options = parse_arguments(
         "The dashboard.",
         repetitions=1,
@@ -124,7 +124,7 @@ def main() -> int:
         replicas={"type": int, "default": 200},
         loads={"type": int, "default": 20, "help": "loads of the page, each time"},
         seconds={"type": float, "default": 60.0, "help": "how long the page is watched, each time"},
-        short={"action": "store_true", "help": "few of all, to see that it runs"},
+        short={"action": "store_true", "help": "small numbers, to check that it runs"},
     )
     if options.short:
         options.requests, options.replicas, options.seconds, options.loads = 400, 4, 3.0, 2
@@ -135,13 +135,13 @@ def main() -> int:
     for _ in range(options.repetitions):
         _Repetition(program, options, report).run()
     report.note(f"{options.requests:,} requests, {options.replicas} replicas of `echo`.")
-    report.note("An update: all of the page's main thread, divided by the number of updates.")
+    report.note("An update: the main thread's busy time, divided by the number of updates.")
     report.finish(options.json)
     return 0
 
 
 class _Repetition:
-    """One daemon, and what is found with it."""
+    """Measures the page of one daemon."""
 
     def __init__(self, program: str, options: argparse.Namespace, report: Report) -> None:
         self._program = program
@@ -244,7 +244,7 @@ class _Repetition:
     def _first_screen(self, context: Any, address: str, when: str) -> None:
         context.set_default_timeout(WAIT_MILLISECONDS)
         page = context.new_page()
-        received: dict[str, float] = {}  # bytes, as they were sent, by the call
+        received: dict[str, float] = {}  # bytes on the wire, by call id
         _count_bytes(context.new_cdp_session(page), received)
         time.sleep(TAB_SECONDS)
         page.goto(address, wait_until="commit")
@@ -277,7 +277,7 @@ class _Repetition:
         return float(loop["p99_seconds"]) * 1000
 
     def _death(self, page: Any) -> None:
-        """From the last sign of life of what grows, to the page."""
+        """Measure from the growing process's last write until the page shows its death."""
         url = openenv(self._environ, "status", "hungry")["environments"][0]["address"] + "/step"
         body = json.dumps({"action": {}}).encode()
         headers = {"Content-Type": "application/json"}
@@ -290,7 +290,7 @@ class _Repetition:
 
 
 def _count_bytes(session: Any, received: dict[str, float]) -> None:
-    """Note the bytes of each call of a page, with its headers as soon as it has ended."""
+    """Count the bytes of each call of a page; headers are included when the call has ended."""
 
     def note(event: dict[str, Any]) -> None:
         call = event["requestId"]
@@ -305,7 +305,7 @@ def _count_bytes(session: Any, received: dict[str, float]) -> None:
 
 
 class _Busy(threading.Thread):
-    """Submits SHORT requests, and waits for each, within the block."""
+    """Submits SHORT requests one after the other until the block ends."""
 
     def __init__(self, home: str) -> None:
         super().__init__(name="busy")

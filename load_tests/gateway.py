@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the gateway costs: crowds of sessions through Envoy, beside the same without it.
+"""The gateway's cost: crowds of sessions through Envoy, and the same crowds without it.
 
     python -m load_tests.gateway [--json FILE]      2,048 and 8,192 sessions, 2 and 4 replicas
     python -m load_tests.gateway --short            256 sessions, 2 replicas
 
 All sessions of a crowd connect in one instant, reset, take one step that waits a second, and close
-(`openenvd.rollouts.bench`). Of the same environment, with as many replicas of one shard each, one
-has its own address, which its replicas share, and the other an address at the gateway: they take
-turns within the same run. Then single sessions, and 64 at once, step as fast as they are answered.
+(`openenvd.rollouts.bench`). The environment is launched twice, with the same number of replicas of
+one shard each: once at an address that its replicas share, once behind the gateway. Both take turns
+within the run. Then single sessions, and 64 at once, step as fast as they are answered.
 
-The split is the largest deviation of a replica's sessions from even. Memory is Envoy's PSS with all
-sessions of the largest crowd open, against a few of them; CPU is Envoy's alone.
+The split is the largest deviation of a replica's sessions from an even share. A session's memory is
+the difference in Envoy's PSS between many and few open sessions; CPU is Envoy's alone.
 
-Aims: 100 % of all sessions, the split within 5 %.
+Aims: 100 % of the sessions succeed, and the split is within 5 %.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ MAX_UNEVEN = 5.0  # percent
 STEPPING_SESSIONS = (1, 64)
 STEP_SECONDS, SHORT_STEP_SECONDS = 5.0, 1.0
 PAYLOAD_BYTES = 64
-HANDSHAKES = 1024  # under way at once, while sessions are opened to weigh Envoy
+HANDSHAKES = 1024  # at once, while sessions are opened to measure Envoy's memory
 US, MS = 1e6, 1e3
 
 
 def launch(environ: dict[str, str], name: str, replicas: int, sessions: int, *more: str) -> Target:
-    """An environment whose slots are enough for twice the crowd."""
+    """Launch an environment that has slots for twice the crowd."""
     words = ["launch", "benchmark", "--name", name, "--shards", "1", *more]
     words += ["--replicas", str(replicas), "--max-sessions", str(2 * sessions)]
     address = openenv(environ, *words)["environment"]["address"]
@@ -51,7 +51,7 @@ def launch(environ: dict[str, str], name: str, replicas: int, sessions: int, *mo
 
 
 def targets_of(environ: dict[str, str], replicas: int, sessions: int) -> list[Target]:
-    """The same environment without the gateway and through it; Envoy is what is weighed."""
+    """Launch the environment without and behind the gateway, whose CPU and memory are Envoy's."""
     direct = launch(environ, "direct", replicas, sessions)
     through = launch(environ, "through", replicas, sessions, "--gateway")
     envoy = openenv(environ, "gateway", "status")["gateway"]["pid"]
@@ -59,7 +59,7 @@ def targets_of(environ: dict[str, str], replicas: int, sessions: int) -> list[Ta
 
 
 def crowds(report: Report, targets: list[Target], replicas: int, options: Any) -> bool:
-    """Measure all crowds; whether the aims are met."""
+    """Measure all crowds; returns whether the aims are met."""
     plan = Plan(tuple(options.crowds), repetitions=options.repetitions)
     with tempfile.TemporaryDirectory(prefix="openenvd-load-") as folder:
         sweep = Sweep(plan, targets, Path(folder))
@@ -92,7 +92,7 @@ def crowds(report: Report, targets: list[Target], replicas: int, options: Any) -
 
 
 def weigh(report: Report, through: Target, replicas: int, sessions: int) -> None:
-    """Envoy's memory, before it had any sessions, and by session."""
+    """Measure Envoy's memory before its first session, and per session."""
     idle = sum(pss_bytes(through.root_pids))
     report.add(f"{replicas} replicas: Envoy, idle", "MB", [idle / 2**20])
     found = []
@@ -123,7 +123,7 @@ def steps(report: Report, targets: Sequence[Target], options: Any) -> None:
 
 
 def step(target: Target, sessions: int, seconds: float) -> list[float]:
-    """The latencies of all steps, in seconds."""
+    """Let sessions step for some seconds; returns the latencies of all steps, in seconds."""
     words = [str(target.port), str(sessions), str(seconds), str(PAYLOAD_BYTES)]
     command = [sys.executable, "-m", "load_tests.shared.step_clients", *words]
     outcome = json.loads(run([*command, "--path", f"{target.path}/ws"]).output)

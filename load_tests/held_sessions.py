@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many sessions held open on one machine: what they hold, and what a step of some of them takes.
+"""Many open sessions on one machine: their memory, and the latency of steps.
 
     python -m load_tests.held_sessions [--json FILE] [--limit]      65,536 sessions
     python -m load_tests.held_sessions --short                      2,048
 
 Opens all sessions (`openenv launch benchmark`, reset, at most 1,024 handshakes under way), leaves
-them alone, and reads what the server's processes hold; then a random tenth of them steps: all at
-once, and paced over ten seconds. Latencies count from when a step was due.
+them idle, and reads the memory of the server's processes; then a random tenth of them steps: all at
+once, and paced over ten seconds. A latency counts from the moment at which its step was due.
 
 An address has some 28,000 ports towards one server, so clients connect from eight: 127.0.0.1 to
-127.0.0.8. A process may have only so many open files: the soft limit is raised to the hard one, and
-where that does not do, several client processes and several shards share the sessions out.
+127.0.0.8. The limit on a process's open files is raised from the soft to the hard one; if that is
+too low, the sessions are divided among several client processes and several shards.
 
-Memory is PSS, of all of the server's processes, against the same server with a few sessions. The
-kernel's own memory is in no process's PSS: `Slab` of /proc/meminfo and the pages of TCP buffers
-(/proc/net/sockstat) are the whole machine's, and hold both ends of each connection.
+Memory is the PSS of all of the server's processes, less that with a few sessions. PSS does not
+contain the kernel's own memory: `Slab` of /proc/meminfo and the pages of TCP buffers
+(/proc/net/sockstat) are the whole machine's, and count both ends of each connection.
 
 Aims: 65,536 sessions, 4 kB or less of PSS each.
 """
@@ -59,7 +59,7 @@ def held(target: Target, sessions: int, processes: int, window: int) -> Iterator
 
 
 def kernel_bytes() -> dict[str, int]:
-    """What the kernel holds, of the whole machine; nothing where it does not say."""
+    """Return the kernel's memory on the whole machine; empty if the kernel does not report it."""
     if sys.platform != "linux":
         return {}
     meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -74,7 +74,7 @@ def kernel_bytes() -> dict[str, int]:
 
 
 def measure(report: Report, target: Target, sessions: int, clients: int) -> None:
-    """One server, once; adds to the lines of the table."""
+    """Measure one server once, and add to the lines of the table."""
     name = target.name
     with held(target, min(WARMING_SESSIONS, sessions), 1, WINDOW) as few:
         few.step(1.0, 0.0)
@@ -111,7 +111,7 @@ def measure(report: Report, target: Target, sessions: int, clients: int) -> None
 
 
 def client_processes(sessions: int) -> int:
-    """How many it takes, and at least one for each of two cores."""
+    """Return how many the limit on open files requires, at least one for each of two cores."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         files = 2**20
@@ -148,7 +148,7 @@ def main() -> int:
 
 
 def _is_complete(report: Report) -> bool:
-    """Whether no session of ours failed."""
+    """Return whether every session of ours succeeded."""
     failed = [m.values for m in report.measures if m.name.startswith("openenvd: failed")]
     return not any(map(sum, failed))
 

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What idle environments and the idle daemon cost, and what is left of a burst of requests.
+"""The cost of idle environments and of the idle daemon, and the memory left after a burst.
 
-    environments  some idle ones at a time, each number of them with a daemon of its own
-    daemon        memory of everything, with the agent of every engine beside it
+    environments  idle environments: each number of them with a daemon of its own
+    daemon        memory of all processes, and of the agent of every engine
     burst         the same when idle, at the peak of 200 requests at once, and 30 s after them
 
 Of idle environments, and of the daemon alone:
 
     CPU       time on a processor (`schedstat`), in % of one core
     wake-ups  voluntary context switches of all threads, a second
-    PSS       memory, shared pages shared out: forked workers share theirs with the zygote
+    PSS       memory; a shared page is divided among its processes, such as zygote and workers
 
 of the daemon, its workers and zygote, and of each environment's shim, supervisor and shards. Then
-the seconds of `openenv status`, and of `openenv down --all`; with each the processor time of the
-command itself. A burst is `launch` of `echo` and `check`, half of each; its
-environments are taken down again. With `--peer skypilot` that gets as many requests, but from 50
-clients: it starts a process for each that waits.
+the seconds of `openenv status` and of `openenv down --all`, each with the processor time of the
+command itself. A burst is half `launch` of `echo`, half `check`; its environments are taken down
+again. With `--peer skypilot`, SkyPilot gets as many requests, but from 50 clients, because it
+starts a process for each client that waits.
 
 Aims: an idle environment under 0.05 % of a core, 1 wake-up a second, 17 MB; the idle daemon 2
 wake-ups a second and 80 MB; 1,000 environments under 20 % of a core, `status` in 0.3 s; `down
---all` of 400 in 8 s; within 20 MB of idle 30 s after a burst. Memory is read where the daemon may
-write bytecode, as a user's does. Launches have little priority: other work goes first.
+--all` of 400 in 8 s; within 20 MB of idle 30 s after a burst. The daemon may write bytecode, as a
+user's does. Launches have a low priority, so that other work goes first.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ NANOSECONDS = 1e9
 
 
 class Usage(NamedTuple):
-    """What one thread has used since it started."""
+    """CPU time and context switches of one thread since it started."""
 
     cpu_nanoseconds: int
     wake_ups: int
 
 
 class Cost(NamedTuple):
-    """What the processes of one role cost while nothing happens."""
+    """The idle cost of all processes of one role."""
 
     processes: int
     cpu_percent: float
@@ -96,11 +96,11 @@ class Cost(NamedTuple):
 
 def main() -> None:
     options = parse_arguments(
-        "What is idle costs nothing.",
+        "The cost of idle processes.",
         repetitions=1,
         parts={"nargs": "+", "choices": list(PARTS), "default": ["environments"]},
         environments={"type": _numbers, "default": "1,100,1000", "help": "how many: 1,100,1000"},
-        seconds={"type": float, "default": 20.0, "help": "how long it is watched"},
+        seconds={"type": float, "default": 20.0, "help": "how long each is watched"},
         settle={
             "type": float,
             "default": 40.0,
@@ -218,7 +218,7 @@ def _environment_roles(home: Path) -> dict[str, list[int]]:
 
 
 def _watch(roles: dict[str, list[int]], seconds: float) -> dict[str, Cost]:
-    """What the processes of each role cost, over some seconds; those without processes not."""
+    """Measure the cost of each role that has processes, over some seconds."""
     before = {role: (time.monotonic(), _used(pids)) for role, pids in roles.items()}
     time.sleep(seconds)
     after = {role: (time.monotonic(), _used(pids)) for role, pids in roles.items()}
@@ -238,7 +238,7 @@ def _watch(roles: dict[str, list[int]], seconds: float) -> dict[str, Cost]:
 
 
 def _used(pids: Iterable[int]) -> dict[Path, Usage]:
-    """What each thread has used; those that end meanwhile, as burst workers do, are left out."""
+    """Return the usage of each thread; threads that end meanwhile (burst workers) are left out."""
     used = {}
     for thread in (thread for pid in pids for thread in Path(f"/proc/{pid}/task").glob("*")):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -272,7 +272,7 @@ async def _launch(home: str, count: int) -> None:
 
 
 def _medians(environ: dict[str, str], *words: str) -> tuple[float, float]:
-    """Of several times a command: how long it took, and its own processor time."""
+    """Run a command several times; returns the medians of its seconds and its processor time."""
     runs = [run([OPENENV, *words], environ) for _ in range(STATUS_REPETITIONS)]
     both = [each.seconds for each in runs], [each.cpu_seconds for each in runs]
     return statistics.median(both[0]), statistics.median(both[1])
@@ -282,7 +282,7 @@ def _medians(environ: dict[str, str], *words: str) -> tuple[float, float]:
 
 
 def _daemon(report: Report, _options: argparse.Namespace) -> None:
-    """PSS of the idle daemon, its workers, and the agents of all engines."""
+    """Measure the PSS of the idle daemon, its workers, and the agents of all engines."""
     with daemon() as environ:
         subprocess.run([OPENENV, "check"], env=environ, check=True, capture_output=True)
         for engine, size in _agents(Path(environ["OPENENV_HOME"])):
@@ -295,9 +295,9 @@ def _daemon(report: Report, _options: argparse.Namespace) -> None:
 
 
 def _agents(home: Path) -> Iterator[tuple[str, int]]:
-    """Start the agent of each engine, which runs while the rest is measured: its name, its bytes.
+    """Start the agent of each engine, which runs during the block; yields its name and its bytes.
 
-    An engine that does not answer is asked all the same: its library is imported then, too.
+    An agent is asked even if its engine does not answer, since it imports its library then, too.
     """
     for engine in names():
         with contextlib.suppress(EngineFailed):
@@ -311,7 +311,7 @@ def _agents(home: Path) -> Iterator[tuple[str, int]]:
 
 
 def _burst(report: Report, options: argparse.Namespace) -> None:
-    """PSS around a burst: ours, and then that of each peer."""
+    """Measure the PSS around a burst: ours, and then that of each peer."""
     with daemon() as environ:
         home, pid = environ["OPENENV_HOME"], daemon_pid(environ)
         crowd = _requests(home, options.requests)
@@ -345,7 +345,7 @@ def _around(
     look: Callable[[], tuple[float, int]],
     options: argparse.Namespace,
 ) -> None:
-    """What there is before a crowd, at its peak (as far as samples tell), and a while after it."""
+    """Measure before a burst, at its sampled peak, and some seconds after it."""
 
     async def peak() -> tuple[float, int]:
         ending, found = asyncio.ensure_future(crowd()), (0.0, 0)
@@ -366,7 +366,7 @@ def _around(
 
 
 def _requests(home: str, count: int) -> Callable[[], Any]:
-    """Make a crowd of requests at once; its environments are taken down again."""
+    """Submit a burst of requests at once; its environments are taken down again."""
     names = [f"burst-{number}" for number in range(count // 2)]
 
     async def ended(operation: str, payload: dict[str, Any]) -> None:

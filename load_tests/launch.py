@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How soon an environment is ready, a dead shard is back, and one that sleeps answers.
+"""The time until an environment is ready, a dead shard is replaced, and a sleeping one answers.
 
     python -m load_tests.launch                     `benchmark`, and the bundled `echo` asleep
-    python -m load_tests.launch --project           an upstream project too (installs it once)
+    python -m load_tests.launch --project           an upstream project, too (installs it once)
     python -m load_tests.launch --parts asleep --repetitions 40
 
 The project is the benchmark with its own virtual environment, upstream's base classes and
 `create_app`. Aims: first ready under 2 s for the project, each further shard under 100 ms, 4 idle
-shards under 150 MB PSS together. A shard is killed with SIGKILL; it is back when a session is
-served by a pid that was not there before.
+shards under 150 MB PSS together. A shard is killed with SIGKILL; it is replaced when a new pid
+serves a session.
 
 Asleep: the bundled `echo`. Each repetition waits until it is asleep, measures the PSS of its
-processes, and times one client: from its connect to the answer to its first reset; then another
-one, which finds it awake. Aims: asleep the shim is all there is; nobody waits for half a second.
+processes, and times one client from its connect to the answer to its first reset; then a second
+client, which finds it awake. Aims: asleep, only the shim runs; no client waits for half a second.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from openenvd.rollouts.bench.sweep import HEAD_START_SECONDS, Crew
 from openenvd.system.text.units import MB
 
 SHARDS = 4
-SESSIONS = 16  # enough to meet every shard
+SESSIONS = 16  # enough to reach every shard
 BACK_SECONDS = 30.0
 BATCH_SECONDS = 5.0
 IDLE_SECONDS = "0.5"
@@ -111,7 +111,7 @@ def _launched(environ: dict[str, str], source: str, shards: int) -> Iterator[tup
 
 
 def _seconds_until_back(crew: Crew, target: Target) -> float:
-    """Kill one of those that serve; when one serves that did not before."""
+    """Kill one of the serving shards; returns the seconds until a new one serves."""
     before = _serving(crew, target)
     victim = min(before)
     os.kill(victim, signal.SIGKILL)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """SkyPilot's tests of low resources and of the common case, in a real cgroup of that size.
 
-    (a)  how many `launch --async` of `echo` are up at once before the first kill, with `status`
-         and `logs` still answering
-    (b)  whether it starts, and still answers after a while without work
+    (a)  how many `launch --async` of `echo` are up at once before the first kill, while `status`
+         and `logs` still answer
+    (b)  whether the daemon starts, and still answers after some time without work
 
 The sizes are 0.5 CPU with 750 MB, and 4 CPUs with 16 GB. Everything runs through the installed
 command inside the group: daemon, workers, environments and the commands themselves.
 
-The peer of (b), in a fresh group of the same size, is SkyPilot with `--peer skypilot`. It launches
-nothing without a cloud: of (a) there is only what was measured elsewhere, 3 and 30, at 210 to
+With `--peer skypilot`, the peer of (b) is SkyPilot, in a fresh group of the same size. It launches
+nothing without a cloud, so (a) is compared with figures from elsewhere: 3 and 30, at 210 to
 250 MB each.
 
-Aim: ten times both, no kill.
+Aim: ten times both figures, without a kill.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MOST = {"small": 90, "large": 400}
 OURS = "openenvd"
 START_SECONDS = 180.0
 ANSWER_SECONDS = 10.0
-PEER_IDLE_SECONDS = 60.0  # with half a CPU it takes its workers so long to have imported everything
+PEER_IDLE_SECONDS = 60.0  # with half a CPU, its workers import for so long
 PERIOD_US = 100_000
 V1 = Path("/sys/fs/cgroup")
 
@@ -58,7 +58,7 @@ Key = tuple[str, str]  # name, unit
 
 @dataclass(frozen=True)
 class Size:
-    """A machine to be."""
+    """The size of a machine."""
 
     name: str
     cpus: float
@@ -72,7 +72,7 @@ SIZES = {
 
 
 def why_no_group() -> str | None:
-    """None where a group with limits can be made: cgroup v1, as root."""
+    """Return why no group with limits can be made (it takes cgroup v1 and root), or None."""
     for controller in ("memory", "cpu"):
         folder = V1 / controller
         if not os.access(folder / "cgroup.procs", os.W_OK):
@@ -81,7 +81,7 @@ def why_no_group() -> str | None:
 
 
 class Group:
-    """A real cgroup with both limits; what it starts is inside from its first instruction."""
+    """A real cgroup with both limits; its processes are inside from their first instruction."""
 
     def __init__(self, size: Size) -> None:
         name = f"openenvd-load-{os.getpid()}-{time.monotonic_ns()}"
@@ -109,13 +109,13 @@ class Group:
         )
 
     def inside(self, words: list[str]) -> list[str]:
-        """The command that enters, and then becomes that of `words`."""
+        """Return a command that enters the group, and then executes `words`."""
         files = [str(folder / "cgroup.procs") for folder in (self._memory, self._cpu)]
         enter = "".join(f'echo $$ > "{file}"; ' for file in files)
         return ["/bin/sh", "-c", f'{enter} exec "$@"', "sh", *words]
 
     def kills(self) -> int:
-        """By the kernel, for memory, in the group and in all below it."""
+        """Count the kernel's kills for memory, in the group and in all groups below it."""
         total = 0
         for file in self._memory.rglob("memory.oom_control"):
             with suppress(OSError):
@@ -148,7 +148,7 @@ def _empty(procs: Path) -> None:
 
 
 def main() -> int:
-    """Each part on each size, in a fresh group and with a fresh daemon."""
+    """Run each part on each size, in a fresh group and with a fresh daemon."""
     options = parse_arguments(
         "Low resources.",
         repetitions=1,
@@ -225,7 +225,7 @@ def _inside(size_name: str, part: str, options: Namespace) -> dict[Key, float]:
 
 
 def _launches(group: Group, environ: dict[str, str], most: int, step: int) -> dict[Key, float]:
-    """More and more, a step at once, until one does not come up or the kernel kills."""
+    """Launch one batch after another until an environment does not start or the kernel kills."""
     up = 0
     answers: list[float] = []
     while up < most:
@@ -269,7 +269,7 @@ def _timed(group: Group, words: list[str], environ: dict[str, str]) -> float:
 
 
 def _short(group: Group, environ: dict[str, str], _most: int, _step: int) -> dict[Key, float]:
-    """`_daemon` has started it, or has ended this program."""
+    """Restart the daemon that `_daemon` has started, and time that."""
     began = time.monotonic()
     for words in (["stop"], ["up"]):
         began = time.monotonic()

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dispatch rate, as SkyPilot's `test_queue_dispatcher.py` measures it, beside its rivals.
+"""The dispatch rate, as SkyPilot's `test_queue_dispatcher.py` measures it, beside peers.
 
     --executor noop       dispatch alone: a full queue, and an executor that does nothing
     --executor workers    through real workers, each outcome recorded
 
 Ours: requests in SQLite, one dispatcher thread, `BurstableExecutor`; every claim also writes the
-request's event. Beside it, in the same run, the five arrangements of the seed
-(`seed_arrangements.py`) and the limit: bare claims in batches. "Idle" is one request at a time:
-from before it is written until its operation runs.
+request's event. The same run measures the five arrangements of the seed (`seed_arrangements.py`)
+and the limit: bare claims in batches. "Idle" is one request at a time: from before it is written
+until its operation runs.
 
 Aims on four cores: dispatch alone over 12,000 a second and three times the best of the five;
 through workers over 3,000 a second; enqueue to start under 5 ms at p99 when idle. Measured
@@ -48,7 +48,7 @@ from openenvd.schema.states import Schedule
 from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.running import DispatchContext
 
-OURS = {"ours": False, "ours, --durability power": True}  # whether commits are synced
+OURS = {"ours": False, "ours, --durability power": True}  # whether commits are flushed to the disk
 WORKERS = max(1, len(os.sched_getaffinity(0)))
 OPERATION = "check"
 PATIENCE_SECONDS = 120.0
@@ -57,7 +57,7 @@ CLAIM_BATCH = 64
 
 
 def main() -> None:
-    """Every arrangement in turn, again and again, so that a drifting machine meets all alike."""
+    """Measure all arrangements by turns, so that a change of the machine's speed affects all."""
     options = parse_arguments(
         "Dispatch rate.",
         repetitions=5,
@@ -94,7 +94,7 @@ def main() -> None:
 
 @dataclass
 class Round:
-    """What one arrangement did once."""
+    """The measurements of one arrangement in one round."""
 
     rate: float
     cpu_us: float  # of all processes, per request
@@ -105,7 +105,7 @@ class Round:
 
 
 class NoopExecutor:
-    """Takes everything and does nothing, as the original's `MockExecutor`."""
+    """Accepts every request and does nothing, like the original's `MockExecutor`."""
 
     def __init__(self, expected: int) -> None:
         self._left = expected
@@ -127,7 +127,7 @@ class NoopExecutor:
 
 
 class Outcomes:
-    """Hears what the dispatcher publishes; waits for the last outcome."""
+    """Receives the dispatcher's events, and waits for the last outcome."""
 
     def __init__(self) -> None:
         self._left = 0
@@ -226,7 +226,7 @@ def _dispatcher(
 
 
 def _warm_up(executor: BurstableExecutor, path: Path) -> None:
-    """Until a worker has worked; the others come with the work (the rivals' are all there)."""
+    """Wait until one worker has run a request; load starts the others (the peers start all)."""
     log_path = str(path.with_name("warm-up.log"))
     executor.submit(Task("warm-up", "load_tests.shared.operations:moment", {}, SHORT, log_path))
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -235,7 +235,7 @@ def _warm_up(executor: BurstableExecutor, path: Path) -> None:
         time.sleep(0.01)
 
 
-# Theirs.
+# The peers.
 
 
 def _theirs(arrangement: Arrangement, count: int, *, run: bool) -> Round:
@@ -252,13 +252,13 @@ def _theirs(arrangement: Arrangement, count: int, *, run: bool) -> Round:
 # Both.
 
 
-# Removed at the very end: ext4 makes files more slowly for minutes after many were deleted.
+# Removed at the end: ext4 creates files more slowly for minutes after many were deleted.
 _everything = tempfile.TemporaryDirectory(prefix="openenvd-load-")
 
 
 @contextmanager
 def _database(count: int) -> Iterator[tuple[Path, list[str]]]:
-    """A database of its own with `count` pending requests, and their ids."""
+    """Create a new database with `count` pending requests; returns their ids, too."""
     path = Path(tempfile.mkdtemp(dir=_everything.name)) / "requests.db"
     open_database(path)
     writer = WriteConnection(path)
@@ -286,7 +286,7 @@ def _count(path: Path, state: str) -> int:
 
 @contextmanager
 def _stopwatch(count: int) -> Iterator[Callable[[], Round]]:
-    """Times its block; gives what it measured, once the block has ended."""
+    """Time the block; the yielded function returns the measurements after the block."""
     ends: list[tuple[float, float]] = []
     began, cpu = time.perf_counter(), _cpu_seconds()
     yield lambda: Round(count / ends[0][0], ends[0][1] / count * 1e6)
@@ -294,7 +294,7 @@ def _stopwatch(count: int) -> Iterator[Callable[[], Round]]:
 
 
 def _cpu_seconds() -> float:
-    """Of this process and all below it, ended ones included."""
+    """Return the CPU time of this process and its descendants, including ended ones."""
     me = psutil.Process()
     total = 0.0
     for process in [me, *me.children(recursive=True)]:
@@ -307,7 +307,7 @@ def _cpu_seconds() -> float:
 
 
 def _bare_batches() -> float:
-    """`UPDATE … RETURNING` in batches, on our table: the claim alone, without Python around it."""
+    """Claim in batches by `UPDATE … RETURNING` on our table, with no other Python."""
     statement = (
         "UPDATE requests SET state = 'RUNNING', attempts = attempts + 1, started_at = 1.0"
         " WHERE seq IN (SELECT seq FROM requests WHERE state = 'PENDING' AND schedule = 'SHORT'"

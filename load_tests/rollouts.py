@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts at full size, beside the naive way; slow disks; folders. All in one run.
+"""Rollouts at full size beside the naive way, with a slow disk, and the cost of folders.
 
     python -m load_tests.rollouts [--short] [--parts sizes slow folder] [--sizes 1000 …]
-        [--datasets PYTHON]    one that has Hugging Face's `datasets`
+        [--datasets PYTHON]    a Python that has Hugging Face's `datasets`
 
 Each way runs in a process of its own (`rollout_ways.py`), against one `openenv launch benchmark`.
-Memory is the process's peak less what it had when its modules were imported. Rollouts that are
-killed in the middle are in `failures/rollout_crashes.py`.
+Memory is the process's peak less its memory after its imports. `failures/rollout_crashes.py` kills
+rollouts in the middle.
 
-The naive way keeps everything in memory, more than twice. Where that exceeds half of what is free
-here, it is first shown how far it comes, and then measured with as many episodes as fit: compare
-steps a second. Beside each runs a loop that does nothing (the way `idle`): what the machine itself
-makes that one late is the limit. Where it is half of what we aim at, ours is run again, and the
-report tells of both.
+The naive way keeps everything in memory, more than twice. Where that exceeds half of the free
+memory, the way first runs until it reaches its limit, and is then measured with as many episodes as
+fit: compare steps a second. An idle loop (the way `idle`) runs beside each way: its lag, which the
+machine causes, is the limit. When that lag exceeds half of our aim, our way is run again, and the
+report shows both runs.
 
-What a large run leaves behind, ten gigabytes of pages, a virtual machine gives back to its host,
-and is slow meanwhile: so nothing is measured for `SETTLE_SECONDS`. Pages are dear for whoever takes
-them next, also after that (the loop of ours was late five times as often in the run after the naive
-one). So ours has its runs first.
+A virtual machine returns the pages of a large run, ten gigabytes, to its host, and is slow
+meanwhile, so nothing is measured for `SETTLE_SECONDS`. Even later, allocating those pages is
+expensive: in the run after the naive one, our loop was late five times as often. So our runs come
+first.
 
-What a folder costs by how many episodes it has: writing, closing, resuming, opening for reading,
-reading all totals, and `datasets.load_dataset` over it. A killed rollout leaves no more files than
-one that has ended, but those of its last half second: resuming is measured after `close`.
+The cost of a folder, by its number of episodes: writing, closing, resuming, opening for reading,
+reading all totals, and `datasets.load_dataset` over it. A killed rollout leaves as many files as
+one that has ended, and those of its last half second: resuming is measured after `close`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ NAIVE_COPIES = 3.0  # of the payloads: parsed, joined, and on the way to the fil
 AIM_P99_SECONDS, AIM_MAX_SECONDS, AIM_MEMORY = 0.010, 0.100, 1.2
 SLOW_SIZE = 100_000
 SETTLE_SECONDS, LARGE_RUN_BYTES = 15.0, 1 << 30
-DISTURBED_SECONDS = AIM_P99_SECONDS / 2  # of lag, p99, of the loop that does nothing
+DISTURBED_SECONDS = AIM_P99_SECONDS / 2  # p99 lag of the idle loop
 IDLE = "idle loop beside it, p99 and max ms"
 NOTHING = Task(0, 0, 0, 0, 0, 0)
 FOLDER_STEPS, WRITERS = 5, 64
@@ -77,13 +77,13 @@ print(json.dumps([seconds, sum(reward is not None for reward in rows["reward"])]
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of everything."""
+    """The sizes of a run."""
 
     episodes: int
     steps: int
-    buffer_mb: int  # half for running episodes, half for what waits to be written
-    slow_seconds: float  # the slow disk takes about twice as long for everything
-    most_disturbed: int  # runs in a row; the next one counts, whatever happens
+    buffer_mb: int  # half for running episodes, half for waiting writes
+    slow_seconds: float  # with the slow disk, the run takes about twice this
+    most_disturbed: int  # runs in a row; the next one counts anyway
     in_folder: tuple[int, ...]  # episodes
 
 
@@ -93,7 +93,7 @@ SHORT = Scale(64, 10, 384, 2.5, 0, (10, 1_000))
 
 @dataclass
 class Bench:
-    """What all parts share."""
+    """The state that all parts share."""
 
     report: Report
     scale: Scale
@@ -103,12 +103,12 @@ class Bench:
     sizes: Sequence[int]
 
     def task(self, payload_bytes: int) -> Task:
-        """All episodes at once."""
+        """Return the task of all episodes at once."""
         scale, half = self.scale, self.scale.buffer_mb * MB // 2
         return Task(scale.episodes, scale.steps, scale.episodes, payload_bytes, half, half)
 
     def run(self, way: str, address: str, task: Task) -> Told:
-        """One way, in a process and a folder of its own."""
+        """Run one way, in a process and a folder of its own."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             command = way_command(way, address, folder, task)
             with idle_loop(folder) as idle:
@@ -123,7 +123,7 @@ class Bench:
         return told
 
     def undisturbed(self, address: str, task: Task) -> Told:
-        """Ours; again, where the machine held a loop that does nothing."""
+        """Run our way; run it again if the machine delayed the idle loop."""
         for _ in range(self.scale.most_disturbed):
             told = self.run("ours", address, task)
             idle_p99_ms, _max_ms = told.notes[IDLE]
@@ -137,7 +137,7 @@ class Bench:
         return self.run("ours", address, task)
 
     def expect(self, fact: bool, otherwise: str) -> None:
-        """A fact that must hold for the run to be a success."""
+        """Record a fault unless the fact holds."""
         if not fact:
             self.wrong.append(otherwise)
 
@@ -153,9 +153,9 @@ class Bench:
 
 @contextmanager
 def idle_loop(folder: str) -> Iterator[list[float]]:
-    """A loop that does nothing, in a process of its own: how late the machine itself makes one.
+    """Run an idle loop in a process of its own, whose lag is caused by the machine.
 
-    Holds the p99 and the greatest lag, in ms, when it has ended.
+    The yielded list has the p99 and the greatest lag, in ms, after the block.
     """
     found: list[float] = []
     pipe = subprocess.PIPE
@@ -176,7 +176,7 @@ def way_command(way: str, address: str, folder: str, task: Task) -> list[str]:
 
 
 def sizes(bench: Bench, address: str) -> None:
-    """Part 1: every payload size; ours, and then the naive way."""
+    """Part 1: run our way, and then the naive way, with every payload size."""
     for payload_bytes in bench.sizes:
         task = bench.task(payload_bytes)
         ours = [bench.undisturbed(address, task) for _ in range(bench.repetitions)]
@@ -191,7 +191,7 @@ def sizes(bench: Bench, address: str) -> None:
 
 
 def _naive_task(bench: Bench, address: str, task: Task) -> Task:
-    """As many episodes as fit; before that, it is shown how far all of them come."""
+    """Return a task of as many episodes as fit; first show how far the whole task comes."""
     room = psutil.virtual_memory().available // 2
     each = task.steps * task.payload_bytes * NAIVE_COPIES
     if each * task.episodes <= room:
@@ -206,7 +206,7 @@ def _naive_task(bench: Bench, address: str, task: Task) -> Task:
 
 
 def _add(report: Report, name: str, told: Sequence[Told]) -> list[float]:
-    """The lines of one way; its steps a second."""
+    """Add the lines of one way; returns its steps a second."""
     rates = [one.steps / one.seconds for one in told]
     report.add(f"{name}: wall", "s", [one.seconds for one in told])
     report.add(f"{name}: steps a second", "1/s", rates)
@@ -219,7 +219,7 @@ def _add(report: Report, name: str, told: Sequence[Told]) -> list[float]:
 
 
 def _aims(bench: Bench, title: str, task: Task, ours: Sequence[Told]) -> None:
-    """What the issue aims at; a miss is told, and how starved of cores the loop was."""
+    """Check the aims; a miss is noted, with how long the loop waited for a core."""
     configured = task.running_bytes + task.buffer_bytes
     for one in ours:
         memory = _grown(one) / configured
@@ -236,7 +236,7 @@ def _aims(bench: Bench, title: str, task: Task, ours: Sequence[Told]) -> None:
 
 
 def slow(bench: Bench, address: str) -> None:
-    """Part 2: a disk that cannot keep up."""
+    """Part 2: run our way with a disk that is too slow."""
     fast = bench.task(SLOW_SIZE)
     total = fast.episodes * fast.steps * SLOW_SIZE
     speed = int(total / bench.scale.slow_seconds)
@@ -257,7 +257,7 @@ def slow(bench: Bench, address: str) -> None:
 
 
 async def write(folder: str, episodes: int) -> dict[str, float]:
-    """Episodes of a few hundred bytes a step, by so many writers at once."""
+    """Write episodes of a few hundred bytes a step, with several writers at once."""
     writer = await RolloutWriter.open(folder)
 
     async def slot() -> None:
@@ -279,7 +279,7 @@ async def write(folder: str, episodes: int) -> dict[str, float]:
 
 
 async def resume(folder: str, episodes: int) -> dict[str, float]:
-    """Until it is known which episodes exist."""
+    """Time resuming: until the existing episodes are known."""
     began = time.monotonic()
     writer = await RolloutWriter.open(folder)
     found = len(writer.finished_episode_ids())
@@ -291,7 +291,7 @@ async def resume(folder: str, episodes: int) -> dict[str, float]:
 
 
 def read(folder: str, episodes: int) -> dict[str, float]:
-    """Until the folder is open; and until all totals are read."""
+    """Time reading: until the folder is open, and until all totals are read."""
     began = time.monotonic()
     rollouts = open_rollouts(folder)
     opened = time.monotonic()
@@ -300,7 +300,7 @@ def read(folder: str, episodes: int) -> dict[str, float]:
 
 
 def load(python: str, folder: str, root: str, episodes: int) -> dict[str, float]:
-    """Until `load_dataset` has all steps, in a Python that need not have ours."""
+    """Time `load_dataset` of all steps, in a Python that may lack our package."""
     command = [python, "-c", LOAD, f"{folder}/**/*.jsonl", f"{root}/cache"]
     environ = {**os.environ, "HF_HOME": f"{root}/home", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=environ, cwd="/", check=True, stdout=subprocess.PIPE)
@@ -315,7 +315,7 @@ def _check_steps(found: int, episodes: int) -> None:
 
 
 def folders(bench: Bench, datasets: str | None) -> None:
-    """Part 3: what a folder costs."""
+    """Part 3: measure the cost of a folder."""
     sizes = [size for size in bench.scale.in_folder for _ in range(bench.repetitions)]
     for episodes in sizes:
         with tempfile.TemporaryDirectory(dir=bench.folder) as root:
@@ -372,7 +372,7 @@ def _options() -> argparse.Namespace:
         steps={"type": int, "help": "of each episode"},
         sizes={"nargs": "+", "type": int, "default": list(SIZES), "help": "bytes of a step"},
         datasets={"help": "a Python with Hugging Face's datasets"},
-        folder={"help": "where to write; the disk under it is part of what is measured"},
+        folder={"help": "where to write; the speed of its disk affects the figures"},
     )
 
 

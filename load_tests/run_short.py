@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short form of every load test: that they run, and figures to look at. No thresholds.
+"""The short form of every load test: checks that it runs, and prints figures. No thresholds.
 
 python -m load_tests.run_short [--half SEED]
 """
@@ -13,8 +13,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-AT_ONCE = 3  # they wait for most of their time, and their figures are not kept
-PROGRAMS = (  # those that take longest first; the stage `dashboard` has the one with Chromium
+AT_ONCE = 3  # programs: they mostly wait, and their figures are not kept
+PROGRAMS = (  # the longest first; the stage `dashboard` runs the one with Chromium
     ("failures.changing_replicas", 1, "--short --parts updates"),
     ("failures.changing_replicas", 1, "--short --parts autoscaling"),
     ("rollouts", 1, "--short --sizes 1000 100000"),
@@ -23,7 +23,7 @@ PROGRAMS = (  # those that take longest first; the stage `dashboard` has the one
     ("failures.rollout_crashes", 1, "--short"),
     ("scaling", 1, "--provider slurm --requests-grid 256"),
     ("scaling", 1, "--short"),
-    ("steps", 1, "--short --alone"),  # upstream is tried by a stage of its own
+    ("steps", 1, "--short --alone"),  # another stage tries upstream
     ("gateway", 1, "--short"),
     ("held_sessions", 1, "--short"),
     ("idle_cost", 1, "--environments 4 --seconds 3 --settle 3"),
@@ -40,7 +40,7 @@ PROGRAMS = (  # those that take longest first; the stage `dashboard` has the one
 
 
 def run(name: str, repetitions: int, more: str) -> tuple[str, int]:
-    """One program's output, with its seconds, and its exit code."""
+    """Run one program; returns its output with its seconds, and its exit code."""
     command = [sys.executable, "-m", f"load_tests.{name}", "--repetitions", str(repetitions)]
     started = time.monotonic()
     done = subprocess.run(
@@ -54,7 +54,7 @@ def run(name: str, repetitions: int, more: str) -> tuple[str, int]:
 
 
 def main() -> int:
-    """Run them, print what each says as it ends, and begin none after one has failed."""
+    """Run the programs, print the output of each when it ends, and stop after a failure."""
     parser = argparse.ArgumentParser(prog="load_tests.run_short")
     parser.add_argument("--half", type=int, metavar="SEED", help="half of them, drawn by this seed")
     seed = parser.parse_args().half

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""How many sessions at once, and how long they take: the seed's protocol, beside peer and limit.
+r"""Crowds of sessions at once and their latencies by the seed's protocol, beside peer and limit.
 
     python -m load_tests.scaling --short
     python -m load_tests.scaling --compare-limit           the aims below; a quarter of an hour
@@ -7,24 +7,24 @@ r"""How many sessions at once, and how long they take: the seed's protocol, besi
         --generators 8 --peer upstream --handshake-timeout 60
     python -m load_tests.scaling --requests-grid 32,128,512,2048,4096,8192,16384 \
         --wait-grid 1,5,10 --reps 3 --peer upstream --limit
-    python -m load_tests.scaling --window 1024 --limit     not more handshakes under way than these
+    python -m load_tests.scaling --window 1024 --limit     at most 1,024 handshakes under way
     python -m load_tests.scaling --requests-grid 256 --max-sessions 400 --peer upstream
     python -m load_tests.scaling --url http://host:8000    a server that runs already
     python -m load_tests.scaling --provider slurm --nodes 2 --requests-grid 16384 --reps 3
-                                                           or `ray`: through the gateway, and not
+                                                           or `ray`: with and without the gateway
 
-Every session connects, resets, takes one step that waits, and closes. All of a batch connect in
-one instant, as training code does that opens its sessions in one `gather`; a handshake may take
-10 s, as upstream's client gives it. The load comes from `openenvd.rollouts.bench`: several
-processes that report their own CPU, and count latencies from the start of the batch; with
-`--clients upstream`, from clients of upstream's package in one `gather` a process
-(`gather_clients.py`), which cost much more than a server does. Servers take turns within the same
-run. Drops are the kernel's, of the whole system: run nothing else beside it. Written: `raw.jsonl`
-and `summary.csv` with the seed's fields, `summary.json`, two figures.
+Every session connects, resets, takes one step that waits, and closes. All sessions of a batch
+connect in one instant, like training code that opens its sessions in one `gather`; a handshake may
+take 10 s, the limit of upstream's client. The load comes from `openenvd.rollouts.bench`: several
+processes that report their own CPU, and count latencies from the start of the batch. With
+`--clients upstream` it comes from upstream's clients, in one `gather` per process
+(`gather_clients.py`), which cost much more than a server. Servers take turns within the run. Drops
+are the kernel's, of the whole system: run nothing else at the same time. The program writes
+`raw.jsonl` and `summary.csv` with the seed's fields, `summary.json`, and two figures.
 
 Aims, for one, two and four shards, the bundled environment and a project: 2,048, 8,192 and 16,384
 sessions at 100 %, none dropped by the kernel, total P99 within 1.3 times the limit's of the same
-repetition. Also: a fifth of upstream's CPU a session.
+repetition, and a fifth of upstream's CPU per session.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line; what `--short` and the like stand for comes before what was said."""
+    """Parse the command line; given options override what `--short` and the like set."""
     parser = argparse.ArgumentParser(description="How many sessions at once.")
     add = parser.add_argument
     add("--requests-grid", type=parse_grid, default="32,128,512,2048", metavar="N,N,…")
@@ -88,9 +88,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add(
         "--limit",
         action="store_true",
-        help="two bare processes under the same generators; beside one shard also one (limit-1)",
+        help="also two bare processes; beside one shard, a single one as well (limit-1)",
     )
-    add("--project", action="store_true", help="ours also with the peer's very classes")
+    add("--project", action="store_true", help="ours also with the peer's own classes")
     add("--sync", action="store_true", help="the environment that blocks a thread while it waits")
     add(
         "--shards",
@@ -98,11 +98,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         default="auto",
         help="of ours, 1,2,4: one server of each",
     )
-    add("--max-sessions", type=int, help="slots, all processes together; by default enough")
-    add("--provider", choices=("local", *CLUSTERS), default="local", help="what runs ours")
-    add("--nodes", type=int, default=2, help="with --provider: how many, with a replica each")
+    add("--max-sessions", type=int, help="slots of all processes together; by default enough")
+    add("--provider", choices=("local", *CLUSTERS), default="local", help="what runs our server")
+    add("--nodes", type=int, default=2, help="with --provider: nodes, with a replica each")
     add("--url", help="measure a server that runs already, instead of ours")
-    add("--clients", choices=("light", "upstream"), default="light", help="who makes the load")
+    add(
+        "--clients",
+        choices=("light", "upstream"),
+        default="light",
+        help="the clients that make the load",
+    )
     add(
         "--window",
         type=int,
@@ -127,7 +132,7 @@ def parse_grid(text: str) -> tuple[float, ...]:
     """`32,128,512` as numbers.
 
     Raises:
-        argparse.ArgumentTypeError: something in it is none, or there is nothing in it.
+        argparse.ArgumentTypeError: A part is not a number, or there is none.
     """
     with suppress(ValueError):
         if values := tuple(float(part) for part in text.split(",") if part.strip()):
@@ -148,7 +153,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
 
 
 def program_of(options: argparse.Namespace) -> list[str]:
-    """What makes the load; nothing stands for the generator of `openenvd.rollouts.bench`."""
+    """Return the command that makes the load; empty: `openenvd.rollouts.bench`'s generator."""
     if options.clients == "light":
         return []
     program = REPOSITORY / "load_tests/peers/gather_clients.py"
@@ -210,7 +215,7 @@ def _started(options: argparse.Namespace, plan: Plan) -> Iterator[list[Started]]
 
 
 def _limit(stack: ExitStack, *, of_one: bool) -> list[Started]:
-    """The bare server on two processes; also on one, which is all that one shard can reach."""
+    """Start the bare server with two processes, and with one as the limit of one shard."""
     if why_not := servers.why_no_limit():
         print(why_not)
         return []
@@ -221,7 +226,7 @@ def _limit(stack: ExitStack, *, of_one: bool) -> list[Started]:
 
 
 def arrangement_of(options: argparse.Namespace, plan: Plan) -> Arrangement:
-    """Ours: as many slots as sessions, unless slots are what is under test."""
+    """Arrange our server: as many slots as sessions, unless the slots are under test."""
     return Arrangement(
         max_sessions=options.max_sessions or max(plan.requests_grid),
         processes=int(machine()["cores"]),
@@ -230,7 +235,7 @@ def arrangement_of(options: argparse.Namespace, plan: Plan) -> Arrangement:
 
 
 def shards_of(options: argparse.Namespace) -> list[str]:
-    """What each of ours is given as `--shards`."""
+    """Return the value of `--shards` for each of our servers."""
     return str(options.shards).split(",")
 
 
@@ -244,7 +249,7 @@ def peer_arrangement(ours: Arrangement, *, is_bounded: bool) -> Arrangement:
 
 
 def ratios(report: Report) -> list[dict[str, Any]]:
-    """What each batch of ours took against the limit's of the same repetition."""
+    """Compare each batch of ours with the limit's of the same repetition."""
     limits = {(*_cell_of(s), s.repetition): s for s in report.summaries if s.server == "limit"}
     return [
         {
@@ -264,7 +269,7 @@ def ratios(report: Report) -> list[dict[str, Any]]:
 
 
 def missed(report: Report) -> list[str]:
-    """The batches of ours that miss an aim; they are told only beside a limit."""
+    """Describe our batches that miss an aim; there are aims only beside a limit."""
     every = ratios(report)
     lines = [
         f"{one['sessions']} x {one['wait_seconds']:g} s, {one['server']} #{one['repetition']}: "
@@ -282,12 +287,12 @@ def missed(report: Report) -> list[str]:
 
 
 def is_ours(summary: Summary) -> bool:
-    """Whether it is of a server of ours that was started here."""
+    """Return whether the summary is of a server of ours that was started here."""
     return str(summary.server).startswith("openenvd")
 
 
 def comparison(report: Report) -> list[str]:
-    """Ours against each of the others, cell by cell, repetition by repetition."""
+    """Compare our servers with each other server, cell by cell and repetition by repetition."""
     groups = presentation.grouped(report.summaries)
     lines = []
     for mine in (group for group in groups if is_ours(group[0])):

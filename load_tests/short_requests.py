@@ -2,11 +2,11 @@
 """A SHORT request through HTTP, queue and worker: one at a time, and from 50 clients at once.
 
 The request is `probe` of a running environment: it is queued, runs in a worker, and asks the
-environment's `/health`. Two calls each: submit, and wait for the end (pushed, not polled).
+environment's `/health`. It takes two calls: submit, and wait for the end (pushed, not polled).
 "Cold" is the first burst of a fresh daemon, "warm" the next one.
 
-With `--peer skypilot` (skypilot_peer.py) it takes turns with ours; its request is `status`, the
-cheapest it has.
+With `--peer skypilot` (skypilot_peer.py), SkyPilot takes turns with ours; its request is `status`,
+the cheapest it has.
 
 Aims: p50 under 5 ms and p99 under 20 ms; over 500 a second with 50 clients; start to healthy under
 0.5 s.
@@ -46,8 +46,8 @@ from load_tests.shared.report import (
 
 CLIENTS = 50
 POLL_INTERVAL_SECONDS = 0.002
-ZYGOTE_SECONDS = 1.0  # the zygote's workers come up
-SKYPILOT_COUNTS = (60, 200)  # one at a time, and in each burst: it is slow
+ZYGOTE_SECONDS = 1.0  # until the zygote's workers have started
+SKYPILOT_COUNTS = (60, 200)  # requests one at a time, and in a burst: it is slow
 OURS = "openenvd"
 
 Key = tuple[str, str]  # name, unit
@@ -62,7 +62,7 @@ FLOOR_P99 = ("  floor: a bare call (health), p99", "ms")
 
 
 def main() -> None:
-    """A fresh daemon, and then each peer afresh, for each repetition."""
+    """Start a new daemon, and then each peer anew, in each repetition."""
     options = parse_arguments(
         "Short requests.",
         repetitions=5,
@@ -82,7 +82,7 @@ def main() -> None:
         others = {peer: theirs[key] for peer, theirs in found.items() if key in theirs}
         report.beside(*key, values, others, more_is_better=key[1] == "req/s")
     if SKYPILOT in found:
-        report.note("Ours asks an environment over HTTP; the peer only looks into a table.")
+        report.note("Ours asks an environment over HTTP; the peer only reads a table.")
         single, burst = SKYPILOT_COUNTS
         report.note(f"{SKYPILOT} got {single} requests one at a time, and {burst} in each burst.")
     report.finish(options.json)
@@ -94,7 +94,7 @@ def _note(found: dict[str, dict[Key, list[float]]], name: str, measured: dict[Ke
 
 
 class Probing:
-    """Our client; each of its requests is a probe."""
+    """Our client, whose requests are probes."""
 
     def __init__(self, home: str) -> None:
         self._api = ApiClient(home)
@@ -122,13 +122,13 @@ def _one_daemon(single: int, burst: int) -> dict[Key, float]:
                 subprocess.run([OPENENV, *words], env=environ, check=False, capture_output=True)
     return {
         START: healthy,
-        ("`openenv up`, the command as a whole", "s"): up,
+        ("`openenv up`, the whole command", "s"): up,
         **measured,
     }
 
 
 async def _start_by_hand() -> float:
-    """Seconds from the start of the daemon's process to its first answer, as for the peers."""
+    """Return the seconds from the start of the daemon to its first answer, as for peers."""
     with tempfile.TemporaryDirectory(prefix="openenvd-load-") as home:
         environ = {**os.environ, "OPENENV_HOME": home, "OPENENV_PORT": "0"}
         began = time.perf_counter()
@@ -148,7 +148,7 @@ Client = Probing | PeerClient
 
 
 async def _measure(make: Callable[[], Client], single: int, burst: int) -> dict[Key, float]:
-    """One request at a time, by one client; and bursts before and after it."""
+    """Measure one request at a time by one client, and bursts before and after that."""
     client = make()
 
     async def many(count: int) -> None:
@@ -180,7 +180,7 @@ def _one_peer(kind: Kind, single: int, burst: int) -> dict[Key, float]:
 
 
 async def _repeat(call: Callable[[], Awaitable[Any]], count: int) -> list[float]:
-    """How long each took, in ms."""
+    """Return how long each call took, in ms."""
     waits = []
     for _ in range(count):
         began = time.perf_counter()

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps per second and what one takes: by environment, by sessions, by the weight of a message.
+"""Steps per second, and a step's latency and CPU: by environment, sessions and message size.
 
     python -m load_tests.steps [--short] [--apart] [--json FILE] [--shapes NAME ...]
 
-Every session has one step in flight; each step carries so many bytes to the environment, and as
-many back. Three shapes of environment:
+Every session has one step in flight, and each step carries the same number of bytes to the
+environment and back. There are three shapes of environment:
 
     async      `openenv launch benchmark`: on the event loop
     sync       the same with `BENCHMARK_SYNC=1`: on a thread of each session
-    template   what upstream's `openenv init` generates: synchronous, its own pydantic models; the
-               message comes back twice
+    template   the project that upstream's `openenv init` generates: synchronous, with pydantic
+               models of its own; the message comes back twice
 
-Ours, upstream's server with the same environment, and the bare server, which is the limit and has
-no environment, are started once for a shape and take turns in each repetition, so that a machine
-that changes its pace does so for all three. Each is given `--processes` processes.
+For each shape three servers are started once: ours, upstream's with the same environment, and the
+bare server, which is the limit and has no environment. They take turns in each repetition, so that
+a change of the machine's speed affects all three. Each has `--processes` processes.
 
-Where servers and clients share the cores, the clients' part of a step bounds every ratio, and what
-a thread costs depends on which core wakes it. With `--apart`, servers have the first core, and one
-process, and the clients the others: the rate is that of a core which does nothing but serve, as
-long as the clients take less than it.
+Where servers and clients share the cores, the clients' part of a step bounds every ratio, and the
+cost of a thread depends on which core wakes it. With `--apart`, servers have the first core and one
+process, and clients have the other cores: the rate is that of a core that only serves, as long as
+the clients take less than one core.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from openenvd.rollouts.bench.results import Target
 SESSIONS = (1, 64, 1024)
 PAYLOADS = {"200 B": 200, "20 kB": 20_000, "2 MB": 2_000_000}
 SHAPES = ("async", "sync", "template")
-SHORT_SHAPES = ("async", "sync")  # to generate and to install a project takes a while
+SHORT_SHAPES = ("async", "sync")  # generating and installing a project takes time
 SHORT_SESSIONS = (1, 64)
 SHORT_PAYLOADS = {"200 B": 200, "20 kB": 20_000}
 MAX_SESSIONS = 4096
-CLIENTS = 2  # processes, where there are sessions for them
+CLIENTS = 2  # processes, if there are as many sessions
 WARM_UP_SECONDS = 0.3
 
 
@@ -65,7 +65,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Found:
-    """What one server did in one case."""
+    """The measurements of one server in one case."""
 
     steps_per_second: float
     p50_ms: float
@@ -75,14 +75,14 @@ class Found:
 
 
 class SessionsFailed(Exception):
-    """Sessions of one measurement did not come to their end."""
+    """Sessions of one measurement ended early."""
 
 
 def measure(target: Target, case: Case, seconds: float) -> Found:
-    """Let the clients loose on one server.
+    """Run the clients against one server.
 
     Raises:
-        SessionsFailed: Some did not come to their end.
+        SessionsFailed: Some sessions ended early.
     """
     clients = _start_clients(target, case, seconds)
     before = _cpu_seconds(target.root_pids)
@@ -102,7 +102,7 @@ def measure(target: Target, case: Case, seconds: float) -> Found:
 
 
 def _start_clients(target: Target, case: Case, seconds: float) -> list[subprocess.Popen[bytes]]:
-    """Clients whose sessions are all there, and wait for the word."""
+    """Start clients, which open their sessions and wait for a line on stdin."""
     count = min(CLIENTS, case.sessions)
     command = [sys.executable, "-m", "load_tests.shared.step_clients", str(target.port)]
     command += [str(case.sessions // count), str(seconds), str(case.payload_bytes), "--hold"]
@@ -129,7 +129,7 @@ def _let_run(clients: list[subprocess.Popen[bytes]]) -> list[dict[str, Any]]:
 
 
 def _cpu_seconds(pids: Sequence[int]) -> float:
-    """Of the server's processes and all below them, so far; also of shards that have ended."""
+    """Return the CPU time of the server's processes and descendants, including ended shards."""
     family = [p for pid in pids for p in _family(pid)]
     return sum(sum(process.cpu_times()[:4]) for process in family)
 
@@ -141,7 +141,7 @@ def _family(pid: int) -> Iterator[psutil.Process]:
 
 
 def _keep_apart(targets: list[Target], cores: list[int]) -> None:
-    """Give the servers the first core, and the clients that this process starts all others."""
+    """Pin the servers to the first core, and this process's clients to the others."""
     first, *others = cores
     for process in (p for target in targets for pid in target.root_pids for p in _family(pid)):
         for thread in process.threads():
@@ -181,7 +181,7 @@ def _targets(stack: ExitStack, shape: str, options: Any) -> list[Target]:
 
 
 def _measure_shape(shape: str, options: Any, seconds: float, report: Report) -> list[str]:
-    """All cases of one shape; which measurements failed."""
+    """Measure all cases of one shape; returns the measurements that failed."""
     failures: list[str] = []
     cases = _cases(shape, short=options.short)
     cores = sorted(os.sched_getaffinity(0))
@@ -229,11 +229,11 @@ def main() -> int:
     options = parse_arguments(
         "Steps per second: ours, upstream's, the limit.",
         3,
-        short={"action": "store_true", "help": "less of everything"},
+        short={"action": "store_true", "help": "small numbers, to check that it runs"},
         seconds={"type": float, "help": "of each measurement (default 5; short: 0.5)"},
         processes={"type": int, "default": 2, "help": "of each server"},
         apart={"action": "store_true", "help": "one core for the servers, the others for clients"},
-        alone={"action": "store_true", "help": "do without upstream's server"},
+        alone={"action": "store_true", "help": "without upstream's server"},
         shapes={"nargs": "+", "choices": SHAPES, "help": "of the environment (all; short: two)"},
     )
     if options.apart:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A headless Chromium of the system's for tests, driven by Playwright.
+"""The system's Chromium, headless and driven by Playwright, for tests.
 
 Tests are skipped without Playwright (`pip install '.[dev]'`) or a Chromium: `apt-get install
 chromium`, or `OPENENVD_CHROMIUM` names one.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The installed command, against a real daemon in a home of its own, leaving nothing behind.
+"""Fixtures: the installed command, and a real daemon in a home of its own; nothing of it is left.
 
 Upstream's package comes from the package index into a virtual environment of its own, kept between
 runs (`OPENENVD_SMOKE_CACHE`, or the user's cache folder), and made by the `uv` that we depend on.
@@ -39,16 +39,17 @@ from .engines import docker_engine as docker_engines
 from .engines.docker_engine import DockerEngine
 from .upstream.upstream_python import UpstreamPython
 
-# The client of Docker leaves its sockets to the garbage collector, whichever test runs by then.
+# Docker's client leaves its sockets to the garbage collector, which may run in another test.
 _UNCLOSED = (
     "ignore:Exception ignored in. <socket.socket .*family=1:pytest.PytestUnraisableExceptionWarning"
 )
 # Fixtures whose tests run in one process (`loadgroup`), because they install packages. Daemons and
-# engines are not among them: starting one in each process takes less time than tests in a row.
+# engines are not among them: running their tests in one process would take longer than starting
+# one in each process.
 _MADE_ONCE = ("both", "python", "clients")
 
 
-# Engines whose tests run where their code has changed (`.ci/touched.py`), by what these tests use.
+# Engines whose tests run only if their code has changed (`.ci/touched.py`), with their fixtures.
 _ENGINES = {
     "docker": ("docker_engine",),
     "swarm": ("swarm_engine", "swarm"),
@@ -57,18 +58,18 @@ _ENGINES = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let no test fail for a Unix socket that another has not closed."""
+    """Prevent that a test fails because another one has left a Unix socket open."""
     config.addinivalue_line("filterwarnings", _UNCLOSED)
     for engine in _ENGINES:
         config.addinivalue_line("markers", f"{engine}: needs this engine")
     config.addinivalue_line(
-        "markers", "one_in(n): of its cases one in n runs, all in the long form"
+        "markers", "one_in(n): one in n of its cases runs, but all in the long form"
     )
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist writes the groups into the names of tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group the tests by what they share; all others go to whichever process is free."""
+    """Group tests that share a fixture; each of the others goes to any free process."""
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         sampled = item.get_closest_marker("one_in")
@@ -86,11 +87,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in group:
             if item not in kept:
                 item.add_marker("long")
-    # A group is one process's work: what begins last would be waited for.
+    # A group runs in one process: a group that began last would delay the end of the run.
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
-# Another installation's may be named, whose Python then runs what users' programs are.
+# It may be another installation's command, whose Python then runs users' programs.
 OPENENV = os.environ.get("OPENENVD_SMOKE_COMMAND") or str(Path(sys.executable).with_name("openenv"))
 PYTHON = str(Path(OPENENV).with_name("python"))
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -98,8 +99,8 @@ UPSTREAM_REQUIREMENT = "openenv==0.10.0"
 GRACE_SECONDS = 30.0
 FREE_PORTS = 26000
 
-# Started in the background of a shell, we would have been told to ignore Ctrl-C, and would hand
-# that down to the commands that are interrupted here.
+# A shell makes a background process ignore Ctrl-C, and the commands that are interrupted here would
+# inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -144,7 +145,7 @@ class Machine:
         return Answer(done.returncode, done.stdout, done.stderr)
 
     def ok(self, *arguments: str, timeout: float = 120, cwd: Path | None = None) -> Answer:
-        """The same, where anything but success is a failure of the test."""
+        """Run `openenv ARGUMENTS`; the test fails unless the command succeeds."""
         answer = self.run(*arguments, timeout=timeout, cwd=cwd)
         assert answer.code == 0, answer.text
         return answer
@@ -163,7 +164,7 @@ class Machine:
         return process
 
     def status(self, target: str | None = None) -> Any:
-        """Return what `openenv status --json` prints; a running daemon is asked in this process."""
+        """Return the JSON of `openenv status`; if a daemon runs, this process asks it."""
         with contextlib.suppress(DaemonUnreachable):
             if (client := daemon.find(Paths(self.home))) is not None:
                 return read_status(client, target)
@@ -205,7 +206,7 @@ class Machine:
 
 
 def output_of(*command: str | Path, timeout: float = 120, **options: Any) -> str:
-    """What a program prints, which must not fail; `options` are those of `subprocess.run`."""
+    """Run a program that must succeed; returns its output. `subprocess.run` takes `options`."""
     words = list(map(str, command))
     done: subprocess.CompletedProcess[str] = subprocess.run(
         words, capture_output=True, text=True, timeout=timeout, check=False, **options
@@ -217,8 +218,8 @@ def output_of(*command: str | Path, timeout: float = 120, **options: Any) -> str
 def eventually(check: Callable[[], object], *, within: float = 30.0) -> None:
     """Wait for something outside that offers no event to wait on.
 
-    What is dear to look at is looked at less often: some checks start a command, and those of
-    several tests at once would keep the machine busy with looking.
+    An expensive check runs less often: some checks start a command, and several tests that run them
+    at once would keep the machine busy.
     """
     deadline = time.monotonic() + within
     looked = time.monotonic()
@@ -229,10 +230,10 @@ def eventually(check: Callable[[], object], *, within: float = 30.0) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody takes by chance: beside those of environments and of connections."""
+    """Return a free port outside the ranges of environments and of outgoing connections."""
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     ports = range(FREE_PORTS + number * 100, FREE_PORTS + (number + 1) * 100)
-    for port in random.sample(ports, len(ports)):  # another run would look at the same ones first
+    for port in random.sample(ports, len(ports)):  # another run would try the same ports first
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise AssertionError("all of these ports are in use")
@@ -246,7 +247,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 @contextmanager
 def new_machine(home: Path) -> Iterator[Machine]:
-    """Yield a machine with that home; end with the assertion that nothing of it is left running."""
+    """Yield a machine with that home; assert at the end that none of its processes is left."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("OPENENV")}
     made = Machine(home, {**kept, "OPENENV_HOME": str(home), "OPENENV_PORT": "0"})
     try:
@@ -264,7 +265,7 @@ def _end(made: Machine) -> None:
         made.run("down", "--all")
         made.run("stop")
     left = made.processes()
-    for each in left:  # an engine's agent would end by itself, a minute later
+    for each in left:  # an engine's agent would end by itself a minute later
         with contextlib.suppress(psutil.Error):
             if " ".join(each.cmdline()).startswith("openenvd: agent"):
                 each.terminate()
@@ -287,7 +288,7 @@ def _running_docker(*, swarm: bool) -> Iterator[DockerEngine]:
 
 @pytest.fixture(scope="session")
 def docker_engine() -> Iterator[DockerEngine]:
-    """A Docker engine of this run's own, with the default base of our images."""
+    """A Docker engine for this run, with the default base of our images."""
     with _running_docker(swarm=False) as engine:
         yield engine
 
@@ -300,7 +301,7 @@ def swarm_engine() -> Iterator[DockerEngine]:
 
 @pytest.fixture
 def docker_machine(machine: Machine, docker_engine: DockerEngine) -> Iterator[Machine]:
-    """The same user, whose Docker is that engine; no container of theirs is left."""
+    """A machine whose Docker is that engine; no container of it is left."""
     machine.environ["DOCKER_HOST"] = docker_engine.host
     yield machine
     if left := docker_engine.docker("ps", "--all", "--quiet").split():
@@ -313,7 +314,7 @@ def upstream() -> Path:
 
 
 def python_with(*requirements: str) -> Path:
-    """A Python that has these packages from the package index; the first one names its folder."""
+    """Return a Python with these packages from the index; the first one names its folder."""
     with smoke_cache() as cache:
         folder = cache / requirements[0].replace("==", "-")
         if not (folder / "complete").exists():
@@ -326,7 +327,7 @@ def python_with(*requirements: str) -> Path:
 def upstream_python(
     upstream: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[UpstreamPython]:
-    """The same, for programs that use its client."""
+    """A process of that Python, for programs that use upstream's client."""
     made = UpstreamPython(upstream, tmp_path_factory.mktemp("upstream"))
     yield made
     made.stop()
@@ -360,13 +361,13 @@ def make_venv(folder: Path, *requirements: str) -> None:
 
 def install(folder: Path, *requirements: str) -> None:
     python = str(folder / "bin" / "python")
-    fresh = ["--reinstall-package", "openenvd"]  # the sources may differ, the version does not
+    fresh = ["--reinstall-package", "openenvd"]  # the sources may change without the version
     command = [find_uv_bin(), "pip", "install", "-q", "--python", python, *fresh, *requirements]
     subprocess.run(command, check=True)
 
 
 def copy_package(folder: Path, version: str | None = None) -> None:
-    """Copy our packages into a folder, in the place of those that it has."""
+    """Copy our packages into a folder, replacing those that it has."""
     setuptools = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]
     shutil.rmtree(folder / "openenvd", ignore_errors=True)
     for room in {package.split(".")[1] for package in setuptools["packages"] if "." in package}:
@@ -379,7 +380,7 @@ def copy_package(folder: Path, version: str | None = None) -> None:
 
 @pytest.fixture(scope="session")
 def generated_project(upstream: Path) -> Path:
-    """Return a project that upstream's `openenv init` generated, from the cache if it is there."""
+    """Return a project that upstream's `openenv init` generated, from the cache if possible."""
     with smoke_cache() as cache:
         kept, made = cache / f"generated-{UPSTREAM_REQUIREMENT}", cache / "being-generated"
         if not kept.exists():
@@ -398,7 +399,7 @@ def project(generated_project: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def write_environment(tmp_path: Path) -> Callable[[str], str]:
-    """Writes a `module:Class` environment from source; returns what to launch, from `tmp_path`."""
+    """A function that writes a `module:Class` environment into `tmp_path`; returns its name."""
 
     def write(source: str) -> str:
         (tmp_path / "sample_env.py").write_text(source)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run files as the cells of a notebook: one after another, with the same names and one event loop.
+"""Run files like a notebook's cells: one after another, with shared variables and one event loop.
 
 python notebook.py FILE...      in the folder from which they import
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An OTLP/HTTP receiver: takes what a collector takes, and keeps the names of the spans."""
+"""An OTLP/HTTP receiver: accepts spans as a collector does, and keeps their names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 @dataclass
 class Receiver:
-    """The names of the spans that have arrived; `port` is where more is taken."""
+    """The names of the spans that have arrived at `port`."""
 
     port: int = 0
     names: list[str] = field(default_factory=list)

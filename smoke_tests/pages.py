@@ -4,14 +4,14 @@
 All `bash` and `python` blocks of a page run in their order, in one shell and one folder, unless one
 of these lines before a block says otherwise:
 
-    <!-- not run: REASON -->      what it takes is in no test
-    <!-- run with: WHAT -->       a suite that has what it takes runs it (`SUITES`)
-    <!-- before: COMMAND -->      what a reader of this block has done already
+    <!-- not run: REASON -->      no test has what the block needs
+    <!-- run with: WHAT -->       the suite that has what the block needs runs it (`SUITES`)
+    <!-- before: COMMAND -->      a command that the reader of this block has run already
 
-A `python` block is written to a file where its first line says so (`# file: NAME`). Otherwise those
-that follow each other are the cells of one notebook: with the same names, and `await` as it stands.
-`pip` installs nothing: what the test has installed is used. `tests/repository/test_docs.py` holds
-that every block of every page is found here, and runs or says why not.
+A `python` block whose first line is `# file: NAME` is written to that file. Other consecutive
+`python` blocks are the cells of one notebook: they share variables, and may use `await`. `pip`
+installs nothing; the block uses what the test has installed. `tests/repository/test_docs.py` checks
+that every block of every page is found here, and either runs or has a reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUN = ("bash", "python")
-# Who runs the blocks that need something. Without a word before them: test_pages.py.
+# The suites that run blocks with a need; blocks without one run in test_pages.py.
 SUITES = {
     "a certificate": "replicas/test_gateway.py",
     "a collector": "test_traces.py",
@@ -50,7 +50,7 @@ _BLOCK = re.compile(
 _MARK = re.compile(r"<!-- ([a-z ]+): (.+) -->")
 _FILE = re.compile(r"# file: (\S+)\n")
 _NOTEBOOK = Path(__file__).with_name("notebook.py")
-# What stands for the reader's own: a project, a class, a policy.
+# Stand-ins for the reader's own project, class and policy.
 _OWN = {
     "my_env/openenv.yaml": "spec_version: 1\nname: my_env\nclass: my_module:MyEnvironment\n",
     "test_my_env.py": "def test_reset(openenv_session):\n    openenv_session.reset()\n",
@@ -93,10 +93,10 @@ class Block:
 
     Attributes:
         language: The word behind the fence.
-        code: What is in it, without the fence's indentation.
-        not_run: Why it is not run; empty: it is.
-        needs: Whose suite runs it; empty: `test_pages.py`.
-        before: Commands that its reader has typed already.
+        code: Its text, without the fence's indentation.
+        not_run: Why it is not run; empty if it runs.
+        needs: The need whose suite runs it; empty: `test_pages.py`.
+        before: Commands that its reader has run already.
     """
 
     language: str
@@ -127,7 +127,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def blocks_to_run(page: Path, needs: str) -> list[Block]:
-    """Return those that the suite runs that has what they need."""
+    """Return the blocks of a page with these needs, which one suite runs."""
     return [
         block
         for block in blocks(page)
@@ -136,7 +136,7 @@ def blocks_to_run(page: Path, needs: str) -> list[Block]:
 
 
 def pages_that_need(what: str) -> list[Path]:
-    """Return the pages with blocks for the suite that has this; empty: for `test_pages.py`."""
+    """Return the pages that have blocks with this need; empty: blocks without one."""
     return [page for page in all_pages() if blocks_to_run(page, what)]
 
 
@@ -145,7 +145,7 @@ def name_of(page: Path) -> str:
 
 
 def script_of(page: Path, needs: str = "") -> str:
-    """Put the blocks of a page together as one shell script."""
+    """Join the blocks of a page to one shell script."""
     parts = ["set -euxo pipefail", 'pip() { echo "there already: pip $*"; }']
     cells: list[str] = []
     for number, block in enumerate(blocks_to_run(page, needs)):
@@ -167,7 +167,7 @@ def script_of(page: Path, needs: str = "") -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a reader's folder: the examples, and what is called `my_…` on the pages."""
+    """Make a reader's folder, with the examples and everything named `my_…` on the pages."""
     folder.mkdir()
     shutil.copytree(REPOSITORY / "examples", folder / "examples")
     shutil.copy(REPOSITORY / "examples" / "counter_environment.py", folder)
@@ -180,13 +180,13 @@ def make_folder(folder: Path) -> None:
 def run_blocks(
     machine: Machine, page: Path, needs: str = "", replaced: Mapping[str, str] | None = None
 ) -> str:
-    """Run the blocks of a page for this user, in a folder of their own; return what was printed.
+    """Run blocks of a page for this user, in a folder of their own; return their output.
 
     Args:
         machine: The user.
         page: The page.
-        needs: Which of its blocks: those that need this.
-        replaced: What stands on the page for something of the test's: an address, a token.
+        needs: Selects the blocks with this need.
+        replaced: The test's value for a text on the page, such as an address or a token.
     """
     folder = machine.home.parent / name_of(page)
     make_folder(folder)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python smoke_tests/say_hello.py ADDRESS`: one episode of `echo`, with nothing but websockets.
+"""`python smoke_tests/say_hello.py ADDRESS`: one episode of `echo`, with only `websockets`.
 
-What the README's first command leads to, checked where upstream's package is not installed.
+This checks the README's first command where upstream's package is not installed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv check --provider NAME`: each step of it, and that nothing of it is left."""
+"""`openenv check --provider NAME`: its steps, and that it leaves nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sample(EchoEnvironment):
 
 @pytest.fixture(autouse=True)
 def nothing_left(machine: Machine) -> Iterator[None]:
-    """No environment, no replica and no server, whatever became of the check."""
+    """Assert that no environment, replica or server is left, whether or not the check passed."""
     yield
     assert machine.status()["environments"] == []
     assert list((machine.home / "run").glob("*")) == []

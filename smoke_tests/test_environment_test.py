@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv test`: environments with one fault each, of which exactly that is found."""
+"""`openenv test` finds exactly the one fault that each environment has."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ EXITS = """
 
 @pytest.fixture(scope="module")
 def tester(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A machine for all tests of this file; no environment is left of any."""
+    """A machine for all tests of this file; none of them leaves an environment."""
     with new_machine(tmp_path_factory.mktemp("tester") / "home") as made:
         yield made
         assert made.status()["environments"] == []

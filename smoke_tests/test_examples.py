@@ -22,7 +22,7 @@ import pytest
 from .conftest import REPOSITORY, Machine, output_of
 
 EXAMPLES = REPOSITORY / "examples"
-TRAINING_SECONDS = 600  # 15 of a processor, most of them for imports; minutes of a busy one
+TRAINING_SECONDS = 600  # 15 s on an idle processor, most of them for imports; minutes on a busy one
 
 
 def needs(library: str) -> pytest.MarkDecorator:
@@ -67,7 +67,7 @@ def test_a_policy_is_trained_by_comparing_episodes_of_a_group(machine: Machine) 
     lines = run(machine, "train_grpo.py", address, "12").splitlines()
     rewards = [float(line.rpartition(" ")[2]) for line in lines]
     assert len(rewards) == 12
-    assert rewards[0] < 0.55  # of 0.8 at best; the mean of the eight messages is 0.45
+    assert rewards[0] < 0.55  # the best is 0.8; the mean of the eight messages is 0.45
     assert rewards[-1] > 0.7
 
 
@@ -98,7 +98,7 @@ def test_a_tool_of_verl_is_a_session(machine: Machine) -> None:
 async def test_a_tool_of_verl_leaves_no_session_whose_episode_cannot_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without verl: two names of it stand for what the example imports."""
+    """verl is not installed; the test defines the two names that the example imports."""
     base, schemas, closed = ModuleType("base_tool"), ModuleType("schemas"), []
     base.BaseTool = type("BaseTool", (), {"__init__": _keep_config})  # type: ignore[attr-defined]
     schemas.OpenAIFunctionToolSchema = schemas.ToolResponse = object  # type: ignore[attr-defined]

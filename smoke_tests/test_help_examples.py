@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples on every command's help page run.
 
-Each is run on its own, in the folder of `pages.py` where `my_env` and `my_policies.py` are, with a
-daemon that has the environments whose names it uses. Replaced are what stands for the reader's own
-(`IDS`, `PORT`), and how much is measured (`SHORTER`). What follows until
-it is interrupted is interrupted as soon as it has printed something. `NOT_RUN` has the rest.
+Each runs alone, in the folder of `pages.py` that has `my_env` and `my_policies.py`, with a daemon
+that has the environments it names. The test replaces placeholders for the reader's own ids and
+ports (`IDS`, `PORT`), and shortens measurements (`SHORTER`). A command that follows until it is
+interrupted is interrupted after its first output. `NOT_RUN` has the rest.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def examples(command: click.Command | None) -> Iterator[str]:
 
 
 LINES = list(dict.fromkeys(examples(cli)))
-# By the words they have in common: why they do not run here.
+# Why commands do not run here, by words that they have in common.
 NOT_RUN = {
     "openenv image build": "needs Docker; test_images.py builds images",
     "--provider docker": "needs Docker; test_docker.py runs the same line of the README",
     "--provider slurm": "needs Slurm; test_slurm.py runs the same line of docs/how-to/slurm.md",
 }
 ENDLESS = {"openenv up --foreground", "openenv status --watch", "openenv logs -f my_env"}
-IDS, PORT = ("7f3a91c2", "9b1d0c44"), "9000"  # of launches; that nobody listens on
-# Given after the example's own options, which they overrule.
+IDS, PORT = ("7f3a91c2", "9b1d0c44"), "9000"  # ids of launches; a port without a listener
+# Options that follow the example's own, and override them.
 SHORTER = {
     "openenv bench": "--requests-grid 4 --wait-grid 0 --reps 1",
     "openenv test": "--sessions 20",
@@ -59,7 +59,7 @@ def helped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
             machine.environ.pop(name, None)
         make_folder(folder_of(machine))
         yield machine
-        machine.ok("down", "--all")  # also where the last example has stopped the daemon
+        machine.ok("down", "--all")  # even if the last example has stopped the daemon
 
 
 def folder_of(machine: Machine) -> Path:
@@ -71,7 +71,7 @@ def is_run(line: str) -> bool:
 
 
 def make_ready(machine: Machine, words: list[str]) -> None:
-    """Launch what a command is about, unless it runs; and end what would be in its way."""
+    """Launch the environment of a command unless it runs, and end what the command would meet."""
     folder, command = folder_of(machine), words[1]
     if command == "up":
         machine.ok("stop")
@@ -84,19 +84,19 @@ def make_ready(machine: Machine, words: list[str]) -> None:
         machine.ok("launch", "./my_env", "--gateway", cwd=folder)
         return
     wanted = {*words} & {"echo", "benchmark", "my_env"} if command != "launch" else set()
-    if "--launch" in words:  # it is to launch what does not run
+    if "--launch" in words:  # it launches an environment that must not run yet
         for name in wanted & {each["name"] for each in machine.status()["environments"]}:
             machine.ok("down", name)
     elif wanted:
         for name in wanted - {each["name"] for each in machine.status()["environments"]}:
             machine.ok("launch", "./my_env" if name == "my_env" else name, cwd=folder)
     if "--replica" in words:
-        machine.ok("down", "my_env")  # so that they are numbered anew
+        machine.ok("down", "my_env")  # so that replicas are numbered from 0
         machine.ok("launch", "./my_env", "--replicas", "3", cwd=folder)
 
 
 def as_typed(machine: Machine, words: list[str]) -> list[str]:
-    """Put the test's own in the place of what stands for something."""
+    """Replace placeholders by the test's own values."""
     for number, word in enumerate(words):
         if word == PORT:
             words[number] = str(free_port())
@@ -117,7 +117,7 @@ def test_an_example_runs(helped: Machine, line: str) -> None:
     words = [*as_typed(helped, words), *shlex.split(" ".join(shorter))]
     if line not in ENDLESS:
         answer = helped.ok(*words, cwd=folder_of(helped))
-        if "--async" in words:  # nothing else changes its environment until it has ended
+        if "--async" in words:  # no other request changes its environment until it has ended
             helped.ok("wait", answer.out.strip())
         return
     process = helped.start(*words)

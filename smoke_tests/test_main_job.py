@@ -44,7 +44,7 @@ def test_interrupting_a_launch_detaches_and_prints_how_to_follow_it(
     machine.ok("up")
     launch = machine.start("launch", "slow_env:Sample", "--name", "slow")
     assert launch.stderr is not None
-    launch.stderr.readline()  # it follows its request
+    launch.stderr.readline()  # the command follows its request now
     launch.send_signal(signal.SIGINT)
     _, err = launch.communicate(timeout=30)
     assert launch.returncode == 130

@@ -30,7 +30,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 @pytest.fixture
 def reader(shared: Machine) -> Iterator[Machine]:
-    """The same user, for whom nothing runs but the daemon."""
+    """The same user, with a daemon and no environment."""
     yield shared
     shared.ok("down", "--all")
 

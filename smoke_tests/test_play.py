@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv play` in a real terminal and in a pipe; what was played is saved and plays again."""
+"""`openenv play` in a real terminal and in a pipe; played steps are saved and replayed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus' own tool on what a real daemon and a real environment serve."""
+"""Prometheus' own tool accepts the metrics of a real daemon and a real environment."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_nothing_is_launched_without_a_source(machine: Machine, tmp_path: Path) 
 
 
 def test_a_source_in_an_argument_of_its_own_is_refused(machine: Machine, tmp_path: Path) -> None:
-    """Pytest would take the folder for one with tests, and another for its root."""
+    """Otherwise pytest would look for tests in the folder, and for its root folder elsewhere."""
     for name in ("project", "env"):
         (tmp_path / name).mkdir()
     (tmp_path / "project" / "test_it.py").write_text("def test_it(openenv_env):\n    pass\n")
@@ -94,7 +94,7 @@ def test_a_source_in_an_argument_of_its_own_is_refused(machine: Machine, tmp_pat
 
 
 def test_a_second_interrupt_leaves_no_environment(machine: Machine, tmp_path: Path) -> None:
-    """It comes while the fixture asks for the end of its environment."""
+    """The interrupt comes while the fixture takes its environment down."""
     (tmp_path / "test_it.py").write_text(TWO_INTERRUPTS)
     _, text = run_pytest(machine, tmp_path, "--openenv-source=echo")
     assert "KeyboardInterrupt" in text

@@ -30,7 +30,7 @@ with env.connect() as session:
 
 @pytest.fixture
 def home(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The machine's home, where this process starts daemons as well."""
+    """The machine's home, in which this process starts daemons, too."""
     monkeypatch.setenv("OPENENV_PORT", "0")
     return machine.home
 
@@ -134,7 +134,7 @@ async def test_a_log_that_is_not_followed_any_more_leaves_no_thread(home: Path) 
 
     following = asyncio.create_task(follow())
     await asyncio.to_thread(eventually, streams, within=30)
-    await asyncio.sleep(0.5)  # it is open, and waits for what comes
+    await asyncio.sleep(0.5)  # the stream is open, and waits for events
     assert not following.done()
     following.cancel()
     with pytest.raises(asyncio.CancelledError):

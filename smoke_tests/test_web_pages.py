@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages in a real browser try to use the daemon and environments, and upstream's client goes on.
+"""Pages in a real browser cannot use the daemon and environments; upstream's client can.
 
-A page can send much without being asked: these send all of it, by every name of the servers. A name
-that resolves to this machine, as after DNS rebinding, makes the server the page's own origin. What
-the environment has done is counted by itself. The same attempts succeed for a page that is allowed.
+The pages try every kind of request that a page can send, by every name of the servers. A name that
+resolves to this machine, as after DNS rebinding, makes the server the page's own origin. The
+environment itself counts its calls. The same attempts succeed for a page that is allowed.
 
 Skipped without a Chromium (`chromium.py`).
 """
@@ -68,7 +68,7 @@ for address in sys.argv[1:]:
         env.step({})
         assert env.state()["step_count"] == 1
 """
-# Everything that a page can do to a server; resolves to what it was answered.
+# Sends every kind of request that a page can send to a server; resolves to the answers.
 ATTEMPTS = """
 async ({server, posts, gets, sockets}) => {
   const tried = {};
@@ -152,10 +152,10 @@ class Browser:
     """A headless Chromium for which every `*.example` is this machine."""
 
     chromium: Any
-    pages: str  # where a server has empty pages
+    pages: str  # the server of empty pages
 
     def attempt(self, page_origin: str, server: str, attempts: dict[str, Any]) -> Attempts:
-        """Open a page of this origin, which tries everything on the server."""
+        """Open a page of this origin, which sends every kind of request to the server."""
         context = self.chromium.new_context()
         page = context.new_page()
         url = f"{page_origin}/a-page-of-{id(page)}"
@@ -178,15 +178,15 @@ class Browser:
 
 @dataclass
 class Attempts:
-    """What a page was answered, and the statuses that the browser saw."""
+    """The answers that a page got, and the statuses that the browser saw."""
 
     tried: dict[str, Any]
     statuses: list[int]
 
     def all_refused(self) -> bool:
-        """Whether nothing but refusals came back.
+        """Return whether every answer was a refusal.
 
-        What the page itself is not told of (`no-cors`), the browser is.
+        For `no-cors` requests only the browser sees the status, not the page.
         """
         seen = {status for status in self.tried.values() if isinstance(status, int) and status}
         return not (seen | set(self.statuses)) - REFUSED and "open" not in self.tried.values()
@@ -196,7 +196,7 @@ class Attempts:
 def browser() -> Iterator[Browser]:
     arguments = [
         "--host-resolver-rules=MAP *.example 127.0.0.1",
-        # Newer browsers ask their users before a page reaches this machine; others do not.
+        # Newer browsers ask the user before a page may reach this machine; older ones do not.
         "--disable-features=LocalNetworkAccessChecks,LocalNetworkAccessChecksWebSockets",
     ]
     with empty_pages() as pages, chromium(*arguments) as running:
@@ -205,7 +205,7 @@ def browser() -> Iterator[Browser]:
 
 @contextmanager
 def empty_pages() -> Iterator[str]:
-    """A web server of somebody else's; its `host:port` without the name."""
+    """Another web server, by its port: `:PORT`."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -215,7 +215,7 @@ def empty_pages() -> Iterator[str]:
             self.wfile.write(b"<!doctype html><body>")
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -253,7 +253,7 @@ def test_no_page_of_a_stranger_uses_anything_and_upstreams_client_does(
         port = urlsplit(base_url).port
         for name in ("127.0.0.1", "localhost", "evil.example"):
             server = f"http://{name}:{port}"
-            # From a page elsewhere; and, by a rebound name, from the server's own origin.
+            # From a page of another origin, and by a rebound name from the server's own origin.
             pages = [stranger, server] if name == "evil.example" else [stranger]
             for page in pages:
                 found = browser.attempt(page, server, attempts)
@@ -261,7 +261,7 @@ def test_no_page_of_a_stranger_uses_anything_and_upstreams_client_does(
                 assert found.statuses, (page, server, found)
                 assert seen() == before, (page, server, found)
     assert {e["state"] for e in machine.status()["environments"]} == {"READY"}
-    # The attempts are such as succeed where they may.
+    # The same attempts succeed for an allowed page.
     for page, name in ((stranger, "friendly"), (f"http://localhost:{browser.pages}", "open")):
         before = seen()
         server = f"http://127.0.0.1:{urlsplit(addresses[name]).port}"

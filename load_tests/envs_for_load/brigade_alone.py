@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The brigade in one process, as the original began: codecs and buffer on the same event loop."""
+"""The brigade in one process, as the original was at first: codecs and buffer on one event loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _numbers = itertools.count(1)
 
 
 class WorldHere(StateProxy):
-    """The shared state without a process between: for comparison only."""
+    """The shared state in the same process: for comparison only."""
 
     def __init__(self) -> None:
         Methods.__init__(self, self.call)

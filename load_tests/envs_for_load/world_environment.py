@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An environment that says whose it is, which world this is, and how many steps that has had."""
+"""An environment whose observations name its launch, its world and the world's number of steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TAKE_BYTES = 10_000_000
 
 
 def replica_mark(pid: int) -> str:
-    """Return what tells a replica's server from others, by its process id on this machine."""
+    """Return the mark of the replica whose server has this process id on this machine."""
     process = Path(f"/proc/{pid}")
     texts = (text.partition("=") for text in (process / "environ").read_text().split("\0"))
     fields = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
@@ -23,12 +23,12 @@ def replica_mark(pid: int) -> str:
 
 
 def _mark(environ: Mapping[str, str], pid: int) -> str:
-    """Return its job, its container, or its process id: `pid` is as the process sees it."""
+    """Return a server's Slurm job, container, or process id, which `pid` is in its namespace."""
     return environ.get("SLURM_JOB_ID") or (environ["HOSTNAME"] if pid == 1 else str(pid))
 
 
 class WorldObservation(Observation):
-    """Whose it is, as the launch has named it, and where the episode stands."""
+    """The launch that serves (its variable `WHOSE`), the world, and the episode's steps so far."""
 
     whose: str
     world: str
@@ -56,7 +56,7 @@ class WorldEnvironment(Environment[Action, WorldObservation, State]):
     def step(
         self, action: Action, timeout_s: float | None = None, **kwargs: Any
     ) -> WorldObservation:
-        """Count, or take memory until this process is killed."""
+        """Count the step, or allocate memory until this process is killed."""
         while action.metadata.get("take_memory"):
             self._taken.append(b"m" * TAKE_BYTES)
         self._steps += 1

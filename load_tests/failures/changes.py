@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills at random while replicas are changed: when all has settled, what is wanted is what runs.
+"""Random kills while replicas change: once all has settled, the wanted replicas are what runs.
 
     python -m load_tests.failures.changes [--provider local|docker|slurm] [--kills 2000]
                                 [--seed 1] [--short] [--json FILE]
 
 Each round submits a change of one environment: `launch`, an update, `scale`, `restart` or `down`;
-or it changes the number of sessions of an environment that scales itself. Within some seconds a
+or it changes the number of sessions of an environment that scales itself. Within three seconds a
 process is killed (SIGKILL): the daemon, a worker, a shim, an agent, a server or Envoy. Then the
 round waits until the request has ended and nothing changes any more. These counts have to be zero:
 
     not settled                 after two minutes something still starts, drains or is missing
-    another number              a request that succeeded has not left the number that it asked for;
-                                one that failed has changed the number
-    something is left           a process, container, job or run folder of no wanted replica
+    another number              a request succeeded without leaving the number that it asked for,
+                                or failed and changed the number
+    something is left           a process, container, job or run folder without a wanted replica
     another route               the gateway routes to more or fewer replicas than are wanted
     a session of a healthy replica has ended      the replica still runs, and Envoy was not killed
     a request lost, or final more than once       by the events of its row
@@ -66,16 +66,16 @@ SHORT = {"kills": 12}
 
 
 class Sessions:
-    """Sessions of one environment, which step all the time; which replica ended which of them."""
+    """Sessions of one environment that step all the time, and the replicas that ended sessions."""
 
     def __init__(self) -> None:
-        self.url = ""  # no session is begun without one
+        self.url = ""  # empty: no session begins
         self.ended: list[str] = []  # the replicas, by their marks
         self.answers = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     def hold(self, count: int) -> None:
-        """Have so many sessions from now on."""
+        """Hold this number of sessions from now on."""
         for task in self._tasks[count:]:
             task.cancel()
         self._tasks = self._tasks[:count]
@@ -104,7 +104,7 @@ class Sessions:
 
 
 class Campaign(Findings):
-    """The environments, their sessions, and what was found wrong."""
+    """The environments, their sessions, and the faults that were found."""
 
     def __init__(self, home: Home, given: argparse.Namespace) -> None:
         super().__init__(given)
@@ -115,7 +115,7 @@ class Campaign(Findings):
         self._sessions = {name: Sessions() for name in (*CHANGED, SCALED)}
 
     async def run(self, kills: int) -> None:
-        """Change and kill until so many processes were killed."""
+        """Change and kill until this number of processes was killed."""
         limits = ["--min", "1", "--max", str(MAX_REPLICAS), "--set", "scale-down=1s"]
         limits += ["--max-sessions", str(MAX_REPLICAS * SLOTS)]
         await self._openenv("launch", *self._launch_words(SCALED), *limits)
@@ -212,7 +212,7 @@ class Campaign(Findings):
     async def _settle(
         self, name: str, request_id: str | None, asked: int | None, killed: str | None
     ) -> None:
-        """Wait until nothing changes any more; note what is wrong then."""
+        """Wait until nothing changes any more; record what is wrong then."""
         deadline, why = time.monotonic() + SETTLE_SECONDS, ["nothing is known"]
         state = None
         while why and time.monotonic() < deadline:
@@ -239,7 +239,7 @@ class Campaign(Findings):
             self.wrong.append(f"{request_id} has {finals} events of its end")
 
     def _differences(self) -> list[str]:
-        """What is not as it is wanted."""
+        """Describe each difference between what is wanted and what is there."""
         home, wanted, found = self.home, self._rows(), []
         shown = {each["name"]: each for each in home.openenv("status")["environments"]}
         gateway = home.openenv("gateway", "status")["gateway"] or {"environments": []}
@@ -271,7 +271,7 @@ class Campaign(Findings):
             return database.execute(text, values).fetchall()
 
     def _rows(self) -> dict[str, int]:
-        """How many replicas the rows of environments want, unless their launch has failed."""
+        """Return how many replicas each environment wants, unless its launch has failed."""
         text = (
             "SELECT name, spec FROM environments WHERE state IN ('READY', 'DEGRADED') OR"
             " state = 'FAILED' AND name IN (SELECT environment FROM replicas)"
@@ -283,7 +283,7 @@ class Campaign(Findings):
         }
 
     def _finals(self, request_id: str) -> int:
-        """How many events say that a request has ended."""
+        """Count the events that say that a request has ended."""
         text = "SELECT data FROM events WHERE kind = 'request.state' AND request_id = ?"
         return sum(
             json.loads(data).get("state") in FINAL for (data,) in self._query(text, request_id)

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions while replicas are replaced by an update, or come and go with the load: what is noticed.
+"""The effect on sessions of an update, and of autoscaling.
 
     python -m load_tests.failures.changing_replicas [--parts updates autoscaling] [--short]
 
-updates: so many clients step once a second. A session lasts for a random number of steps, and a new
-one begins in its place, so that sessions begin, go on and end at every moment of an update. When
-all have begun, `openenv launch` updates the environment; when what that replaced has ended, it does
-so again. "Takes over" is from the command to the switch; "drained", from there until the last of
-the replaced replicas has ended, which is a matter of how long sessions last. A latency counts from
-the moment at which a step was due.
+updates: 1,000 clients step once a second. A session lasts for a random number of steps, and then a
+new one begins in its place, so that sessions begin, step and end at every moment of an update. When
+all have begun, `openenv launch` updates the environment; when the replaced replicas have ended, it
+updates the environment again. "Takes over" is the time from the command to the switch; "drained",
+the time from the switch until the last replaced replica has ended, which depends on the length of
+sessions. A latency counts from the moment at which a step was due.
 
 autoscaling: an environment behind the gateway scales itself under a stepped load, from 1 replica to
-8 of 8 slots, and back. So many sessions are wanted, for so long; each steps all the time. A step's
-sessions come one after another, in a few seconds. One that finds no slot waits for it, as long as
-the environment lets it (`admission-timeout`); then it is refused, and its client tries again after
-a while. When fewer are wanted, some of them, chosen at random, end.
+8 with 8 slots each, and back. Each level of the load is a number of sessions that is held for some
+seconds (`LOADS`); new sessions begin one after another. A session without a free slot waits as long
+as the environment allows (`admission-timeout`); then it is refused, and its client tries again
+after half a second. When the next level is lower, sessions that are chosen at random end.
 
-Aims: no session ends that its client did not end, and none is refused; all replicas that may be are
-there at the top of the load, and one at the end. For how long the last of a step waited says what
-the scaling costs.
+Aims: every session is ended by its client, and none is refused; the maximum number of replicas runs
+at the top of the load, and one at the end. The seconds until all sessions of a level have begun are
+the cost of scaling.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ SETTLE_SECONDS = 60.0  # for the replicas that are drained at the end
 
 @dataclass
 class Crowd:
-    """As many clients as are wanted, each in one session after the other.
+    """A wanted number of clients, each of which has one session after the other.
 
     Attributes:
-        target: What they connect to.
-        pace_seconds: Between two steps of a session.
-        most_steps: Of a session, whose number is drawn; None: it steps until its client leaves.
+        target: The environment's address.
+        pace_seconds: Time between two steps of a session.
+        most_steps: Most steps of a session, whose number is drawn; None: until its client leaves.
     """
 
     target: Target
@@ -79,13 +79,13 @@ class Crowd:
     open: int = 0  # sessions that have begun, and not ended
     begun: int = 0
     refused: int = 0
-    lost: list[str] = field(default_factory=list)  # how sessions ended that were not to end
+    lost: list[str] = field(default_factory=list)  # errors that ended sessions
     latencies: list[float] = field(default_factory=list)
     _chance: random.Random = field(default_factory=lambda: random.Random(SEED))
     _clients: dict[asyncio.Task[None], asyncio.Event] = field(default_factory=dict)
 
     def want(self, count: int, apart_seconds: float) -> list[asyncio.Task[None]]:
-        """Have more clients begin, or some leave, which are returned."""
+        """Start or end clients until `count` are left; returns those that are ending."""
         for number in range(count - self.wanted):
             is_over = asyncio.Event()
             client = self._client(is_over, number * apart_seconds)
@@ -178,7 +178,7 @@ async def _until(environ: dict[str, str], number: int, state: str) -> None:
 
 
 def updates(report: Report, options: Any) -> bool:
-    """Updates of one and of two replicas; whether no session was dropped or refused."""
+    """Update one and two replicas; returns whether every session was kept and admitted."""
     crowds = []
     for replicas in UPDATED_REPLICAS[:1] if options.short else UPDATED_REPLICAS:
         with daemon() as environ:
@@ -189,11 +189,11 @@ def updates(report: Report, options: Any) -> bool:
 
 
 async def scale(report: Report, address: str, home: str, short: bool) -> tuple[Crowd, int, int]:
-    """All steps of the load; the most replicas that were ready, and those at the end."""
+    """Play the load; returns the clients, the most ready replicas, and the replicas at the end."""
     loads = SHORT_LOADS if short else LOADS
     hold = SHORT_HOLD_SECONDS if short else HOLD_SECONDS
     crowd, api = Crowd(Target(NAME, address), PACE_SECONDS), ApiClient(home)
-    seen = [(0, 0)]  # replicas that were ready, and that were there
+    seen = [(0, 0)]  # replicas that were ready; ready or draining
 
     async def sample() -> None:
         while True:
@@ -222,7 +222,7 @@ async def scale(report: Report, address: str, home: str, short: bool) -> tuple[C
 
 
 def autoscaling(report: Report, options: Any) -> bool:
-    """Play the load; whether none was lost or refused, and as many replicas came and left."""
+    """Play the load; returns whether the aims are met."""
     most = SHORT_REPLICAS if options.short else REPLICAS
     down = SHORT_DOWN_SECONDS if options.short else DOWN_SECONDS
     words = [
@@ -248,7 +248,7 @@ def autoscaling(report: Report, options: Any) -> bool:
     report.append("clients refused (aim 0)", "", crowd.refused)
     for why in sorted(set(crowd.lost)):
         report.note(f"lost: {why}")
-    # Whether a client is refused in a run of seconds is a matter of what else the machine does.
+    # In a run of seconds, other work on the machine can cause a refusal.
     is_refused = bool(crowd.refused) and not options.short
     return not crowd.lost and not is_refused and (top, last) == (most, 1)
 

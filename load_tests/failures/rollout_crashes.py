@@ -3,11 +3,11 @@
 
     python -m load_tests.failures.rollout_crashes [--kills 200] [--seed 1] [--short] [--json FILE]
 
-Rollouts are plain; in groups; with `--retry-oom` and a policy that takes more memory than it
-may; and in an environment that is killed for memory in a step. Worker, daemon or environment
-is killed at random moments, and the same command continues the folder until it succeeds. Then each
-episode must be there exactly once with its steps, by the files themselves and by the product's
-reader. Otherwise, or if no death for memory was shown, the exit code is 1.
+There are four kinds of rollouts: plain; in groups; with `--retry-oom` and a policy that exceeds its
+memory limit; and with an environment that is killed for memory in a step. The worker, the daemon or
+the environment is killed at random moments, and the same command continues the folder until it
+succeeds. Then each episode must be there once with its steps, both in the files and by the
+product's reader. Otherwise, or if a death for memory was not shown as one, the exit code is 1.
 
 After each folder the results are written to the JSON file, and a later call with the same file
 continues until `--kills` processes were killed.
@@ -34,8 +34,8 @@ from load_tests.shared.api_client import FINAL
 from load_tests.shared.report import KILLED, Findings, daemon, parse_arguments
 from openenvd.rollouts.folder.readers import open_rollouts
 
-EPISODES, STEPS, GROUP = 100, 5, 4  # two thirds in files of their own, packed at the end
-MAX_KILLS = 5  # of one rollout: fewer than an environment may exit
+EPISODES, STEPS, GROUP = 100, 5, 4  # two thirds have a file each until they are packed
+MAX_KILLS = 5  # of one rollout: below an environment's restart budget
 PAUSE_SECONDS = 1.0  # at most, between two kills
 POLL_INTERVAL_SECONDS = 0.2
 EXPLAINED_SECONDS, MAX_SECONDS = 60.0, 300.0  # of a death for memory; of a rollout
@@ -66,7 +66,7 @@ async def act(observation, turn):
 
 
 class Campaign(Findings):
-    """Rollouts one after another, the processes that were killed, and the faults of folders."""
+    """Plays rollouts one after another, kills processes, and finds the faults of folders."""
 
     def __init__(self, home: Home, given: argparse.Namespace) -> None:
         super().__init__(given)
@@ -108,7 +108,7 @@ class Campaign(Findings):
         return self._home.openenv("status", request)["requests"][0]
 
     def _await_death(self, kind: str, request: str) -> None:
-        """Wait until a death for memory is shown as one."""
+        """Wait until the death of a process is shown as one for memory."""
         deadline = time.monotonic() + EXPLAINED_SECONDS
         while time.monotonic() < deadline:
             shown = self._request(request)["attempts"] > 1  # `--retry-oom`
@@ -136,7 +136,7 @@ class Campaign(Findings):
 
 
 def faults(out: Path, kind: str) -> list[str]:
-    """Compare a folder with what was to be played, without our reader and with it."""
+    """Compare a folder with the wanted episodes, without our reader and with it."""
     files = out.glob("[ep]*/**/*.jsonl")  # episodes and packs
     rows = [json.loads(line) for path in files for line in path.read_bytes().splitlines()]
     ends = Counter(row["episode_id"] for row in rows if row["kind"] == "end")

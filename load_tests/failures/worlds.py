@@ -1,27 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills at random under stepping sessions: whose is each answer, and what is each death called.
+"""Random kills under stepping sessions: is each answer's world and each death's cause right?
 
     python -m load_tests.failures.worlds [--provider local|docker|slurm] [--kills 1000]
                                 [--seed 1] [--short] [--json FILE]
 
-Some environments behind the gateway, each with several replicas, are stepped by clients that do as
-OpenEnv's own does: one that has lost its connection while it thought connects again, in silence,
-and goes on with a step. Meanwhile replicas are killed, several at once, so that those that start
-again may get each other's addresses; and so are shims or the engine, the agent, the daemon and
-Envoy. Some sessions take more memory than there is. Now and then an environment is updated. An
-environment answers with its own name and generation, with a world of each session, and with how
-many steps that has had. So each answer, and `openenv status` after each death, tells
+Two environments behind the gateway have several replicas each. Their clients behave as OpenEnv's
+own does: a client whose connection was lost between two steps connects again without an error, and
+continues with a step. Meanwhile several replicas are killed at once, so that restarted ones may get
+each other's addresses; shims, the engine, the agent, the daemon and Envoy are killed, too. Some
+sessions exceed the memory limit. Every fourth round updates an environment. An answer has the
+environment's name and generation, the session's world and the world's number of steps. Faults:
 
-    another environment or generation    answers of another than the client asked for
-    a silent new world                   a step that was taken in a world that was not reset
-    a session that was lost elsewhere    its replica was killed neither in this round nor in the
-                                         one before, nor was the gateway or an engine
-    a death without its true cause       `status` shows no exit, or one for memory after a kill by
-                                         hand; or none for memory after a step that took too much,
-                                         or its client was not told
+    another environment or generation    the client asked for a different one
+    a silent new world                   a step ran in a world that was not reset
+    a session that was lost elsewhere    neither its replica, nor the gateway, nor an engine was
+                                         killed in this round or the one before
+    a death without its true cause       `status` shows no exit, or calls a kill by hand one for
+                                         memory; or it does not show a kill for memory as one, or
+                                         the client was not told of that
     what is left                         run folders, processes or containers, after each `down`
 
-Each count has to be zero; otherwise the exit code is 1. After each round the results are written to
+Each fault makes the exit code 1. After each round the results are written to
 the JSON file, and a later call with the same file continues until `--kills` processes were killed.
 """
 
@@ -60,13 +59,13 @@ from smoke_tests.engines.slurm_engine import SlurmCluster
 SOURCE = Path(__file__).parents[1] / "envs_for_load"
 ENVIRONMENTS = ("one", "two")
 MAX_AT_ONCE = 5  # replicas
-UPDATE_EVERY = 4  # rounds: before the restart budget of a replica is spent
+UPDATE_EVERY = 4  # rounds: an update renews the replicas' restart budgets
 PAUSE_SECONDS = 2.0  # at most, between two rounds
 THINK_SECONDS = 0.3  # at most, between two steps
 EPISODE_STEPS = 40
 AGAIN_SECONDS = 0.1
 ANSWER_SECONDS = 30.0
-BACK_SECONDS = 120.0  # until all is ready again
+BACK_SECONDS = 120.0  # until every replica is ready again
 NOTICED_SECONDS = 3.0  # until the death of a shim has been noticed
 EXPLAINED_SECONDS = 30.0  # until `status` shows how a process exited
 MEMORY = "400M"  # of a replica
@@ -74,7 +73,7 @@ MEMORY_SHARE = 0.1  # of kills
 FOR_MEMORY = "oom_killed"  # a kind of exit
 SHORT = {"kills": 12, "sessions": 8, "replicas": 2}
 
-LEFT_SECONDS = 10.0  # for what was stopped to be gone
+LEFT_SECONDS = 10.0  # until all that was stopped is gone
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Home:
         return openenv(self.environ, *words)
 
     def instances(self) -> list[str]:
-        """The engine's jobs or containers."""
+        """List the engine's jobs or containers."""
         if self.engine is None:
             return []
         if isinstance(self.engine, SlurmCluster):
@@ -109,7 +108,7 @@ class Home:
         return [each for each in self.processes() if title in " ".join(each.cmdline())]
 
     def left_over(self) -> list[str]:
-        """What is left of the environments after each `down`."""
+        """List what is left of the environments after each `down`."""
         runs, deadline = self.layout.runs, time.monotonic() + LEFT_SECONDS
         while True:
             left = [path.name for name in ENVIRONMENTS for path in runs.glob(f"{name}-*")]
@@ -126,7 +125,7 @@ class Home:
 
 @contextmanager
 def own_engine(provider: str) -> Iterator[DockerEngine | SlurmCluster | None]:
-    """An engine of one's own, which this process's variables name; None for local replicas."""
+    """Start an engine for this run, and set the variables that name it; None for local replicas."""
     if provider == "local":
         yield None
         return
@@ -147,17 +146,17 @@ Kill = Callable[[Home, random.Random], Iterable[str]]  # the replicas whose proc
 
 
 class Clients(Findings):
-    """Sessions of all environments, and what was wrong with their answers."""
+    """Sessions of all environments, and the faults of their answers."""
 
     def __init__(self, urls: dict[str, str], given: argparse.Namespace) -> None:
         super().__init__(given)
         self.urls = urls
-        self.generations = {name: {1} for name in urls}  # that may serve a new session
+        self.generations = {name: {1} for name in urls}  # those that may serve a new session
         self.lost: list[str] = []  # the replicas of sessions that have ended
         self.longest_away = 0.0  # without a session, in seconds
 
     async def one(self, name: str, chance: random.Random) -> None:
-        """Play episodes, and go on with a step where a connection was lost, as OpenEnv's client."""
+        """Play episodes; after a lost connection continue with a step, as OpenEnv's client does."""
         socket: ClientConnection | None = None
         world, steps = "", 0
         allowed: set[int] = set()
@@ -194,7 +193,7 @@ class Clients(Findings):
                 self.longest_away = max(self.longest_away, time.monotonic() - lost_at)
                 lost_at = None
             self._check(name, allowed, found)
-            allowed = {int(found["whose"].rpartition("-")[2])}  # a session stays with its own
+            allowed = {int(found["whose"].rpartition("-")[2])}  # a session keeps its generation
             if is_reset:
                 world, steps = found["world"], 0
             elif (found["world"], found["steps"]) != (world, steps + 1):
@@ -226,12 +225,12 @@ def running(home: Home) -> list[dict[str, Any]]:
 
 
 def exits(home: Home) -> dict[str, Counter[str]]:
-    """How often processes of each replica have exited, by kind."""
+    """Count the exits of each replica's processes, by kind."""
     return {each["id"]: Counter(each["exit_kinds"]) for each in replicas(home)}
 
 
 def kill_replicas(home: Home, chance: random.Random) -> Iterator[str]:
-    """Several at once: they may come back at each other's addresses."""
+    """Kill several at once, so that they may come back at each other's addresses."""
     found = running(home)
     if not found:
         raise LookupError("no replica has a process")
@@ -242,7 +241,7 @@ def kill_replicas(home: Home, chance: random.Random) -> Iterator[str]:
 
 
 def kill_shard(home: Home, chance: random.Random) -> Iterator[str]:
-    replica = chance.choice(running(home))  # IndexError: there is none just now
+    replica = chance.choice(running(home))  # IndexError: none runs now
     chance.choice(psutil.Process(replica["pid"]).children()).kill()
     yield replica["id"]
 
@@ -257,7 +256,7 @@ def kill_titled(title: str) -> Kill:
 
 
 def kill_daemon(home: Home, _: random.Random) -> tuple[()]:
-    """The next command starts another."""
+    """Kill the daemon; the next command starts another."""
     os.kill(home.openenv("status")["daemon"]["pid"], signal.SIGKILL)
     return ()
 
@@ -269,7 +268,7 @@ def kill_gateway(home: Home, _: random.Random) -> tuple[()]:
 
 
 def restart_engine(home: Home, _: random.Random) -> tuple[()]:
-    """A plain restart, in which containers end and may get each other's addresses."""
+    """Restart the engine, so that containers end and may get each other's addresses."""
     assert isinstance(home.engine, DockerEngine)
     home.engine.live_restore = False
     home.engine.stop()
@@ -287,12 +286,12 @@ COSTS_NO_OTHERS = {"kill_replicas", "kill_shard", "kill_agent", "kill_daemon"}
 
 
 class Campaign:
-    """The environments, their clients, and who kills and updates."""
+    """Kills and updates the environments while clients have sessions in them."""
 
     def __init__(self, home: Home, given: argparse.Namespace, words: list[str]) -> None:
         self._home = home
         self._kills = KILLS[given.provider] + OF_ALL
-        # An update of one replica at a time fits into the nodes of a test's cluster.
+        # The nodes of a test's cluster have room for one further replica during an update.
         self._words = ["--provider", given.provider, "--gateway", "--memory", MEMORY, *words]
         self._words += ["--set", "max-surge=1"]
         self._generations = dict.fromkeys(ENVIRONMENTS, 0)
@@ -331,14 +330,14 @@ class Campaign:
         try:
             before = await asyncio.to_thread(exits, self._home)
             killed = await asyncio.to_thread(lambda: list(kill(self._home, self._chance)))
-        # The process has ended, is not there or not known yet, or no daemon answers.
+        # The process has ended, is not known yet, or no daemon answers.
         except (psutil.Error, SystemExit, LookupError, ProcessLookupError) as exc:
             print(f"{kill.__name__}: {exc!r}", file=sys.stderr)
             return
         self.clients.seen[f"{KILLED}{kill.__name__}"] += len(killed) or 1
         await self._check_causes(kill.__name__, before, killed)
         self._check_losses(kill.__name__, killed)
-        if not killed:  # the process that counts exits may have been killed: counts start again
+        if not killed:  # if the process that counts exits was killed, its counts start at zero
             await asyncio.sleep(NOTICED_SECONDS)
             await self._until_ready(*ENVIRONMENTS)
         await asyncio.sleep(self._chance.random() * PAUSE_SECONDS)
@@ -346,7 +345,7 @@ class Campaign:
     async def _check_causes(
         self, kill: str, before: dict[str, Counter[str]], killed: list[str]
     ) -> None:
-        """Wait until `status` shows an exit of each that was killed, and none for memory."""
+        """Wait until `status` shows an exit of each killed replica, and none of them for memory."""
         deadline = time.monotonic() + EXPLAINED_SECONDS
         silent = set(killed)
         while silent and time.monotonic() < deadline:
@@ -370,7 +369,7 @@ class Campaign:
         ]
 
     def _check_losses(self, kill: str, killed: list[str]) -> None:
-        """Only sessions of what was killed in this round and the last one may have ended."""
+        """Check that lost sessions belonged to replicas killed in this round or the one before."""
         lost, self.clients.lost = self.clients.lost, []
         now = set(killed) if kill in COSTS_NO_OTHERS else None
         if now is not None and self._may_be_lost is not None:
@@ -379,7 +378,7 @@ class Campaign:
         self._may_be_lost = now
 
     async def _take_memory(self, name: str) -> None:
-        """Step until there is no memory left: `status` and the client are to say so."""
+        """Let a step exceed the memory limit; `status` and the client must be told of the kill."""
         await self._until_ready(*ENVIRONMENTS)
 
         async def for_memory() -> set[tuple[str, int]]:
@@ -410,11 +409,11 @@ class Campaign:
         self._check_losses("for memory", [])
 
     async def _update(self, name: str) -> None:
-        """Another generation: it has replicas of its own, whose restart budget is whole."""
+        """Update an environment: its new replicas have their whole restart budget."""
         await self._until_ready(name)
         updated = self._generations[name] + 1
         allowed = self.clients.generations
-        allowed[name] = allowed[name] | {updated}  # after an update that fails, the one before
+        allowed[name] = allowed[name] | {updated}  # a failed update leaves the generation before it
         try:
             await asyncio.to_thread(self._launch, name)
             allowed[name] = {updated}
@@ -451,7 +450,7 @@ class Campaign:
 
 def main() -> int:
     given = parse_arguments(
-        "Kills at random: whose is each answer, and what is each death called.",
+        "Random kills: are answers from the right world, and causes of death true?",
         1,
         provider={"default": "local", "choices": list(KILLS)},
         kills={"type": int, "default": 1000},
@@ -474,7 +473,7 @@ def main() -> int:
             home.openenv("down", name)
         clients.wrong += [f"left: {each}" for each in home.left_over()]
     report = clients.report(f"worlds, {given.provider}")
-    report.add("longest that a client was without a session", "s", [clients.longest_away])
+    report.add("longest time of a client without a session", "s", [clients.longest_away])
     report.finish(None)
     return 1 if clients.wrong or not clients.seen["answers"] else 0
 

@@ -3,9 +3,9 @@
 
     python -m load_tests.peers.bare_server --port 9000 --processes 2
 
-No environment, no validation, no limits, no other route than `/ws`: what is left is the cost of
-Python, the event loop and the kernel. Whoever serves environments cannot be quicker; how near he
-comes is the figure that counts. Each process has a listening socket of its own (`SO_REUSEPORT`).
+It has no environment, no validation, no limits, and no route but `/ws`: its cost is that of Python,
+the event loop and the kernel. No server of environments can be faster; the figure that counts is
+the ratio to this limit. Each process has a listening socket of its own (`SO_REUSEPORT`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport, ws_
 from openenvd.system.process.proc import raise_fd_limit
 
 BACKLOG = 4096
-HEAD_SECONDS = 30.0  # clients that are busy connecting send their heads late
+HEAD_SECONDS = 30.0  # clients that open many connections send their heads late
 _numbers = itertools.count()
 
 
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     raise_fd_limit()
-    # All listen before anybody connects: the kernel shares connections out among those it knows.
+    # All listen before a client connects: the kernel divides connections among listening sockets.
     listeners = [listen(options.port)]
     port = listeners[0].getsockname()[1]
     listeners += [listen(port) for _ in range(options.processes - 1)]
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def listen(port: int) -> socket.socket:
-    """Return a listening socket that shares its port with others of its kind."""
+    """Return a listening socket whose port several processes can share."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

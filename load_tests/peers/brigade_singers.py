@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Singers in real time: each sends a packet of 600 ms every 600 ms, whatever the answers do.
+"""Singers in real time: each sends a packet of 600 ms every 600 ms, without waiting for answers.
 
-A process of its own, started by `load_tests/brigade.py`, which says `go` when all are connected.
-An answer's latency counts from when its packet was *due*, so that a singer who is held up is not
-spared the waiting. A miss is an answer that came after the next packet was due: the singer would
-have heard a gap. After the original's `stress_helper.py`; the audio is a voice, not silence.
+`load_tests/brigade.py` starts this process, and writes `go` when all singers are connected. An
+answer's latency counts from when its packet was *due*, so that a delay in sending counts, too. A
+miss is an answer that came after the next packet was due: the singer would have heard a gap. The
+program follows the original's `stress_helper.py`; the audio is a voice, not silence.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from openenvd.system.net.websocket import unmasked_client_frame, upgrade_request
 PACKET_FRAMES = 10
 PACKET_SAMPLES = PACKET_FRAMES * FRAME_SAMPLES
 PACKET_SECONDS = PACKET_SAMPLES / SAMPLE_RATE
-BEHIND_SAMPLES = 2 * SAMPLE_RATE  # what was sung arrives for where it was heard so long ago
+BEHIND_SAMPLES = 2 * SAMPLE_RATE  # a singer's audio is written this far behind what it reads
 WARM_UP_PACKETS = 2  # of each singer, not counted
-CHECK_EVERY = 25  # packets between two whose answer is looked at closely
+CHECK_EVERY = 25  # packets between two whose answers are decoded and checked
 
 
 @dataclass
 class Tally:
-    """What all singers of this process saw."""
+    """The measurements of all singers of this process."""
 
     packets: int = 0  # sent
     latencies: list[float] = field(default_factory=list)  # seconds, since the packet was due
     misses: int = 0
     faults: list[str] = field(default_factory=list)
-    heard: int = 0  # the most voices in one mix
+    heard: int = 0  # most voices in one mix
 
 
 def voice() -> str:
-    """One packet of somebody singing, in base64."""
+    """Return one packet of a singing voice, in base64."""
     times = np.arange(PACKET_SAMPLES * 2) / SAMPLE_RATE
     pitch = 220 * (1 + 0.01 * np.sin(2 * np.pi * 5.5 * times))
     phase = 2 * np.pi * np.cumsum(pitch) / SAMPLE_RATE
@@ -89,7 +89,7 @@ class Singer(Connection):
             self._answers.put_nowait(text)
 
     async def join(self, *, leads: bool) -> None:
-        """Be connected and reset; the leader begins the song."""
+        """Connect and reset; the leader begins the song."""
         upgrade = await self._answers.get()
         if not upgrade.startswith(b"HTTP/1.1 101"):
             raise SystemExit(f"no session: {upgrade[:200]!r}")
@@ -102,7 +102,7 @@ class Singer(Connection):
         self._joined_at = time.monotonic()
 
     async def sing(self, first_due: float, packets: int) -> None:
-        """Send packets when they are due; returns when the last answer would be a miss."""
+        """Send packets when they are due; returns once a further answer would be a miss."""
         late = first_due - self._joined_at
         self._position += int(late * SAMPLE_RATE)
         for number in range(packets):
@@ -156,7 +156,7 @@ class Singer(Connection):
 
 
 async def run(port: int, count: int, packets: int, leads: bool) -> None:
-    """All singers of this process: connect, wait for `go`, sing, tell."""
+    """Let all singers of this process connect, wait for `go`, sing, and print the measurements."""
     loop = asyncio.get_running_loop()
     tally, audio, singers = Tally(), voice(), []
     for number in range(count):

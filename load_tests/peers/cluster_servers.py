@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `scaling.py --provider slurm` or `ray` measures: replicas on a cluster's nodes, one on each.
+"""Servers of `scaling.py --provider slurm` or `ray`: one replica on each node of a cluster.
 
-    gateway    through the gateway
-    direct     the same replicas at their own addresses, which the generators take in turn
+    gateway    sessions go through the gateway
+    direct     sessions go to the same replicas' own addresses, one after the other
 
-A session through Envoy takes two descriptors of its process: where the hard limit is 20,000 and
-cannot be raised (that takes CAP_SYS_RESOURCE), it carries fewer than 10,000 sessions.
+A session through Envoy takes two of its process's descriptors: with a hard limit of 20,000, which
+only CAP_SYS_RESOURCE may raise, Envoy carries fewer than 10,000 sessions.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class ClusterKind:
     """A provider with nodes.
 
     Attributes:
-        why_not: Says why it cannot be tried here; None: it can.
-        cluster: Makes a cluster of so many nodes.
-        alone: The words of a launch by which a node has one replica.
+        why_not: Returns why it cannot be tried here, or None.
+        cluster: Makes a cluster of a number of nodes.
+        alone: The arguments of a launch that place one replica on each node.
     """
 
     why_not: Callable[[], str | None]
@@ -55,7 +55,7 @@ KINDS = {
 
 @contextmanager
 def on_cluster(provider: str, nodes: int, arrangement: Arrangement) -> Iterator[list[Started]]:
-    """A cluster of so many nodes, and the benchmark with a replica on each."""
+    """Start a cluster, and the benchmark with a replica on each node."""
     kind = KINDS[provider]
     with ExitStack() as stack:
         cluster = stack.enter_context(kind.cluster(nodes))
@@ -82,7 +82,7 @@ def replica_addresses(environ: dict[str, str]) -> list[tuple[str, int]]:
 
 
 def unevenness(shard_split: str, replicas: int) -> float:
-    """The largest deviation of a replica's sessions from even, in percent; of one shard each."""
+    """Return replicas' largest deviation from an even share, in percent; each has one shard."""
     counts = [int(part.rpartition(":")[2]) for part in shard_split.split()]
     counts += [0] * (replicas - len(counts))
     even = sum(counts) / replicas
@@ -90,7 +90,7 @@ def unevenness(shard_split: str, replicas: int) -> float:
 
 
 def report_lines(summaries: Any, nodes: int) -> list[str]:
-    """How even each batch was, and what the gateway added to its total P99."""
+    """Yield lines on how even each batch was, and what the gateway added to its total P99."""
     ours = [each for each in summaries if each.server in (NAME, DIRECT)]
     direct = {_cell_of(each): each for each in ours if each.server == DIRECT}
     lines = []

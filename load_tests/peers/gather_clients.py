@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients as training code has them: all of a process's sessions in one `asyncio.gather`.
+"""Clients like those of training code: all sessions of a process in one `asyncio.gather`.
 
     python load_tests/peers/gather_clients.py     `GenericEnvClient` of OpenEnv's package
 
-Speaks with a crew as `openenvd.rollouts.bench.generator` does (lines of JSON, see there), so that a
-batch is measured in the same way.
+The program speaks the protocol of `openenvd.rollouts.bench.generator` (lines of JSON, see there),
+so that a batch is measured in the same way.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Gather:
         self._url = f"http://{batch['host']}:{batch['port']}{batch['path']}"
 
     async def run(self, started_at: float) -> Json:
-        """All sessions at `started_at`; returns what a generator reports."""
+        """Run all sessions from `started_at` on; returns what a generator reports."""
         await asyncio.sleep(started_at - time.monotonic())
         cpu = time.process_time()
         count = self._batch["count"]
@@ -78,7 +78,7 @@ class Gather:
         try:
             async with asyncio.timeout(self._batch["timeout_seconds"]):
                 outcome["observation"] = await upstream_session(self._url, self._batch, ends)
-        except Exception as exc:  # each of them is a result
+        except Exception as exc:  # each error is a result
             cause = exc.__cause__ or exc
             late = isinstance(cause, TimeoutError) and outcome["connect_seconds"] is None
             outcome["error_kind"] = "handshake_timeout" if late else type(cause).__name__
@@ -92,7 +92,7 @@ def say(message: Json) -> None:
 
 
 def main() -> None:
-    """Batch after batch, until the crew closes stdin."""
+    """Run batch after batch until the crew closes stdin."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     import_module(UPSTREAM).GenericEnvClient  # noqa: B018  # seconds, before anything is timed

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to collect the same episodes; used by `rollouts.py`, each in a process of its own.
+"""Ways to collect the same episodes; `rollouts.py` runs each in a process of its own.
 
     python -m load_tests.peers.rollout_ways ours|naive|idle ADDRESS FOLDER '{"episodes": 256, …}'
 
-The first two end with the same: every step in a file, an advantage for each episode, and each
-episode's payloads joined into one piece, as a trainer gets routed experts. Prints a line of JSON.
+The first two produce the same: every step in a file, an advantage for each episode, and each
+episode's payloads joined into one piece, as a trainer gets routed experts. Each way prints a line
+of JSON.
 
     ours    collector ─▶ advantages per group ─▶ writer, a step at a time, in a bounded buffer; each
             finished episode is read back and joined once, in one thread
-    naive   everything in memory until the last episode has ended; then 512 threads, each joining
-            anew at every step, and one `orjson.dumps` of it all, in threads like the original
-    idle    nothing, until stdin ends: how late the machine itself makes a loop
+    naive   all in memory until the last episode has ended; then 512 threads, which join anew at
+            every step, and one `orjson.dumps` of all, in threads like the original
+    idle    a loop that does nothing until stdin ends: its lag is the machine's
 
-The naive way is prime-rl's orchestrator as it was before its pull request 2609, and kinder: uvloop,
-orjson, a better client library, no base64. It ends itself when it would exceed `most_bytes`.
+The naive way is prime-rl's orchestrator before its pull request 2609, with advantages: uvloop,
+orjson, a better client library, no base64. It ends before it would exceed `most_bytes`.
 """
 
 from __future__ import annotations
@@ -47,47 +48,47 @@ from openenvd.system.process.loop_lag import EventLoopLagMonitor
 GROUP = 8
 NAIVE_THREADS = 512
 LAG_WINDOW_SECONDS = 3600.0
-TOLD_SECONDS = 60.0  # a stall is in the figures; its stack is 512 threads long
+TOLD_SECONDS = 60.0  # the figures show a stall; its stack has 512 threads
 WATCH_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be collected."""
+    """The episodes to collect, and the limits."""
 
     episodes: int
     steps: int
     concurrency: int
     payload_bytes: int  # of each step
-    running_bytes: int  # ours: what running episodes may hold …
-    buffer_bytes: int  # … and what waits to be written
+    running_bytes: int  # ours: limit of running episodes …
+    buffer_bytes: int  # … and of steps that wait to be written
     disk_bytes_per_second: int | None = None
-    most_bytes: int = 1 << 62  # naive: ends itself there
+    most_bytes: int = 1 << 62  # naive: ends before it exceeds this
 
 
 @dataclass
 class Told:
-    """What it took."""
+    """The measurements of one way."""
 
     seconds: float = 0.0
     steps: int = 0
     episodes: int = 0
-    collect_seconds: float = 0.0  # until the last episode had ended (ours: and was written)
+    collect_seconds: float = 0.0  # until the last episode had ended; ours: was written
     join_seconds: float = 0.0
     save_seconds: float = 0.0
     joined_bytes: int = 0
     lag_p50_seconds: float = 0.0
     lag_p99_seconds: float = 0.0
     lag_max_seconds: float = 0.0
-    starved_seconds: float = 0.0  # the loop's thread was ready, and other programs had the cores
-    base_bytes: int = 0  # of memory, before it began
+    starved_seconds: float = 0.0  # the loop's thread waited for a core
+    base_bytes: int = 0  # of memory, before the start
     peak_bytes: int = 0
     out_of_memory: bool = False
     notes: dict[str, Any] = field(default_factory=dict)
 
 
 class SlowDisk(Disk):
-    """A disk that takes so many bytes a second."""
+    """A disk with a limited number of bytes a second."""
 
     def __init__(self, bytes_per_second: int) -> None:
         self._bytes_per_second = bytes_per_second
@@ -131,7 +132,7 @@ async def ours(address: str, folder: Path, task: Task, told: Told) -> None:
 
 
 def _join_once(rollouts: Rollouts) -> int:
-    """Each episode's payloads, one after the other into the same memory, each copied once."""
+    """Copy each episode's payloads once, one after the other into the same memory."""
     joined, joined_bytes = bytearray(), 0
     for episode in rollouts:
         at = 0
@@ -234,7 +235,7 @@ async def _measured(work: Coroutine[Any, Any, None], told: Told) -> None:
 
 
 def _starved_seconds() -> float:
-    """How long this thread has waited for a core (Linux's schedstat)."""
+    """Return how long this thread has waited for a core (Linux's schedstat)."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 

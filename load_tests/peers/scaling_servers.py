@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is measured by `scaling.py`: each a context manager that starts it and leaves nothing behind.
+"""The servers that `scaling.py` measures: each is a context manager that leaves nothing behind.
 
-    template_project   what upstream's `openenv init` makes, to be served by either
-    openenvd   `openenv launch benchmark`, by a daemon in a home of its own; with a number
-               behind it: that many shards
-    openenvd-project   the same, of an upstream project that holds the peer's very classes
-    upstream   the same environment by upstream's package: uvicorn with workers, its own Python
+    template_project   the project that upstream's `openenv init` makes, for both servers
+    openenvd   `openenv launch benchmark`, by a daemon in a home of its own; a number after the
+               name is that of its shards
+    openenvd-project   the same, for an upstream project with the peer's own classes
+    upstream   the same environment on upstream's package: uvicorn with workers, its own Python
     limit      bare_server.py: two processes that do nothing but answer
 
-`Started.facts` says how long it took. Processes are told apart by pid, never by name.
+`Started.facts` has how long the start took. Processes are identified by pid, never by name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ dependencies = ["{PEER_REQUIREMENT}"]
 packages = ["waits", "waits.server"]
 package-dir = {{ "waits" = ".", "waits.server" = "server" }}
 """
-# Behind `environment.py` of the benchmark, whose base classes are upstream's there.
+# Appended to the benchmark's `environment.py`, with upstream's base classes.
 UPSTREAMS_APP = """
 import os
 from openenv.core.env_server import create_app
@@ -67,16 +67,16 @@ _POLL_INTERVAL_SECONDS = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """How the servers are to be set up, alike as far as they can be."""
+    """The setup of the servers, as similar as possible."""
 
     max_sessions: int  # all processes together
     processes: int  # of each server: shards, workers
     is_synchronous: bool = False
-    shards: str | None = None  # what `--shards` is given; None leaves it out
+    shards: str | None = None  # value of `--shards`; None leaves it out
 
     @property
     def share(self) -> int:
-        """How many sessions each process holds at most."""
+        """Return the most sessions of each process."""
         return -(-self.max_sessions // self.processes)
 
     @property
@@ -86,7 +86,7 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """One server that answers."""
+    """A server that answers."""
 
     target: Target
     facts: dict[str, Any] = field(default_factory=dict)
@@ -108,10 +108,10 @@ def openenvd_of(arrangement: Arrangement, source: str) -> Iterator[Started]:
 def openenvd_all(
     arrangements: Sequence[Arrangement], *, with_projects: bool = False
 ) -> Iterator[list[Started]]:
-    """Ours in each arrangement, by one daemon; named after their shards where there are several.
+    """Launch our server in each arrangement, by one daemon; several are named after their shards.
 
-    With projects, each also serves what the peer serves: upstream's classes in a Python that has
-    its package.
+    With projects, each arrangement also serves a project as the peer does: upstream's classes, in a
+    Python that has its package.
     """
     with daemon() as environ, tempfile.TemporaryDirectory(prefix="openenvd-project-") as folder:
         sources = {"openenvd": "benchmark"}
@@ -125,7 +125,7 @@ def openenvd_all(
 
 
 def name_of(name: str, arrangement: Arrangement, arrangements: int) -> str:
-    """Name a server of ours, as tables and figures show it."""
+    """Return the name of a server of ours in tables and figures."""
     return name if arrangements == 1 else f"{name}-{arrangement.shards}"
 
 
@@ -144,7 +144,7 @@ def _launch(environ: dict[str, str], source: str, name: str, arrangement: Arrang
 
 
 def seconds_to_ready(environ: dict[str, str], answer: Any) -> float:
-    """How long the request of a launch took, by what it answered."""
+    """Return how long a launch's request took, by its answer."""
     told = openenv(environ, "wait", answer["request_id"])
     request = told.get("request", told)
     return float(request["finished_at"] - request["created_at"])
@@ -175,7 +175,7 @@ def _launch_words(source: str, arrangement: Arrangement) -> list[str]:
 
 
 def openenv(environ: dict[str, str], *words: str) -> Any:
-    """The JSON that a command answers; a command that fails ends the program."""
+    """Run a command; returns its JSON. A command that fails ends the program."""
     command = [OPENENV, *words, "--json"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -185,9 +185,9 @@ def openenv(environ: dict[str, str], *words: str) -> Any:
 
 @contextmanager
 def template_project(arrangement: Arrangement, python: Path) -> Iterator[Path]:
-    """What upstream's `openenv init` generates: a synchronous echo with pydantic models.
+    """Generate upstream's `openenv init` project: a synchronous echo with pydantic models.
 
-    Its app allows one session; the bound that its comment says to raise is raised.
+    Its app allows one session; that bound is raised, as a comment in the app recommends.
     """
     with tempfile.TemporaryDirectory(prefix="openenvd-template-") as folder:
         command = [str(python.with_name("openenv")), "init", TEMPLATE_NAME, "-o", folder]
@@ -203,10 +203,10 @@ def template_project(arrangement: Arrangement, python: Path) -> Iterator[Path]:
 def upstream(
     arrangement: Arrangement, python: Path, app: str = "server.app:app", app_dir: Path | None = None
 ) -> Iterator[Started]:
-    """The peer: each worker may hold as many sessions as its share, or as all of them.
+    """Start the peer; each worker refuses a session when its share of `max_sessions` is taken.
 
-    Its workers refuse when *they* are full. Where `max_sessions` is a bound under test, they get
-    their share of it; who calls decides by what he passes.
+    Where the slots are under test, the caller passes their number; otherwise so many that each
+    worker may hold all sessions.
     """
     with tempfile.TemporaryDirectory(prefix="openenvd-peer-") as folder:
         port = free_port()
@@ -231,7 +231,7 @@ def upstream(
 
 
 def peer_python() -> Path:
-    """A Python that has upstream's package: the one that is kept, or one made for it now."""
+    """Return a Python that has upstream's package: the kept one, or a new one."""
     folder = Path(os.environ.get(PEER_VENV_VARIABLE) or tempfile.mkdtemp(prefix="openenvd-peer-"))
     python = folder / "bin" / "python"
     if not python.exists():
@@ -249,7 +249,7 @@ def install_python(folder: Path, requirement: str) -> None:
 
 
 def why_no_limit() -> str | None:
-    """Why the bare server cannot run here."""
+    """Return why the bare server cannot run here, or None."""
     if find_spec("picows") is None:
         return "no limit: picows is not installed (pip install '.[bench]')"
     return None
@@ -273,7 +273,7 @@ def limit(processes: int = LIMIT_PROCESSES, name: str = "limit") -> Iterator[Sta
 def start_process(
     command: list[str], folder: str | Path, log: Path, environ: dict[str, str]
 ) -> subprocess.Popen[bytes]:
-    """A process in a session of its own, all of whose output is in a file."""
+    """Start a process in a session of its own, with all output in a file."""
     with log.open("wb") as file:
         return subprocess.Popen(
             command,

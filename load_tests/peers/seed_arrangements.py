@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The five arrangements of SkyPilot's `test_queue_dispatcher.py`, on the standard library.
 
-A queue in memory beside a table: an id is put into the queue when its row is written; a dispatcher
-gets the id, reads the row and marks it RUNNING (one durable transaction each), and submits it to an
-executor. With `run=True` the executor is a `ProcessPoolExecutor`, as SkyPilot's is beneath, and
-each outcome is written when it comes. The tables are those of `openenvd.requests_db`, and both
-sides leave the same rows behind: the request's, its events', the tally.
+Each has a queue in memory beside a table. An id is put into the queue when its row is written; a
+dispatcher gets the id, reads the row and marks it RUNNING (one durable transaction each), and
+submits it to an executor. With `run=True` the executor is a `ProcessPoolExecutor`, on which
+SkyPilot's own is built, and each outcome is written when it comes. The tables are those of
+`openenvd.requests_db`; these arrangements and ours write the same rows: request, events and tally.
 
-They are kinder than the original: the driver's bare SQL, `multiprocessing.Queue` instead of a queue
-server behind proxies, an indexed `=` instead of a `LIKE` scan, and no logging. Checkpoints are
-where SQLite makes them, in whichever commit finds the log long; ours are made by a thread beside.
+They are faster than the original: the driver's bare SQL, `multiprocessing.Queue` instead of a queue
+server behind proxies, an indexed `=` instead of a `LIKE` scan, and no logging. SQLite makes their
+checkpoints in the commit that finds the log long; ours are made by a thread of their own.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Running:
         self._ids: Any = _spawn.Queue() if arrangement.process_queue else queue.Queue()
         processes = arrangement.dispatch_in_processes
         each = max(1, workers // arrangement.dispatchers) if processes else workers
-        # Threads share one pool; every dispatching process has its own, as in the original.
+        # Threads share one pool; each dispatching process has its own, as in the original.
         self._pool = _pool(each) if run and not processes else None
         make: Any = _spawn.Process if processes else threading.Thread
         arguments = (self._ids, database, run, each, self._pool)
@@ -108,7 +108,7 @@ class Running:
 
 
 def connect(database: Path) -> sqlite3.Connection:
-    """As durable as ours: written ahead, every statement its own commit."""
+    """Connect as durably as ours: with a write-ahead log, and a commit for every statement."""
     connection = sqlite3.connect(
         database, timeout=60, isolation_level=None, check_same_thread=False
     )
@@ -138,7 +138,7 @@ def _dispatch(ids: Any, database: Path, run: bool, workers: int, shared: Any) ->
 
 
 def _claim(connection: sqlite3.Connection, request_id: str) -> Any:
-    """What to run; the row is RUNNING, and the event that says so is written."""
+    """Mark a row RUNNING, write its event, and return what to run."""
     now = time.time()
     connection.execute("BEGIN IMMEDIATE")
     [(seq, payload)] = connection.execute(CLAIM, (now, request_id)).fetchall()
@@ -165,7 +165,7 @@ def _note(
 
 
 class _Outcomes:
-    """Writes outcomes on whichever thread hears of them first."""
+    """Writes each outcome on the thread that receives it."""
 
     def __init__(self, database: Path) -> None:
         self._connection = connect(database)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom the executor is measured against: SkyPilot's local API server, with `--peer skypilot`.
+"""The peer of the executor: SkyPilot's local API server, with `--peer skypilot`.
 
-It is the package from PyPI in a Python of its own (`OPENENVD_PEER_VENV` with "-skypilot" behind it
-keeps that between runs), started as a user does: `sky api start`. It listens on a port of its own
-on the loopback, in a home of its own, and needs no network once installed. The request is `POST
-/status`, the cheapest that goes through queue and worker: it looks up clusters, of which there are
-none. Two calls: submit, and `/api/get`, which answers at the end. Whatever a peer leaves running
-ends with it, found by its session: some outlive their parent.
+The package from PyPI is in a Python of its own, which the folder `OPENENVD_PEER_VENV` + "-skypilot"
+keeps between runs. A user's command starts it: `sky api start`. The server has a port and a home of
+its own, and needs no network once installed. The request is `POST /status`, the cheapest one that
+goes through queue and worker: it looks up clusters, and there are none. A request takes two calls:
+submit, and `/api/get`, which answers at the end. Processes of a peer are found by its session,
+because some outlive their parent, and are killed with it.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ REQUIREMENT = "skypilot==0.14.1"
 SKYPILOT = "SkyPilot 0.14.1"
 PEER_OPTION: dict[str, Any] = {
     "choices": ["skypilot"],
-    "help": "also SkyPilot; it is installed if need be",
+    "help": "also measure SkyPilot, which is installed if it is missing",
 }
 START_SECONDS = 120.0
-SETTLE_SECONDS = 10.0  # its workers go on importing when it is healthy
+SETTLE_SECONDS = 10.0  # a healthy server's workers still import for some time
 CALL_SECONDS = 300.0
 STOP_SECONDS = 10.0
 POLL_INTERVAL_SECONDS = 0.01
 FURTHER_PORTS = 4
-# SkyPilot's queue has a port of its own, which a connection of anybody's may have got already.
+# SkyPilot's queue has a fixed port, which another program's connection may already use.
 PORT_TAKEN = "is already in use"
 MAX_LINE_BYTES = 2**20
 SUBMITTED = "x-skypilot-request-id"
@@ -58,37 +58,37 @@ Wrap = Callable[[list[str]], list[str]]
 
 @dataclass(frozen=True)
 class Kind:
-    """One that can be started."""
+    """A kind of peer that can be started."""
 
     name: str
-    command: Callable[[int, Path], list[str]]  # of a port and a home
-    status: list[str] = field(default_factory=list)  # what a user types to see what there is
+    command: Callable[[int, Path], list[str]]  # made from a port and a home
+    status: list[str] = field(default_factory=list)  # the user's command that shows what exists
 
 
 @dataclass
 class Peer:
-    """One that was started. It is healthy, or did not become so."""
+    """A peer that was started, whether or not it became healthy."""
 
     name: str
     process: subprocess.Popen[bytes]
     port: int
     log: Path
-    environ: dict[str, str]  # for commands that are to reach it
+    environ: dict[str, str]  # for commands that reach it
     seconds: float = 0.0  # to healthy
     is_healthy: bool = False
 
     def look(self) -> tuple[float, int]:
-        """PSS in MB and the number of its processes."""
+        """Return the PSS in MB and the number of its processes."""
         sizes = []
         for process in session_of(self.process.pid):
-            with suppress(psutil.Error):  # it ended while we looked
+            with suppress(psutil.Error):  # it ended during the measurement
                 sizes.append(process.memory_full_info().pss)
         return sum(sizes) / MEGABYTE, len(sizes)
 
 
 @contextmanager
 def kinds(real: str | None) -> Iterator[list[Kind]]:
-    """The peers of this run: SkyPilot if it was asked for, or none."""
+    """Return the peers of this run: SkyPilot if `--peer` names it, or none."""
     if real is None:
         yield []
         return
@@ -102,7 +102,7 @@ def kinds(real: str | None) -> Iterator[list[Kind]]:
 def started(
     kind: Kind, wrap: Wrap = list, patience_seconds: float = START_SECONDS
 ) -> Iterator[Peer]:
-    """A fresh one. `wrap` makes its command one that runs inside of something."""
+    """Start a new peer; `wrap` changes its command to one that runs inside a group."""
     with tempfile.TemporaryDirectory(
         prefix="openenvd-peer-home-", ignore_cleanup_errors=True
     ) as home:
@@ -129,7 +129,7 @@ def _start(kind: Kind, home: Path, wrap: Wrap) -> Peer:
 
 
 def _await(peer: Peer, patience_seconds: float) -> None:
-    """Until it is healthy, or has ended, or patience has."""
+    """Wait until it is healthy or has ended, or the time limit is reached."""
     began = time.monotonic()
     while not peer.is_healthy and peer.seconds < patience_seconds:
         if peer.process.poll() is not None:
@@ -140,14 +140,14 @@ def _await(peer: Peer, patience_seconds: float) -> None:
 
 
 def need(peer: Peer) -> Peer:
-    """It, or the end of the program with what it said last."""
+    """Return the peer if it is healthy; otherwise end the program with the end of its log."""
     if not peer.is_healthy:
         raise SystemExit(f"{peer.name} did not start:\n{peer.log.read_text()[-2000:]}")
     return peer
 
 
 def answers(port: int, patience_seconds: float = 2.0) -> bool:
-    """Whether it says that it is healthy."""
+    """Return whether it answers that it is healthy."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patience_seconds)
     try:
         connection.request("GET", "/api/health")
@@ -159,7 +159,7 @@ def answers(port: int, patience_seconds: float = 2.0) -> bool:
 
 
 class PeerClient(HttpClient):
-    """One kept connection to a peer."""
+    """A persistent connection to a peer."""
 
     def __init__(self, port: int) -> None:
         super().__init__(partial(asyncio.open_connection, "127.0.0.1", port, limit=MAX_LINE_BYTES))
@@ -178,7 +178,7 @@ class PeerClient(HttpClient):
         await self.wait(await self.submit())
 
     async def health(self) -> None:
-        """The floor: a call that does nothing."""
+        """Make a call that does nothing, which is the floor."""
         await self._call("GET", "/api/health")
 
     async def _call(
@@ -189,7 +189,7 @@ class PeerClient(HttpClient):
 
 
 def session_of(pid: int) -> list[psutil.Process]:
-    """Every living process of the session that `pid` began."""
+    """List the living processes of the session that `pid` leads."""
     found = []
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
@@ -199,13 +199,13 @@ def session_of(pid: int) -> list[psutil.Process]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the peer and its session at once: no figure is about how peers end."""
+    """Kill the peer and its session at once: how peers end is not measured."""
     deadline = time.monotonic() + STOP_SECONDS
     while family := _all_of(process):
         for one in family:
             with suppress(psutil.Error):
                 one.kill()
-        process.poll()  # else it stays in its session, as a zombie
+        process.poll()  # otherwise it stays in its session as a zombie
         psutil.wait_procs(family, timeout=0.2)
         if time.monotonic() > deadline:
             raise SystemExit(f"processes of a peer do not end: {family}")
@@ -226,7 +226,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _environ(home: str, port: int) -> dict[str, str]:
-    """Nothing of the user's: no cloud's credentials, no reports to anyone."""
+    """Return an environment without the user's cloud credentials, and without telemetry."""
     return {
         "PATH": os.environ["PATH"],
         "HOME": home,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP over one kept connection, for many clients in one event loop; the daemon's API by it."""
+"""HTTP over a persistent connection, for many clients in one loop; the daemon's API over it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class HttpClient:
 
     Args:
         connect: Makes the connection, whenever there is none.
-        headers: Of each request, with the ends of their lines.
+        headers: Header lines of each request, with their line ends.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class HttpClient:
     async def exchange(
         self, method: str, path: str, body: bytes = b""
     ) -> tuple[dict[str, str], bytes]:
-        """One call: headers, and content.
+        """Make one call; returns the headers and the content.
 
         Raises:
             RuntimeError: The server refused it.
@@ -86,7 +86,7 @@ class ApiClient(HttpClient):
         super().__init__(connect, f"Authorization: Bearer {token}\r\n")
 
     async def call(self, method: str, path: str, body: Json | None = None) -> Json:
-        """One call; raises what the daemon refused."""
+        """Make one call; raises if the daemon refuses it."""
         content = b"" if body is None else json.dumps(body).encode()
         _, answer = await self.exchange(method, path, content)
         found: Json = json.loads(answer)

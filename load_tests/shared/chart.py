@@ -3,8 +3,8 @@
 
     python -m load_tests.scaling --peer upstream --chart docs/images/sessions.svg
 
-A point is the median of the repetitions of one batch, the bar through it the least and the
-greatest; both axes are logarithmic.
+A point is the median of a batch's repetitions; the bar through it reaches from the least to the
+greatest. Both axes are logarithmic.
 """
 
 from __future__ import annotations
@@ -83,5 +83,5 @@ role="img" aria-label="Sessions against time">
 
 
 def main(source: Path, target: Path) -> None:
-    """Draw a measurement, which `scaling` has written as `summary.json`."""
+    """Draw the measurement in a `summary.json` that `scaling` has written."""
     target.write_text(draw(*read(source)))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Light client sessions, and processes that have many of them.
 
-    LightSession    connects, resets, steps when it is told to, and says how it was lost
-    open_session    the same, once it was reset
+    LightSession    connects, resets, steps on command, and has the cause of a loss
+    open_session    returns a session that has been reset
     Clients         several processes of this module, each with its part of the sessions
 
     stdin of a process: {"open": {"host", "port", "path", "count", "sources", "window"}}
@@ -10,11 +10,11 @@
     stdout, a line each: {"opened": n, "failed": n, "why": text}
                         {"latencies": [seconds], "failed": n, "why": text}
 
-`step` has a random share of the open sessions take one step each: all at the moment `at` (of
+At `step`, a random share of the open sessions takes one step each: all at the moment `at` (of
 `time.monotonic`), or spread evenly over the seconds after it. A latency counts from the moment at
-which a step was due, not from when the process had time to send it.
+which a step was due, not from the moment of sending.
 
-The end of stdin ends everything.
+The process ends at the end of stdin.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Json = dict[str, Any]
 STEP = unmasked_client_frame(b'{"type":"step","data":{"wait_seconds":0.0}}')
 OPEN_SECONDS = 30.0  # of one session, from its connection to its reset
 STEP_SECONDS = 60.0
-SOON_SECONDS = 0.2  # until a step is due: every client process has read it by then
+SOON_SECONDS = 0.2  # until a step is due, so that every client process has read the command
 
 
 class LightSession(Connection):
@@ -49,8 +49,8 @@ class LightSession(Connection):
 
     Attributes:
         ended: Done when its connection is lost.
-        told: What it was told before its connection ended: the code of an error or of a close, the
-            status of a refusal, or nothing (`reset`, `eof`).
+        told: Why the server ended it: the code of an error or of a close, or the status of a
+            refusal; `reset` or `eof` if the connection ended without any.
     """
 
     def __init__(self, authority: str, path: str) -> None:
@@ -73,11 +73,11 @@ class LightSession(Connection):
             self._answer.set_result(None)
 
     def on_close(self, code: int, reason: str) -> None:
-        """The server ends it; an error that came before says more."""
+        """Keep the code of the close, unless an error came before it."""
         self._fail(self.told or f"close {code}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Whatever the reason: this session is over."""
+        """End the session, whatever the reason."""
         self._fail(self.told or ("reset" if exc else "eof"))
         self.ended.set_result(None)
 
@@ -93,7 +93,7 @@ class LightSession(Connection):
         if self.ended.done():
             raise ConnectionError(self.told)
         self._answer = asyncio.get_running_loop().create_future()
-        due = min(due, time.monotonic())  # a timer may be a little early
+        due = min(due, time.monotonic())  # a timer may fire a little early
         self.write(STEP)
         await self._answer
         return time.monotonic() - due
@@ -107,14 +107,14 @@ class LightSession(Connection):
         self.told = told
         if not self._answer.done():
             self._answer.set_exception(ConnectionError(told))
-            self._answer.exception()  # nobody may be waiting
+            self._answer.exception()  # it counts as retrieved even if no caller waits
 
 
 async def open_session(host: str, port: int, path: str, source: str = "") -> LightSession:
-    """Connect, and reset; `path` is that of an environment, with its query.
+    """Connect and reset; `path` is an environment's path with its query.
 
     Raises:
-        OSError: There is no session.
+        OSError: The session could not be opened.
     """
     loop = asyncio.get_running_loop()
     before, mark, query = path.partition("?")
@@ -142,7 +142,7 @@ class Served:
         self._failures: list[str] = []
 
     async def open(self, host: str, port: int, path: str, **asked: Any) -> Json:
-        """Open them, not more than `window` at once."""
+        """Open sessions, at most `window` at once."""
         sources = itertools.cycle(asked["sources"] or [""])
         turns = asyncio.Semaphore(asked["window"])
 
@@ -260,4 +260,4 @@ if __name__ == "__main__":
     raise_fd_limit()
     uvloop.run(_serve())
     sys.stdout.flush()
-    os._exit(0)  # thousands of sockets need no orderly end
+    os._exit(0)  # closing thousands of sockets one by one takes time

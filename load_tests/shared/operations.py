@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the load tests have workers do: callables for `BurstableExecutor`, by dotted name.
+"""Callables that workers of load tests run; `BurstableExecutor` gets them by dotted name.
 
-None of them is an operation of the product: only an executor that a load test makes itself runs
-them. `worker_path()` lets its workers find this module.
+They are not operations of the product: only executors of load tests run them. `worker_path()` lets
+their workers find this module.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every load test shares: a daemon of its own, its memory, a table with spread, and JSON."""
+"""Shared by all load tests: a daemon for a test, its memory, a table with spread, and JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ import psutil
 OPENENV = str(Path(sys.executable).with_name("openenv"))
 NAME_WIDTH = 52
 MEGABYTE = 1e6
-KILLED = "killed: "  # begins the counts of processes that were killed
+KILLED = "killed: "  # prefix of the counts of killed processes
 SHOWN_FAULTS = 20
 
 
@@ -47,7 +47,7 @@ class Measure:
 
 @dataclass
 class Report:
-    """What a load test found."""
+    """The measurements of a load test."""
 
     title: str
     measures: list[Measure] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Report:
         return measure
 
     def append(self, name: str, unit: str, value: float) -> None:
-        """One more value of a line, which is made when it is the first."""
+        """Add a value to a line; the first value makes the line."""
         for measure in self.measures:
             if (measure.name, measure.unit) == (name, unit):
                 measure.values.append(value)
@@ -67,7 +67,7 @@ class Report:
         self.add(name, unit, [value])
 
     def ratio(self, name: str, over: Measure, under: Measure) -> Measure:
-        """`over` against `under`, pair by pair, so that a drifting machine cancels out."""
+        """Divide pair by pair, so that a change of the machine's speed cancels out."""
         pairs = zip(over.values, under.values, strict=True)
         return self.add(name, "x", [a / b for a, b in pairs])
 
@@ -80,13 +80,13 @@ class Report:
         *,
         more_is_better: bool = False,
     ) -> None:
-        """A line of ours, one of each peer's, and the ratio, by pairs: over 1 is for ours."""
+        """Add our line, a line per peer, and the ratio by pairs: above 1, ours is better."""
         measure = self.add(name, unit, ours)
         bare = name.partition(" (aim")[0]
         for peer, values in peers.items():
             other = self.add(f"  {bare}: {peer}", unit, values)
             over, under = (measure, other) if more_is_better else (other, measure)
-            if unit and min(*measure.values, *other.values) > 0:  # counts speak for themselves
+            if unit and min(*measure.values, *other.values) > 0:  # counts get no ratio
                 ratio = f"ours / {peer}" if more_is_better else f"{peer} / ours"
                 self.ratio(f"    {bare}: {ratio}", over, under)
 
@@ -107,7 +107,7 @@ class Report:
 
 
 class Findings:
-    """Counts of a campaign of kills, and its faults, kept in the file that `--json` names.
+    """Counts and faults of a campaign of kills, kept in the file that `--json` names.
 
     A later call with the same file continues.
     """
@@ -152,7 +152,7 @@ def machine() -> dict[str, Any]:
 
 
 def format_number(value: float) -> str:
-    """Four digits, or all of a whole or a large number."""
+    """Format four digits, or all digits of a whole or a large number."""
     is_whole = abs(value) >= 1000 or float(value).is_integer()
     return f"{value:,.0f}" if is_whole else f"{value:.4g}"
 
@@ -168,7 +168,7 @@ def _machine_line() -> str:
 def parse_arguments(
     description: str, repetitions: int, **more: dict[str, Any]
 ) -> argparse.Namespace:
-    """`--repetitions`, `--json`, and `more`: an option's name and what argparse is told of it."""
+    """Parse `--repetitions`, `--json` and `more`, which has options by name, as argparse's."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--repetitions", type=int, default=repetitions)
     parser.add_argument(
@@ -180,14 +180,14 @@ def parse_arguments(
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` (0 to 1) of all values do not exceed."""
+    """Return the value that `share` (0 to 1) of all values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
 
 
 @contextmanager
 def daemon() -> Iterator[dict[str, str]]:
-    """A daemon in a home of its own; yields the environment that reaches it."""
+    """Start a daemon in a home of its own; yields the variables by which commands reach it."""
     with tempfile.TemporaryDirectory(prefix="openenvd-load-") as home:
         environ = {**os.environ, "OPENENV_HOME": home, "OPENENV_PORT": "0"}
         subprocess.run([OPENENV, "up"], env=environ, check=True, capture_output=True)
@@ -206,9 +206,9 @@ def daemon_pid(environ: Mapping[str, str]) -> int:
 
 
 def measure_pss(pid: int) -> list[tuple[str, int]]:
-    """(role, bytes) of a process and of all below it; PSS, as forked workers share pages.
+    """Return (role, bytes) of a process and its descendants; PSS, since forks share pages.
 
-    Environments, which the zygote forks, are not the daemon's.
+    Environments are left out, although the zygote forks them.
     """
     root = psutil.Process(pid)
     left_out = {"shim", "host"} if role_of(root) == "daemon" else set()
@@ -222,7 +222,7 @@ def pss_bytes(pids: Iterable[int]) -> list[int]:
 
 
 def measure_family(pid: int) -> tuple[float, int]:
-    """PSS in MB and the number of processes of a family; 0 when one of them ended meanwhile."""
+    """Return the PSS in MB and the number of processes of a tree; 0 if one ended meanwhile."""
     with contextlib.suppress(psutil.Error):
         sizes = measure_pss(pid)
         return sum(size for _, size in sizes) / MEGABYTE, len(sizes)
@@ -237,7 +237,7 @@ def role_of(process: psutil.Process) -> str:
 
 @dataclass
 class Run:
-    """One finished command."""
+    """A finished command."""
 
     seconds: float
     cpu_seconds: float  # its own
@@ -246,7 +246,7 @@ class Run:
 
 
 def run(command: Sequence[str], environ: dict[str, str] | None = None) -> Run:
-    """Run a command to its end, with the operating system's own account of it."""
+    """Run a command to its end; CPU time and memory are the operating system's figures."""
     started = time.perf_counter()
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -5,11 +5,11 @@
                                              [--hold] [--echo] [--path P]
 
 Each session connects, resets, and then has one step in flight at a time, until SECONDS have passed;
-then it closes. With `--hold`, they all begin to step when a line comes on
-standard input; `ready` says that they can. With `--echo` the action is that of upstream's template,
-which answers with it twice; otherwise it is the benchmark's. What they send is prepared once, with
-a mask of zeros, and what they receive is counted but not decoded (the first frame of each session
-is looked at), so that the clients are not what is measured. Prints one line of JSON.
+then it closes. With `--hold`, the program prints `ready` when all sessions are open, and they begin
+to step at a line on standard input. With `--echo` the action is that of upstream's template, whose
+answer contains it twice; otherwise it is the benchmark's. To keep the clients cheap, their frames
+are prepared once, with a mask of zeros, and answers are counted but not decoded, except the first
+frame of each session. The program prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WHOLE_TEXT = FIN | TEXT
 
 @dataclass
 class Plan:
-    """What all sessions do."""
+    """The frames and the time limit of all sessions."""
 
     reset: bytes
     step: bytes
@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass
 class Tally:
-    """What all sessions have seen."""
+    """The measurements of all sessions."""
 
     latencies: array[float] = field(default_factory=lambda: array("d"))
     sessions: int = 0
@@ -81,7 +81,7 @@ class StepClient(asyncio.Protocol):
         self._buffer = b""  # the beginning of a frame's header
         self._missing = 0  # bytes of the frame that is arriving
         self._kind = 0
-        self._steps = -1  # the reset is not one
+        self._steps = -1  # the answer to the reset makes it 0
         self._sent_at = 0.0
         self._close_reason = ""
 
@@ -96,7 +96,7 @@ class StepClient(asyncio.Protocol):
             data = self._skip(data) if self._missing else self._begin(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Whatever the reason: this session is over."""
+        """End the session, whatever the reason."""
         if not self._done.done():
             self._tally.fail(self._close_reason or f"connection lost: {exc!r}")
             self._done.set_result(None)
@@ -158,7 +158,7 @@ class StepClient(asyncio.Protocol):
             self.go_on(now)
 
     def go_on(self, now: float) -> None:
-        """The next step, unless it is time to leave."""
+        """Send the next step, or close when the time is over."""
         if now < self._plan.ends_at:
             self._send(self._plan.step)
         else:
@@ -180,7 +180,7 @@ class StepClient(asyncio.Protocol):
 
 
 def plan_of(payload_bytes: int, *, is_echo: bool = False) -> Plan:
-    """The frames: a step is as heavy on its way in as its answer is on its way out."""
+    """Prepare the frames: a step has as many bytes as its answer."""
     text = "x" * payload_bytes
     action: dict[str, Any] = {"message": text}
     if not is_echo:
@@ -203,7 +203,7 @@ async def let_go(plan: Plan, tally: Tally, sessions: int, seconds: float) -> Non
 
 
 async def run(port: int, sessions: int, seconds: float, plan: Plan) -> dict[str, Any]:
-    """All sessions, from the first connection to the last answer."""
+    """Run all sessions, from the first connection to the last answer."""
     loop = asyncio.get_running_loop()
     tally, turns = Tally(), asyncio.Semaphore(CONNECTING_AT_ONCE)
     plan.ends_at = time.perf_counter() + seconds

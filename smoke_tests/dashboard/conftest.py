@@ -4,11 +4,11 @@
     machine ──`openenv dashboard`──▶ a link, once ──▶ signed_in: the browser's profile, kept
                                                         └──▶ dashboard: a new page for each test
 
-All tests share the daemon and the profile, and so run in one process. An error in a page's console,
-as each violation of the content security policy is, fails the test; so does what a page raises.
+All tests share the daemon and the profile, and so run in one process. A test fails if a page raises
+an exception or logs an error, such as a violation of the content security policy.
 
 A test compares the pictures of README and docs with the pages. With `OPENENVD_SCREENSHOTS` they are
-written into that folder first; of a daemon that has done nothing else:
+written into that folder first. Renew them with a fresh daemon, without the other tests:
 
     OPENENVD_SCREENSHOTS=docs/images pytest -n 0 smoke_tests/dashboard -k pictures
 """
@@ -31,7 +31,7 @@ WAIT_MILLISECONDS = 30_000
 WIDE = {"width": 1280, "height": 800}
 NARROW = {"width": 400, "height": 800}
 SERIOUS = {"serious", "critical"}
-# Chromium ends whatever it loads when any interface of the machine changes, as others' tests do.
+# Chromium aborts what it loads when a network interface changes, as the tests of engines do.
 NETWORK_CHANGED = "ERR_NETWORK_CHANGED"
 MAX_RELOADS = 5
 
@@ -58,7 +58,7 @@ class Dashboard:
             self.errors.append(f"{message.text} ({message.location.get('url')})")
 
     def show(self, place: str = "/") -> Any:
-        """Open a part of it, such as `/launch`; returns the page."""
+        """Open a view of the dashboard, such as `/launch`; returns the page."""
         self._has_lost_files = False
         self.page.goto(f"{self.address}/#{place}")
         for _ in range(MAX_RELOADS):
@@ -79,7 +79,7 @@ class Dashboard:
         ]
 
     def overflow(self) -> list[str]:
-        """What is wider than the page, which then scrolls sideways."""
+        """List elements that are wider than the page, which makes it scroll sideways."""
         return list(self.page.evaluate(TOO_WIDE))
 
 
@@ -93,7 +93,7 @@ TOO_WIDE = """
 
 @pytest.fixture(scope="session")
 def dashboard_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A machine whose daemon has one port for as long as the tests run."""
+    """A machine whose daemon keeps its port during all tests."""
     with new_machine(tmp_path_factory.mktemp("dashboard") / "home") as machine:
         machine.environ["OPENENV_PORT"] = str(free_port())
         machine.ok("up")
@@ -108,7 +108,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def profile(browser: Any, dashboard_machine: Machine) -> tuple[str, Any]:
-    """The daemon's address, and what the browser keeps of signing in with the one-time link."""
+    """The daemon's address, and the browser's state after signing in with the one-time link."""
     link = dashboard_machine.ok("dashboard", "--no-open").out.split()[0]
     parts = urlsplit(link)
     address = f"{parts.scheme}://{parts.netloc}"
@@ -151,7 +151,7 @@ def dashboard(open_dashboard: Callable[..., Dashboard]) -> Dashboard:
 
 @pytest.fixture(scope="session")
 def renewed() -> Path | None:
-    """The folder that pictures are to be written into, if that is asked for."""
+    """The folder for new pictures, if `OPENENVD_SCREENSHOTS` names one."""
     named = os.environ.get("OPENENVD_SCREENSHOTS")
     if named is None:
         return None

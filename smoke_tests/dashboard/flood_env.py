@@ -13,7 +13,7 @@ COLOURED = "\x1b[1;31mred and bold\x1b[0m, \x1b[38;5;46mgreen\x1b[0m, plain\x1b]
 
 
 class Flood(EchoEnvironment):
-    """Echo, which prints much."""
+    """Echo, with a reset that prints much."""
 
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of the dashboard for the documentation, and whether those that are kept are stale.
+"""Takes pictures of the dashboard for the documentation, and detects stale ones.
 
     page ──take──▶ Picture: its pixels, and what it shows ──save──▶ docs/images/dashboard-*.png
       └────take──▶ Picture ──differences──◀── load ─────────────────────────┘
 
-Two pictures of one page are never the same: times, ids, figures and the machine's memory differ, a
-longer figure wraps a line, and another machine has other fonts. So a picture carries, in its PNG
-file, a description of what it shows (`DESCRIBE`), which has none of these and is compared exactly:
+Two pictures of one page always differ: in times, ids, figures and the machine's memory, in lines
+that a longer figure wraps, and on another machine in fonts. So a picture's PNG file contains a
+description (`DESCRIBE`), which omits all these and is compared exactly:
 
 * the panels and charts in their order, with their place and width in twelfths of the page;
 * the page's own texts: headings, columns, labels, buttons; digits are left out;
-* the colors and sizes of each kind of element, where both pictures have one of the kind.
+* the colors and sizes of each kind of element that is in both pictures.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def take(page: Any, panel: str = "body", **options: Any) -> Picture:
 
 
 def load(path: Path) -> Picture:
-    """Read a picture; one that `save` did not write shows nothing, and so is stale."""
+    """Read a picture; a file that `save` did not write counts as empty, and so as stale."""
     image = Image.open(path)
     image.load()
     described = json.loads(image.info.get(KEY, '{"shows": [], "looks": {}}'))
@@ -57,7 +57,7 @@ def load(path: Path) -> Picture:
 
 
 def differences(kept: Picture, taken: Picture) -> list[str]:
-    """What the kept picture shows otherwise than the page does; nothing if it is not stale."""
+    """Describe how the kept picture differs from the page; empty if the picture is not stale."""
     found = [f"no longer shows: {each}" for each in kept.shows if each not in taken.shows]
     found += [f"does not show: {each}" for each in taken.shows if each not in kept.shows]
     if not found and kept.shows != taken.shows:
@@ -70,7 +70,7 @@ def differences(kept: Picture, taken: Picture) -> list[str]:
     return found
 
 
-# Facts of deaths are left out: the evidence is another where there are no cgroups.
+# Facts of deaths are left out: without cgroups the evidence is different.
 DESCRIBE = """
 (panel) => {
   const LOOKS = ["color", "backgroundColor", "borderLeftColor", "fill", "stroke", "fontSize"];

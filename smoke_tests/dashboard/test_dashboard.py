@@ -40,11 +40,11 @@ def launch_maze(machine: Machine) -> None:
 
 @pytest.fixture(scope="session")
 def played(dashboard_machine: Machine) -> Iterator[str]:
-    """A rollout in rooms that are seen as pictures, to its end; its id."""
+    """The id of a finished rollout in the maze, whose observations are pictures."""
     machine = dashboard_machine
     launch_maze(machine)
     told = ("--episodes", "24", "--max-steps", "30", "--seed", "1", "--concurrency", "8")
-    with tempfile.TemporaryDirectory(prefix="rollouts-") as folder:  # which a picture shows
+    with tempfile.TemporaryDirectory(prefix="rollouts-") as folder:  # a picture shows its name
         machine.ok("rollout", "maze", "--out", f"{folder}/walks", *told)
         [request] = [r for r in machine.status()["requests"] if r["operation"] == "rollout"]
         yield str(request["id"])
@@ -52,7 +52,7 @@ def played(dashboard_machine: Machine) -> Iterator[str]:
 
 @pytest.fixture
 def rollout(dashboard_machine: Machine, played: str) -> str:
-    """The same, whose environment runs, also after a test that has taken all of them down."""
+    """The same, with its environment running again if a test has taken it down."""
     if "maze" not in [each["name"] for each in dashboard_machine.status()["environments"]]:
         launch_maze(dashboard_machine)
     return played
@@ -60,14 +60,14 @@ def rollout(dashboard_machine: Machine, played: str) -> str:
 
 @pytest.fixture(scope="session")
 def killed(dashboard_machine: Machine) -> str:
-    """A launch that was killed for memory; its id."""
+    """The id of a launch that was killed for memory."""
     words = ("launch", "hungry_env:Hungry", "--name", "killed", "--memory", "100M", "--json")
     return str(dashboard_machine.run(*words, cwd=HERE).json["request_id"])
 
 
 @pytest.fixture
 def launched(dashboard_machine: Machine) -> Iterator[str]:
-    """An environment that runs; what a test has made of it is taken down."""
+    """The name of a running environment, which is taken down after the test."""
     dashboard_machine.ok("launch", "echo", "--name", "parrot")
     yield "parrot"
     dashboard_machine.ok("down", "parrot")
@@ -107,7 +107,7 @@ def test_what_the_daemon_refuses_is_told_beside_its_field(
     assert field.get_attribute("aria-invalid") == "true"
     assert field.evaluate("each => each === document.activeElement")
     assert page.url.endswith("#/launch")
-    dashboard.errors.clear()  # the browser notes the 422 itself
+    dashboard.errors.clear()  # the browser itself logs the 422
 
 
 def test_numbers_and_times_are_written_as_people_write_them(dashboard: Dashboard) -> None:
@@ -165,7 +165,7 @@ def test_an_environment_is_scaled(dashboard: Dashboard, launched: str) -> None:
 
 
 def test_a_launch_that_dies_of_memory_cannot_be_missed(dashboard: Dashboard) -> None:
-    """Launched from the form, with too little; the button launches it again with more."""
+    """The form launches with too little memory; the button launches again with more."""
     page = dashboard.show("/launch")
     page.get_by_label("Source").fill("hungry_env:Hungry")
     page.get_by_label("Name", exact=True).fill("hungry")
@@ -291,7 +291,7 @@ def test_200_000_lines_at_once_are_bounded_drawn_in_part_searched_paused_and_dow
     machine.ok("down", "flood")
 
 
-MAX_ROWS = 100  # of a window: those in sight, and some beyond
+MAX_ROWS = 100  # of a window: the visible ones and some beyond
 
 
 def step_for_ever(session: Session) -> None:
@@ -336,7 +336,7 @@ def test_an_answer_that_comes_late_is_not_shown_for_the_newest(
     first, running = held
     with page.expect_response(first.request.url):
         first.fulfill(response=running)
-    page.wait_for_timeout(300)  # it is read, and would be shown
+    page.wait_for_timeout(300)  # by then the log was read, and would be shown
     assert shown.get_by_text("cancelled").count()
 
 
@@ -364,7 +364,7 @@ def test_an_episode_is_replayed_with_its_images(dashboard: Dashboard, rollout: s
 
 
 def test_a_live_rollout_is_followed(dashboard: Dashboard, rollout: str, tmp_path: Path) -> None:
-    """Its figures move without a reload; it is cancelled, and what had finished stays."""
+    """Its figures change without a reload; after a cancel, finished episodes stay."""
     told = ("--episodes", "100000", "--max-steps", "30", "--async")
     dashboard.machine.ok("rollout", "maze", "--out", str(tmp_path / "live"), *told)
     page = dashboard.show("/rollouts")
@@ -392,7 +392,7 @@ PLACES = (
 
 
 def settled(dashboard: Dashboard, place: str, rollout: str, killed: str) -> Any:
-    """The page of a place, with what it loads; of each, a death for memory is a part."""
+    """Open a view and wait until it has loaded, including the death for memory on each view."""
     page = dashboard.show(place.format(rollout=rollout, killed=killed))
     body_of(page, "faults").locator("article").first.wait_for()
     if place.endswith("000003"):
@@ -448,7 +448,7 @@ CUT_OFF = """
 
 
 def test_a_keyboard_is_enough(dashboard: Dashboard) -> None:
-    """From the top of the page to an environment that runs, and down again."""
+    """Keys alone launch an environment from the top of the page, and take it down."""
     page = dashboard.show("/")
 
     def tab_to(name: str) -> None:
@@ -500,7 +500,7 @@ OUTLINED = """
 def test_every_fault_has_its_cause_evidence_and_button_on_its_page_and_is_a_bar_elsewhere(
     dashboard: Dashboard, open_dashboard: Open, tmp_path: Path
 ) -> None:
-    """Three launches of one cause are one row; what one window has seen, another does not show."""
+    """Three launches with one cause are one row; a fault seen in one window is hidden in others."""
     machine = dashboard.machine
     for number in "123":
         machine.run("launch", "json:nonesuch", "--name", f"no-such-{number}", cwd=tmp_path)
@@ -604,13 +604,13 @@ def test_a_page_outlives_its_daemon(dashboard: Dashboard, launched: str) -> None
     )
     row_of(page, "environments", launched).get_by_text("ready").wait_for()
     lost = [error for error in dashboard.errors if "net::ERR_" not in error]
-    assert not lost, lost  # the browser notes each call that nobody answered
+    assert not lost, lost  # the browser logs each unanswered call
     dashboard.errors.clear()
 
 
 @pytest.fixture(scope="session")
 def other_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder to import from: this package, whose page has one more rule in a style."""
+    """A folder to import from: a copy of this package, with one more rule in a style sheet."""
     kept_out = shutil.ignore_patterns(".*", "*.pyc", "tests", "docs", "smoke_tests", "load_tests")
     folder = tmp_path_factory.mktemp("other")
     package = shutil.copytree(REPOSITORY, folder / "openenvd", ignore=kept_out)
@@ -634,13 +634,13 @@ def replace_daemon(dashboard: Dashboard, other_files: Path) -> Iterator[Callable
     machine.environ.pop("PYTHONPATH", None)
     machine.kill_daemon()
     machine.ok("up")
-    dashboard.errors.clear()  # the browser notes each call that nobody answered
+    dashboard.errors.clear()  # the browser logs each unanswered call
 
 
 def test_a_page_loads_itself_again_once_when_its_daemon_has_other_files(
     dashboard: Dashboard, replace_daemon: Callable[[], None]
 ) -> None:
-    """A form that nobody has typed into keeps no page from that."""
+    """An empty form does not prevent that."""
     page = dashboard.show("/launch")
     page.get_by_label("Source").wait_for()
     loads: list[Any] = []
@@ -694,13 +694,13 @@ def test_a_question_is_not_lost_to_other_files(
         page.get_by_role("button", name="Cancel").click()
 
 
-SOME_CHANGES = 3000  # milliseconds, in which the stream tells of the daemon more than once
-SAID = 7000  # after which no other announcement is shown any more
+SOME_CHANGES = 3000  # milliseconds; the stream sends the daemon's state more than once in them
+SAID = 7000  # milliseconds; by then no other announcement is shown
 HAS_OTHER_FILES = """
 () => [...document.styleSheets].some(
   sheet => [...sheet.cssRules].some(rule => rule.selectorText === ".another"))
 """
-HIDDEN_MILLISECONDS = 75_000  # a hidden window looks every 30 seconds
+HIDDEN_MILLISECONDS = 75_000  # a hidden window asks every 30 seconds
 HIDE = """
 isHidden => {
   Object.defineProperty(document, "hidden", {value: isHidden, configurable: true});
@@ -712,7 +712,7 @@ isHidden => {
 def test_a_hidden_window_has_no_connection_and_its_title_tells_of_a_death(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
-    """It shows the present state as soon as it is seen again. Playwright cannot hide a page."""
+    """It shows the present state when it is visible again. Playwright cannot hide a page."""
     (tmp_path / "stuck_env.py").write_text(NEVER_READY)
     machine = dashboard.machine
     machine.ok("launch", "stuck_env:Stuck", "--name", "held", "--async", cwd=tmp_path)
@@ -732,14 +732,14 @@ def test_a_hidden_window_has_no_connection_and_its_title_tells_of_a_death(
     page.evaluate(HIDE, False)
     shown.get_by_text("cancelled").first.wait_for(
         timeout=10_000
-    )  # before the next look of a hidden one
+    )  # before the hidden window asks again
 
 
 @pytest.mark.timeout(400)  # each window is a process of the browser's
 def test_eight_windows_are_seen_at_once(
     open_dashboard: Open, dashboard_machine: Machine, tmp_path: Path
 ) -> None:
-    """Each follows the log of one request, and sees it end; the last is connected to look alone."""
+    """Each follows the log of one request to its end; the last one polls instead of streaming."""
     (tmp_path / "stuck_env.py").write_text(NEVER_READY)
     machine = dashboard_machine
     machine.ok("launch", "stuck_env:Stuck", "--name", "seen", "--async", cwd=tmp_path)
@@ -769,7 +769,7 @@ STREAMS = """
 
 @pytest.fixture
 def live(dashboard_machine: Machine, launched: str, rollout: str) -> Iterator[str]:
-    """A rollout that runs, beside environments and a death for memory; its id."""
+    """The id of a running rollout; there are also environments and a death for memory."""
     machine = dashboard_machine
     machine.run("launch", "hungry_env:Hungry", "--name", "hungry", "--memory", "100M", cwd=HERE)
     told = ("--episodes", "100000", "--max-steps", "30", "--async", "--json")
@@ -781,7 +781,7 @@ def live(dashboard_machine: Machine, launched: str, rollout: str) -> Iterator[st
         eventually(lambda: machine.request(request_id)["state"] == "CANCELLED")
 
 
-OF_OTHER_TESTS = re.compile(r"^(?!maze_env)\w+_env:")  # sources that were launched lately
+OF_OTHER_TESTS = re.compile(r"^(?!maze_env)\w+_env:")  # recently launched sources
 FEWER_DEATHS = "count => document.querySelectorAll('#faults article').length < count"
 
 
@@ -789,7 +789,7 @@ FEWER_DEATHS = "count => document.querySelectorAll('#faults article').length < c
 def test_the_pictures_of_the_documentation_show_what_the_pages_do(
     open_dashboard: Open, live: str, rollout: str, launched: str, renewed: Path | None
 ) -> None:
-    """They are of what runs in these tests."""
+    """The pictures show what runs in these tests."""
     taken: dict[str, Picture] = {}
     for color_scheme in ("light", "dark"):
         dashboard = open_dashboard(color_scheme=color_scheme, viewport=PICTURE)
@@ -802,7 +802,7 @@ def test_the_pictures_of_the_documentation_show_what_the_pages_do(
         deaths.first.wait_for()
         while (count := deaths.count()) > 1:
             deaths.last.get_by_role("button", name="Seen").click()
-            page.wait_for_function(FEWER_DEATHS, arg=count)  # or the next click is on another
+            page.wait_for_function(FEWER_DEATHS, arg=count)  # else the next click hits another one
         taken[color_scheme] = take(page)
     deaths.get_by_role("button", name="Seen").click()
     page = dashboard.show(f"/rollouts/{rollout}/000003")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command with an engine of its own: docker, swarm, slurm, ray or kubernetes.
+"""Runs a command with a new engine: docker, swarm, slurm, ray or kubernetes.
 
 python -m smoke_tests.engines slurm COMMAND…
 """

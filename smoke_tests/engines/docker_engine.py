@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Docker engine of one's own: a real dockerd in a temporary folder, on a bridge of its own.
+"""A Docker engine for tests: a real dockerd in a temporary folder, on a bridge of its own.
 
-No registry is asked: the base image is made of Debian's packages once, and kept in the cache of the
-smoke tests; it is called as the default base of our images is. Rules of the packet filter are left
-alone, so that several engines can run beside each other; ports of containers on 127.0.0.1 are
-forwarded by docker-proxy, as they are with such rules.
+No registry is used: the base image is made once from Debian's packages, has the name of our images'
+default base, and is kept in the cache of the smoke tests. dockerd sets no rules of the packet
+filter, so that several engines can run beside each other; docker-proxy forwards the ports of
+containers on 127.0.0.1, as it also does with such rules.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NETWORK = NETWORKS["docker"]
 
 
 def why_not() -> str | None:
-    """Why no engine can be started here; None when one can."""
+    """Return why no engine can be started here, or None."""
     if os.getuid() != 0:
         return "dockerd needs root"
     missing = [name for name in NEEDED if shutil.which(name) is None]
@@ -66,11 +66,11 @@ class DockerEngine:
 
     @property
     def host(self) -> str:
-        """What goes into `DOCKER_HOST`."""
+        """The value of `DOCKER_HOST`."""
         return f"unix://{self.folder}/docker.sock"
 
     def docker(self, *arguments: str, stdin: Path | None = None) -> str:
-        """`docker ARGUMENTS`; its output."""
+        """Run `docker ARGUMENTS`; returns the output."""
         with contextlib.ExitStack() as stack:
             file = None if stdin is None else stack.enter_context(stdin.open("rb"))
             done = subprocess.run(
@@ -89,18 +89,18 @@ class DockerEngine:
         self.start()
 
     def kill(self) -> None:
-        """`kill -9` dockerd; its containers run on."""
+        """Kill dockerd by SIGKILL; its containers continue."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        """Stop dockerd orderly; with live restore, its containers run on."""
+        """Stop dockerd orderly; with live restore, its containers continue."""
         self.process.terminate()
         self.process.wait(STOP_SECONDS)
 
     def start(self) -> None:
         """Start dockerd, and wait until it answers."""
-        # Where nobody reaps what a killed dockerd leaves, its containerd seems to be alive.
+        # If no init process reaps the orphans of a killed dockerd, its containerd seems alive.
         for name in ("docker.pid", "exec/containerd/containerd.pid"):
             (self.folder / name).unlink(missing_ok=True)
         self.process = _start(
@@ -112,12 +112,12 @@ class DockerEngine:
 def docker_engine(
     cache: Path, *, swarm: bool = False, has_base: bool = True
 ) -> Iterator[DockerEngine]:
-    """An engine that has the base image; nothing of it is left afterwards.
+    """Start an engine that has the base image; nothing of it is left afterwards.
 
     Args:
-        cache: Where the base image is kept between runs.
-        swarm: Whether it is the manager of a swarm of its own, which allows no live restore.
-        has_base: False: it has no image yet.
+        cache: The folder that keeps the base image between runs.
+        swarm: Whether the engine is the manager of a new swarm, which allows no live restore.
+        has_base: Whether it has the base image; False: it has no image.
     """
     # Not below /tmp/pytest-…: the paths of its sockets would be too long.
     folder = Path(tempfile.mkdtemp(prefix="oed-"))
@@ -140,7 +140,7 @@ def docker_engine(
 
 @contextlib.contextmanager
 def _swarm(engine: DockerEngine) -> Iterator[None]:
-    """Make the engine the manager of a swarm, with a bridge of its own that all swarms have."""
+    """Make the engine the manager of a swarm, with its own bridge in place of the shared one."""
     bridge = f"{engine.bridge}gw"
     options = {"name": bridge, "enable_icc": "false", "enable_ip_masquerade": "false"}
     words = [f"--opt=com.docker.network.bridge.{name}={value}" for name, value in options.items()]
@@ -157,13 +157,13 @@ def _swarm(engine: DockerEngine) -> Iterator[None]:
 
 @contextlib.contextmanager
 def other_node(manager: DockerEngine, images: Sequence[str]) -> Iterator[DockerEngine]:
-    """A worker of a manager's swarm, on another machine as far as the network tells.
+    """Add a worker to a manager's swarm, as if on another machine.
 
-    It has a network namespace with an address on the manager's bridge; `cut` parts the two.
+    It has a network namespace with an address on the manager's bridge; `cut` disconnects it.
 
     Args:
         manager: The manager.
-        images: What it is to have of the manager's images.
+        images: The manager's images that are copied to it.
     """
     name = f"{manager.bridge}n"
     address = f"{manager.address.rpartition('.')[0]}.250"
@@ -195,24 +195,24 @@ def other_node(manager: DockerEngine, images: Sequence[str]) -> Iterator[DockerE
 
 
 def cut(node: DockerEngine, *, is_cut: bool = True) -> None:
-    """Part another node from the rest, or join it again."""
+    """Disconnect another node from the rest, or connect it again."""
     links.cut(str(node.namespace), is_cut=is_cut)
 
 
 def why_no_other_node() -> str | None:
-    """Why there can be no second node here; None when there can."""
+    """Return why there can be no second node here, or None."""
     if (reason := why_not()) is not None:
         return reason
     return links.why_no_namespace()
 
 
 def import_base(engine: DockerEngine, cache: Path) -> None:
-    """Have an engine make the base image, which takes five seconds of a processor."""
+    """Import the base image into an engine, which takes five seconds of a processor."""
     engine.docker("import", str(base_image(cache)), DEFAULT_BASE)
 
 
 def base_image(cache: Path) -> Path:
-    """An archive of a small Debian with Python and uv, made once."""
+    """Return an archive of a small Debian with Python and uv, made once."""
     archive = cache / "debian-python.tar"
     if not archive.exists():
         partial = cache / "debian-python.partial.tar"
@@ -276,7 +276,7 @@ def _start(
 
 
 def _end(engine: DockerEngine) -> None:
-    """Stop everything: containers first, which dockerd with live restore would leave running."""
+    """Stop containers first, because dockerd with live restore would leave them; then all else."""
     if engine.process.poll() is not None:
         engine.start()
     if left := engine.docker("ps", "--all", "--quiet").split():
@@ -288,7 +288,7 @@ def _end(engine: DockerEngine) -> None:
 
 
 def _stop_containerd(folder: Path) -> None:
-    """Stop the containerd that was left by a dockerd that was killed."""
+    """Stop the containerd that a killed dockerd has left."""
     with contextlib.suppress(OSError, ValueError):
         pid = int((folder / "exec" / "containerd" / "containerd.pid").read_text())
         os.kill(pid, signal.SIGTERM)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Network links of tests: bridges and namespaces that no other run has."""
+"""Network links for tests: bridges and namespaces with names that no other run uses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import subprocess
 from collections.abc import Iterator
 
-NETWORKS = {  # what the addresses begin with; a subnet's number follows
+NETWORKS = {  # beginnings of addresses; a subnet's number follows
     "docker": "10.213",
     "docker swarms": "10.214",
     "docker other node": "10.215",
@@ -26,11 +26,11 @@ def ip(*words: str) -> None:
 
 
 def make_bridge(prefix: str, network: str) -> str:
-    """Make a bridge with a subnet that no other has, and return its name.
+    """Make a bridge with a subnet of its own, and return the bridge's name.
 
     Args:
-        prefix: What the names of such bridges begin with; a number follows, n.
-        network: What the bridges' addresses begin with, one of `NETWORKS`: NETWORK.n.1.
+        prefix: The beginning of its name, before a number n.
+        network: One of `NETWORKS`; the bridge's address is NETWORK.n.1.
     """
     for number in SUBNETS:
         name = f"{prefix}{number}"
@@ -46,13 +46,13 @@ def make_bridge(prefix: str, network: str) -> str:
 
 
 def make_namespace(prefix: str, network: str) -> str:
-    """Make a network namespace with a link to it, both of the same name, which is returned.
+    """Make a network namespace and a link to it with the same name, which is returned.
 
     This end of the link is NETWORK.n.1, the other one NETWORK.n.2.
 
     Args:
-        prefix: What the names begin with; a number follows, n.
-        network: What the addresses begin with, one of `NETWORKS`.
+        prefix: The beginning of the name, before a number n.
+        network: One of `NETWORKS`.
     """
     for number in SUBNETS:
         name = f"{prefix}{number}"
@@ -61,7 +61,7 @@ def make_namespace(prefix: str, network: str) -> str:
             try:
                 _link(name, f"{network}.{number}")
             except BaseException:
-                ip("netns", "delete", name)  # and with it both ends of the link
+                ip("netns", "delete", name)  # which also deletes the link
                 raise
             return name
     all_of_them = f"{prefix}{SUBNETS[0]} to {prefix}{SUBNETS[-1]}"
@@ -84,19 +84,19 @@ def _join(name: str, address: str) -> None:
 
 
 def remove_namespace(name: str) -> None:
-    """Remove what `make_namespace` has made."""
+    """Remove a namespace of `make_namespace`, with its link."""
     ip("link", "delete", name)
     ip("netns", "delete", name)
 
 
 @contextlib.contextmanager
 def namespace_on(bridge: str, name: str, address: str) -> Iterator[None]:
-    """A network namespace with a link to a bridge, both of the same name; removed at the end.
+    """Make a network namespace and a link to a bridge with the same name; removed at the end.
 
     Args:
-        bridge: That `make_bridge` has made.
-        name: Of the namespace, and of the bridge's end of the link, which `cut` takes down.
-        address: Of the other end, in the bridge's subnet.
+        bridge: A bridge of `make_bridge`.
+        name: The name of the namespace and of the bridge's end of the link, which `cut` takes down.
+        address: The address of the other end, in the bridge's subnet.
     """
     ip("netns", "add", name)
     try:
@@ -109,11 +109,11 @@ def namespace_on(bridge: str, name: str, address: str) -> Iterator[None]:
 
 
 def cut(name: str, *, is_cut: bool = True) -> None:
-    """Part a namespace from the rest, or join it again."""
+    """Disconnect a namespace from the rest, or connect it again."""
     ip("link", "set", name, "down" if is_cut else "up")
 
 
 def why_no_namespace() -> str | None:
-    """Why there can be no network namespace here; None when there can."""
+    """Return why there can be no network namespace here, or None."""
     made = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
     return f"no network namespace: {made.stderr.decode().strip()}" if made.returncode else None

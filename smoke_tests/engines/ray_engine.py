@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Ray cluster of one's own: a real head and further nodes, all on this machine.
+"""A Ray cluster for tests: a real head and further nodes, all on this machine.
 
-Everything is below a temporary folder, and its ports are free ones, so several clusters can run
-beside each other and beside the machine's own. Each `ray start` leads a process group, by which its
-daemons are ended; what they had started ends with them. Nodes that are `elsewhere` have network
-namespaces of their own, joined by a bridge, whose address here is the head's.
+Its files are below a temporary folder and its ports are free ones, so several clusters can run
+beside each other and beside the machine's own. Each `ray start` leads a process group, to which the
+signal that ends its daemons is sent; their workers end with them. Nodes that are `elsewhere` have
+network namespaces of their own on a bridge, whose address on this machine is the head's.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from .links import NETWORKS, cut, ip, make_bridge, namespace_on, why_no_namespac
 
 INSTALL = "pip install '.[ray]'"
 START_SECONDS = 120.0  # `ray start` imports much, and the machine may be busy
-STARTS = 4  # of a node: Ray gives one up that is not there after 30 s, on a busy machine, too
+STARTS = 4  # of a node: Ray waits only 30 s for one, also on a busy machine
 STOP_SECONDS = 5.0
-CPUS = 16  # of each node, which Ray is told to believe
+CPUS = 16  # of each node, by an option of `ray start`
 MEMORY_BYTES = 8 * 10**9
 OBJECT_STORE_BYTES = 80 * 10**6
-WORKER_PORTS = range(10_000, 20_000, 200)  # so many of a node's workers from each of these
-_PORTS = range(20_000, 32_000)  # below those that clients are given
+WORKER_PORTS = range(10_000, 20_000, 200)  # where the 200 ports of a node's workers may begin
+_PORTS = range(20_000, 32_000)  # below the ports of outgoing connections
 _NETWORK = NETWORKS["ray"]
 _QUIET = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
-    "RAY_prestart_worker_first_driver": "0",  # not as many idle workers as CPUs
-    "RAY_worker_niceness": "0",  # by default 15, with which all else on this machine comes first
+    "RAY_prestart_worker_first_driver": "0",  # otherwise Ray starts an idle worker per CPU
+    "RAY_worker_niceness": "0",  # by default 15, a low priority
 }
 
 
 def why_not() -> str | None:
-    """Why there can be no such cluster here; None when there can."""
+    """Return why there can be no such cluster here, or None."""
     return None if importlib.util.find_spec("ray") else f"no ray in this Python: {INSTALL}"
 
 
 def why_no_other_node() -> str | None:
-    """Why no node can be elsewhere here; None when one can."""
+    """Return why no node can be elsewhere here, or None."""
     if (reason := why_not()) is not None:
         return reason
     if shutil.which("ip") is None:
@@ -66,15 +66,15 @@ class RayCluster:
     """A cluster.
 
     Attributes:
-        folder: Where everything of it is.
-        port: Of its head.
-        nodes: How many it has.
+        folder: The folder of all its files.
+        port: The port of its head.
+        nodes: The number of its nodes.
         host: The address of its head.
-        bridge: What joins the nodes that are elsewhere, which all are but the head; None: none is.
-        gpus: How many the head seems to have.
+        bridge: The bridge if all nodes but the head are elsewhere; None: no node is.
+        gpus: The number of GPUs that the head reports.
         settings: Variables of its daemons.
         groups: The process groups of its nodes, by their numbers.
-        held: Sockets by which no other cluster takes the ports of a node's workers.
+        held: Sockets that reserve the ports of a node's workers, by node.
     """
 
     folder: Path
@@ -131,7 +131,7 @@ class RayCluster:
         return self.folder / f"node-{number}.out"
 
     def _inside(self, number: int) -> list[str]:
-        """What runs a command where a node is; not `ip netns exec`, which hides the cgroups."""
+        """Return a prefix for commands at a node (`ip netns exec` would hide the cgroups)."""
         is_elsewhere = number and self.bridge is not None
         return ["nsenter", f"--net=/run/netns/{self.bridge}n{number}"] if is_elsewhere else []
 
@@ -148,7 +148,7 @@ class RayCluster:
         return _address(self.bridge, 1 + number)
 
     def cut(self, number: int) -> None:
-        """Part a node that is elsewhere from all others."""
+        """Disconnect a node that is elsewhere from all others."""
         cut(f"{self.bridge}n{number}")
 
     def join(self, number: int) -> None:
@@ -157,7 +157,7 @@ class RayCluster:
     def stop(self) -> None:
         """Stop all nodes; nothing of them is left when this returns."""
         for number in sorted(self.groups, reverse=True):
-            self.stop_node(number, signal.SIGKILL)  # which takes no seconds
+            self.stop_node(number, signal.SIGKILL)  # SIGTERM would take seconds
 
     def stop_node(self, number: int, by: signal.Signals = signal.SIGTERM) -> None:
         """End a node's daemons by a signal, and wait until they and their workers are gone."""
@@ -182,7 +182,7 @@ class RayCluster:
         return found
 
     def run(self, script: str, *arguments: str) -> str:
-        """Run Python as a program of the cluster; its output."""
+        """Run Python as a program of the cluster; returns its output."""
         done = subprocess.run(
             [sys.executable, "-c", script, *arguments],
             env={**_bare(os.environ), **_QUIET, **self.environ},
@@ -198,10 +198,10 @@ class RayCluster:
 def ray_cluster(
     nodes: int = 1, *, elsewhere: bool = False, settings: Mapping[str, str] | None = None
 ) -> Iterator[RayCluster]:
-    """A cluster of so many nodes; nothing of it is left afterwards.
+    """Start a cluster; nothing of it is left afterwards.
 
     Args:
-        nodes: How many, the head included.
+        nodes: The number of nodes, including the head.
         elsewhere: Whether all but the head have addresses of their own, as other machines have.
         settings: Variables of its daemons.
     """
@@ -217,7 +217,7 @@ def ray_cluster(
 
 @contextlib.contextmanager
 def _joined(count: int) -> Iterator[str]:
-    """So many network namespaces on a bridge, which is yielded: `BRIDGEnN` is the Nth."""
+    """Make namespaces on a bridge, and yield the bridge's name: `BRIDGEnN` is the Nth one."""
     with contextlib.ExitStack() as stack:
         bridge = make_bridge("oer", _NETWORK)
         stack.callback(ip, "link", "delete", bridge)
@@ -282,7 +282,7 @@ def _host() -> str:
 
 
 def _worker_ports() -> tuple[socket.socket, int]:
-    """Ports of which no other node has any: what holds them, and the first."""
+    """Reserve ports for a node's workers; returns the socket that holds them and the first one."""
     for first in random.sample(WORKER_PORTS, len(WORKER_PORTS)):
         held = socket.socket()
         try:

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Slurm cluster of one's own: a real munged, slurmctld and several slurmd on this machine.
+"""A Slurm cluster for tests: a real munged, slurmctld and several slurmd on this machine.
 
-Everything is below a temporary folder: configuration, keys, spool folders, logs. Ports are free
-ones, and the names of nodes, which are those of their cgroups, no other cluster has: several
-clusters can run beside each other and beside the machine's own, whose /etc/slurm is not read.
-Accounting needs a database, and is off, as it is on many clusters.
+All its files are below a temporary folder: configuration, keys, spool folders, logs. It has free
+ports and its own names of nodes, which are also those of their cgroups, so several clusters can run
+beside each other and beside the machine's own, whose /etc/slurm is not read. Accounting, which
+needs a database, is off, as on many clusters.
 
-Memory is limited by `task/cgroup` where this machine's cgroups are of version 1. Elsewhere
-(`limits_memory` is false) processes are followed by `proctrack/linuxproc`, and nothing is killed
-for memory.
+Memory is limited by `task/cgroup` if this machine's cgroups are of version 1. Otherwise
+(`limits_memory` is false) `proctrack/linuxproc` follows processes, and none is killed for memory.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # where munged and slurmd are
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 LOST_SECONDS = 300  # `SlurmdTimeout` where a node can be cut off: Slurm's own default
-CPUS, MEMORY_MB = 4, 4096  # of each node, which Slurm is told to believe
+CPUS, MEMORY_MB = 4, 4096  # of each node, by the configuration
 CGROUPS = Path("/sys/fs/cgroup")
 NETWORK = NETWORKS["slurm"]  # of the node that is elsewhere: the namespace oesN has NETWORK.N
-_PORTS = range(28_000, 32_000, 8)  # blocks: above those of tests, below those of clients
-_HELD: list[socket.socket] = []  # the names of our blocks
+_PORTS = range(28_000, 32_000, 8)  # blocks, below the ports of outgoing connections
+_HELD: list[socket.socket] = []  # sockets whose names reserve our blocks
 
 _SLURM_CONF = """\
 ClusterName={name}
@@ -98,7 +97,7 @@ ConstrainCores=no
 
 
 def why_not() -> str | None:
-    """Why no cluster can be started here; None when one can."""
+    """Return why no cluster can be started here, or None."""
     if os.getuid() != 0:
         return "slurmd needs root"
     missing = [name for name in NEEDED if shutil.which(name, path=_path()) is None]
@@ -106,7 +105,7 @@ def why_not() -> str | None:
 
 
 def limits_memory() -> bool:
-    """Whether Slurm can limit memory here: its cgroups are those of version 1."""
+    """Return whether Slurm can limit memory here: it takes cgroups of version 1."""
     return all((CGROUPS / name / "tasks").exists() for name in ("memory", "freezer", "cpuset"))
 
 
@@ -115,13 +114,13 @@ class SlurmCluster:
     """A running cluster.
 
     Attributes:
-        folder: All that it has written.
+        folder: The folder of all its files.
         nodes: The names of its nodes.
-        ports: Of slurmctld, and of the nodes' daemons.
-        gpus: Which the first node seems to have.
-        namespace: The network namespace that the last node is in, and the name of its link; None:
-            it is as the others.
-        kills_over_memory: Whether it has no cgroups, and kills by what its accounting finds.
+        ports: The ports of slurmctld and of the nodes' daemons.
+        gpus: The GPUs that the first node reports.
+        namespace: The network namespace of the last node, which is also its link's name; None: the
+            node has this machine's network.
+        kills_over_memory: Whether its accounting kills for memory, without cgroups.
         processes: Its daemons, by the names of their logs.
     """
 
@@ -138,7 +137,7 @@ class SlurmCluster:
         return {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": _path()}
 
     def run(self, *command: str) -> str:
-        """A command of Slurm's; its output."""
+        """Run a command of Slurm's; returns its output."""
         environ = {**os.environ, **self.environ}
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
@@ -153,7 +152,7 @@ class SlurmCluster:
         return _address(str(self.namespace), 2) if is_other else "127.0.0.1"
 
     def cut(self) -> None:
-        """Part the last node from the rest: neither its network nor what it writes gets out."""
+        """Cut the last node off: neither its packets nor its writes leave it."""
         cut(str(self.namespace))
         for process in self.writers():
             process.suspend()
@@ -172,11 +171,11 @@ class SlurmCluster:
         ]
 
     def replicas_there(self) -> list[psutil.Process]:
-        """Of these, what jobs run, and not what Slurm runs for them."""
+        """List the processes of jobs on the last node, without Slurm's own."""
         return [each for each in self.processes_there() if not _name(each).startswith("slurm")]
 
     def writers(self) -> list[psutil.Process]:
-        """What writes to the shared file system from the last node, for the jobs' sake."""
+        """List the processes of the last node that write to the shared file system for jobs."""
         return [each for each in self.processes_there() if "slurm.job" in _command(each)]
 
     def start_node(self, name: str) -> None:
@@ -186,12 +185,12 @@ class SlurmCluster:
         self._start(f"slurmd-{name}", *inside, "slurmd", "-D", "-N", name)
 
     def jobs(self, states: str = "all") -> list[str]:
-        """The ids of all jobs that have not ended, or are in these states."""
+        """List the ids of all jobs that have not ended, or that are in these states."""
         only = [] if states == "all" else [f"--states={states}"]
         return self.run("squeue", "--noheader", "--format=%i", *only).split()
 
     def set_gpus(self, count: int) -> None:
-        """Let the first node have so many GPUs, the others none: with all daemons begun anew."""
+        """Give the first node this number of GPUs, the others none, and restart all daemons."""
         if count != self.gpus:
             self.gpus = count
             self.stop()
@@ -199,7 +198,7 @@ class SlurmCluster:
             self.start()
 
     def stop_controller(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Stop slurmctld; jobs run on."""
+        """Stop slurmctld; jobs continue."""
         process = self.processes.pop("slurmctld")
         process.send_signal(number)
         process.wait(STOP_SECONDS)
@@ -224,7 +223,7 @@ class SlurmCluster:
             "munged",
             "munged",
             "--foreground",
-            "--force",  # as root, in a folder that others could rename
+            "--force",  # munged runs as root in a folder that other users could rename
             *(f"--{name}={self.folder}/munge/{name}" for name in ("socket", "key-file")),
             *(f"--{name}={self.folder}/munge/{name}" for name in ("pid-file", "seed-file")),
             f"--log-file={self.folder}/munge/log",
@@ -240,7 +239,7 @@ class SlurmCluster:
         with contextlib.suppress(AssertionError):
             if "slurmctld" not in self.processes:
                 self.start_controller()
-            if self.namespace is not None:  # it may not have said yet that its jobs have ended
+            if self.namespace is not None:  # it may not have reported yet that its jobs have ended
                 name = f"NodeName={self.nodes[-1]}"
                 self.run("scontrol", "update", name, "State=DOWN", "Reason=stopped")
             self.run("scancel", "--full", "--signal=KILL", "--user=root")
@@ -300,7 +299,7 @@ def slurm_cluster(
     other: bool = False,
     kills_over_memory: bool = False,
 ) -> Iterator[SlurmCluster]:
-    """A cluster of so many nodes, the last elsewhere if asked; nothing of it is left afterwards."""
+    """Start a cluster, with the last node elsewhere if asked; nothing of it is left afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="oes-"))
     name = f"oes{secrets.token_hex(3)}"
     names = tuple(f"{name}n{number}" for number in range(1, nodes + 1))
@@ -324,7 +323,7 @@ def slurm_cluster(
 
 
 def why_no_other_node() -> str | None:
-    """Why no node can be elsewhere here; None when one can."""
+    """Return why no node can be elsewhere here, or None."""
     if (reason := why_not()) is not None:
         return reason
     if shutil.which("ip", path=_path()) is None:
@@ -369,23 +368,23 @@ def _configure(cluster: SlurmCluster) -> None:
     (folder / "cgroup.conf").write_text(_CGROUP_CONF)
     devices = [folder / f"gpu{number}" for number in range(cluster.gpus)]
     for device in devices:
-        if not device.exists():  # Slurm takes no other files for devices; this one is /dev/null
+        if not device.exists():  # Slurm accepts only device files; this one is like /dev/null
             os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
     lines = [f"NodeName={first} Name=gpu File={each} Flags=nvidia_gpu_env" for each in devices]
     (folder / "gres.conf").write_text("".join(f"{line}\n" for line in lines))
 
 
 def _node(cluster: SlurmCluster, name: str, port: int) -> str:
-    """The line of a node; jobs go to the one that is elsewhere first."""
+    """Return the line of a node; jobs go first to the one that is elsewhere."""
     address = cluster.address_of(name)
     weight = 2 if address == "127.0.0.1" else 1
     return _NODE.format(name=name, address=address, port=port, weight=weight)
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, that clients are not given, and that no other cluster takes.
+    """Reserve ports on which no program listens and which no other cluster takes.
 
-    A name, of an abstract Unix socket, holds a block of them for as long as this process lives.
+    The name of an abstract Unix socket reserves a block of ports while this process lives.
     """
     for first in random.sample(_PORTS, len(_PORTS)):
         name = socket.socket(socket.AF_UNIX)
@@ -419,7 +418,7 @@ def _path() -> str:
 
 
 def _remove_cgroups(node: str) -> None:
-    """Remove the groups of a node's daemon, which it leaves behind."""
+    """Remove the cgroups that a node's daemon leaves."""
     for group in CGROUPS.glob(f"*/slurm_{node}"):
         for folder, _, _ in os.walk(group, topdown=False):
             with contextlib.suppress(OSError):

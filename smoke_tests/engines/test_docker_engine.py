@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `environments/engines/docker/engine.py` says of containers, held against a real dockerd."""
+"""What `environments/engines/docker/engine.py` reports of containers of a real dockerd."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def refused(engine: DockerEngine, plan: ReplicaPlan) -> EngineRefused:
 
 
 def test_a_program_that_is_not_in_the_image_is_refused(engine: DockerEngine) -> None:
-    # Docker's init starts whatever it is told; it is what ends, with the code of a shell.
+    # Docker's init starts any command; for a missing one it exits with a shell's code.
     plan = plan_of(command=("/no/such/program",))
     engine.start(plan)
     facts = reached(engine, plan, InstanceState.EXITED).exit
@@ -98,7 +98,7 @@ def test_the_one_port_that_a_foreign_image_exposes_is_published(
     assert published == f"7860/tcp -> 127.0.0.1:{plan.port}"
 
 
-# docker-py leaves the socket of a connection that was refused to the garbage collector.
+# docker-py leaves the socket of a refused connection to the garbage collector.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")
 def test_what_is_missing_is_told_by_the_check(
     engine: DockerEngine, monkeypatch: pytest.MonkeyPatch

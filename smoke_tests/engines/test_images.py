@@ -34,7 +34,7 @@ class Sample(Environment[Say, Said, State]):
 
 
 def say_hello(engine: DockerEngine, image: str) -> None:
-    """Start the image as any other, and have a session."""
+    """Start the image as any other, and open a session."""
     engine.docker("run", "--detach", "--name", "sample", "--publish", "127.0.0.1::8000", image)
     address = f"http://{engine.docker('port', 'sample', '8000/tcp')}"
     eventually(lambda: answers(address))
@@ -121,7 +121,7 @@ def test_prune_removes_what_builds_have_left_but_the_newest_image(
     docker_engine: DockerEngine,
     tmp_path: Path,
 ) -> None:
-    docker_machine.environ["DOCKER_BUILDKIT"] = "0"  # the classic builder names no stage's image
+    docker_machine.environ["DOCKER_BUILDKIT"] = "0"  # the classic builder names no image of a stage
     built = []
     for version in range(3):
         source = write_environment(f"{SAMPLE}\n# version {version}\n")

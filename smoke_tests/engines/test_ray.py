@@ -51,7 +51,7 @@ def ray_cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture
 def ray_machine(machine: Machine, ray_cluster: RayCluster) -> Iterator[Machine]:
-    """A user of that cluster, of whose actors none is left."""
+    """A user of that cluster; none of their actors is left."""
     machine.environ.update(ray_cluster.environ)
     yield machine
     machine.run("down", "--all")
@@ -59,7 +59,7 @@ def ray_machine(machine: Machine, ray_cluster: RayCluster) -> Iterator[Machine]:
 
 
 def until_restarted(machine: Machine) -> str:
-    """Wait for the second instance of the first replica; why the first has ended."""
+    """Wait for the second instance of the first replica; returns why the first one ended."""
     eventually(lambda: machine.replica()["restarts"] == 1, within=60)
     eventually(lambda: machine.replica()["state"] == "READY", within=60)
     return str(machine.replica()["message"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Ray cluster of three nodes, two of them with addresses of their own, of which one is lost."""
+"""A Ray cluster of three nodes, two of which have addresses of their own; one of these is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from . import ray_engine
 from .ray_engine import RayCluster
 
 CPUS = 6  # of a replica: two fit on a node, so that four of them need two nodes
-# A lost node is noticed within some seconds, rather than after 30, and notices it itself.
+# A lost node is noticed, and notices it itself, within seconds instead of 30 s.
 QUICK = {
     "RAY_health_check_initial_delay_ms": "5000",
     "RAY_health_check_period_ms": "1000",
@@ -66,7 +66,7 @@ def harness(ray_nodes: RayOfThree, tmp_path: Path) -> Iterator[Harness]:
 
 
 def node_of(harness: Harness, replica: str, cluster: RayCluster) -> int:
-    """The number of the node that a replica is on; on the head it is at the loopback."""
+    """Return the number of a replica's node; on the head, its address is the loopback."""
     status = json.loads((harness.machine.home / "run" / replica / "status.json").read_text())
     others = [number for number in range(1, 3) if cluster.address_of(number) == status["host"]]
     return others[0] if others else 0
@@ -95,7 +95,7 @@ def test_replicas_of_a_lost_node_come_back_elsewhere_and_the_old_ones_end(
         lose(cluster, number)
         try:
             eventually(lambda: harness.replica_of(lost)["restarts"] == 1, within=90)
-            # Killed, its shim may be missed before its node is.
+            # The end of the killed shim may be noticed before that of its node.
             why = harness.replica_of(lost)["exit"]["evidence"]
             assert why.startswith(("its node has failed", "its shim has ended on node")), why
             eventually(lambda: harness.states() == ["READY"] * 4, within=90)

@@ -42,7 +42,7 @@ def cluster() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def slurm_machine(machine: Machine, cluster: SlurmCluster) -> Iterator[Machine]:
-    """A user of that cluster, of whose jobs none is left."""
+    """A user of that cluster; none of their jobs is left."""
     machine.environ.update(cluster.environ)
     yield machine
     machine.run("down", "--all")
@@ -75,7 +75,7 @@ def _listens(taken: socket.socket, port: int) -> bool:
 
 
 def test_a_job_that_slurms_accounting_kills_is_out_of_memory_too(machine: Machine) -> None:
-    """Without cgroups: its state is FAILED, and only its output says why."""
+    """Without cgroups, its state is FAILED, and only its output contains the reason."""
     if (reason := slurm_clusters.why_not()) is not None:
         pytest.skip(f"no Slurm: {reason}")
     source = machine.home.parent / "hungry.py"
@@ -108,7 +108,7 @@ def test_status_says_why_a_job_waits_and_a_down_cancels_it(
 def test_a_replica_has_a_successor_before_its_time_limit(
     slurm_machine: Machine, cluster: SlurmCluster
 ) -> None:
-    """Its session goes on until it ends; others begin with the successor. Nobody sees a TIMEOUT."""
+    """Its session continues; new ones begin at the successor. No client sees a TIMEOUT."""
     machine = slurm_machine
     limit = ("--engine-option", "time=1", "--engine-option", "signal=B:USR1@5")
     address = launched(machine, "echo", *SLURM, "--gateway", *limit)["address"]

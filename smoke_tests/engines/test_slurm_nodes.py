@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node of Slurm's in a network namespace of its own, which is cut off, and joined again.
+"""A Slurm node in a network namespace of its own, which is cut off and connected again.
 
-Slurm itself would give it up after 300 s, its default: what is done before is openenvd's.
+Slurm itself would mark the node DOWN after 300 s, its default; openenvd acts before that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALONE_ON_A_NODE = ("--cpus", "3", "--memory", "256M")
 
 
 class SlurmOfThree(Slurm):
-    """A node for each of two replicas, the last node elsewhere, and one more."""
+    """A cluster of three nodes, the last one elsewhere, for two replicas on two of them."""
 
     def why_not(self) -> str | None:
         return why_no_other_node()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `engines/swarm/engine.py` says of services, held against a real swarm of one node."""
+"""What `engines/swarm/engine.py` reports of services in a real swarm of one node."""
 
 from __future__ import annotations
 

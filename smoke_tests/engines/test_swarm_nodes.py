@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A swarm of two nodes: two real dockerds, the second in a network namespace of its own.
 
-The agent asks the manager. What is on the other node it knows from Swarm alone: which replica is
-there, what it prints, how it exits, and that the node is gone.
+The agent asks the manager, and learns only from Swarm what is on the other node: its replica, its
+output, its exit, and that the node is gone.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_replicas_of_a_lost_node_come_back_on_the_other(
         life = sessions[kept].ask("life")
         lose(swarm.other)
         try:
-            if lose is cut:  # nothing comes of its node any more, also not that it has ended
+            if lose is cut:  # its node reports nothing any more, not even its end
                 answer = sessions[lost].send({"type": "step", "data": {"do": "life"}})
                 assert "The replica of this session is gone" in answer["data"]["message"]
             eventually(lambda: harness.replica_of(lost)["restarts"] == 1, within=60)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wall clock steps by a day, back and ahead, in the middle of everything; nothing minds."""
+"""The wall clock steps by a day, back and ahead, during launches and sessions, without effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..test_main_job import SLOW_TO_START
 
 DAY = 86_400.0
 
-# In every Python below the command: its `time.time()` is off by what a file says.
+# In every Python that the command starts, `time.time()` is shifted by the number in a file.
 STEPPED_CLOCK = """
 import time
 
@@ -41,7 +41,7 @@ class Clock:
         (folder / "sitecustomize.py").write_text(text)
 
     def step_to(self, offset: float) -> None:
-        """From now on it is `offset` seconds ahead of the true time."""
+        """Set the clock `offset` seconds ahead of the true time."""
         new = self._file.with_suffix(".new")
         new.write_text(str(offset))
         new.replace(self._file)
@@ -79,7 +79,7 @@ def test_a_step_of_the_clock_disturbs_nothing(
         machine.ok("wait", request_id)
     assert order_of_starts(machine)[-2:] == [early, late]
 
-    # What was launched before the step is taken down after it; so is what came after it, before.
+    # An environment that was launched before the step is taken down after it, and vice versa.
     machine.ok("down", "early")
     clock.step_to(0.0)
     machine.ok("down", "late")
@@ -93,7 +93,7 @@ def test_a_step_of_the_clock_disturbs_nothing(
     eventually(lambda: machine.replica("kept")["restarts"] == 1)
     eventually(lambda: machine.environment("kept")["state"] == "READY")
 
-    # Between two daemons, too. What is old is removed at the start: nothing here is half a day old.
+    # It also steps between two daemons. A start removes what is half a day old: nothing here is.
     machine.kill_daemon()
     clock.step_to(-step)
     machine.ok("up")

@@ -67,7 +67,7 @@ def has_ended(pid: int) -> bool:
 def test_a_home_that_becomes_read_only_is_named_and_its_daemon_can_be_stopped(
     machine: Machine,
 ) -> None:
-    """As the kernel makes a disk with errors: what is open stays so."""
+    """Like a disk that the kernel remounts after errors: open files stay open."""
     machine.ok("launch", "echo")
     address, pid = machine.environment("echo")["address"], machine.daemon_pid
     folder = str(machine.home)
@@ -99,7 +99,7 @@ def test_a_home_that_becomes_read_only_is_named_and_its_daemon_can_be_stopped(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 8 MB, where the machine lets us make one."""
+    """A tmpfs of 8 MB; skips the test where none can be mounted."""
     folder = tmp_path / "small"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
@@ -118,7 +118,7 @@ def test_a_full_disk_refuses_clearly_and_is_survived(machine: Machine, small_dis
     with pytest.raises(OSError, match="No space"):
         filler.write_bytes(b"x" * (8 << 20))
     refused = None
-    for number in range(200):  # the database may have some pages to spare
+    for number in range(200):  # the database may have free pages
         refused = machine.run("launch", "--async", "echo", "--name", f"echo-{number}")
         if refused.code != 0:
             break

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A later version continues what an earlier one has started, from 0.2.0 on.
 
-`home_of_0_2_0/` has what 0.2.0 wrote for `openenv launch echo`. It is never written anew.
+`home_of_0_2_0/` has the files that 0.2.0 wrote for `openenv launch echo`. They never change.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def test_an_upgrade_in_place_keeps_sessions_and_restarts_replicas(
 
 
 def test_a_home_of_0_2_0_is_continued(machine: Machine) -> None:
-    """After a reboot, say: its requests are there, and its environment serves at its address."""
+    """As after a reboot: its requests are kept, and its environment serves at its address."""
     code = "import openenvd; print(*openenvd.__path__)"
     package = subprocess.check_output([PYTHON, "-P", "-c", code], text=True).strip()
     port, layout = free_port(), Layout(machine.home)
     values = {
-        "@HOME@/sockets": layout.sockets,  # elsewhere, as the home's path is long
+        "@HOME@/sockets": layout.sockets,  # outside the home, whose path is too long
         "@HOME@": machine.home,
         "@PORT@": port,
         "@PYTHON@": PYTHON,
@@ -72,7 +72,7 @@ def test_a_home_of_0_2_0_is_continued(machine: Machine) -> None:
     database.executescript(read("requests.sql"))
     database.close()
 
-    eventually(lambda: machine.environment("echo")["max_sessions"])  # which its server has said
+    eventually(lambda: machine.environment("echo")["max_sessions"])  # which its server reports
     environment = machine.environment("echo")
     assert environment["state"] == "READY"
     assert environment["address"] == f"http://127.0.0.1:{port}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An environment that eats memory while it is being prepared, as its user sees it.
+"""An environment whose preparation exceeds its memory limit, as its user sees it.
 
-`status`, `logs`, the exit code of the command that waits, what the neighbours notice (nothing), and
-what comes of asking for it again with more.
+The tests cover `status`, `logs`, the exit code of the waiting command, the other environments,
+which notice nothing, and a retry with more memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..conftest import Machine, eventually
 from ..test_main_job import say_hello
 
 OUT_OF_MEMORY = 137
-HELD_MB = 400  # held by the build of the project's dependencies, in a child of the worker
+HELD_MB = 400  # allocated by the build of a dependency, in a child of the worker
 
 PYPROJECT = """\
 [project]
@@ -72,7 +72,7 @@ port: 8000
 
 @pytest.fixture
 def hungry(tmp_path: Path) -> Path:
-    """A project with a dependency whose build holds more memory than the launch is given."""
+    """A project with a dependency whose build takes more memory than the launch may use."""
     folder = tmp_path / "hungry"
     (folder / "server").mkdir(parents=True)
     (folder / "pyproject.toml").write_text(PYPROJECT % (folder / "greedy"))
@@ -123,7 +123,7 @@ def test_out_of_memory_is_reported_by_every_command(machine: Machine, hungry: Pa
     log = machine.ok("logs", request_id).out.splitlines()
     assert re.match(r"openenvd: worker long-\d+ \(pid \d+\) ", log[-1]), log
 
-    # Had it been the machine that ran out: workers first, then replicas, the daemon last.
+    # If the machine itself ran out of memory, workers would be killed first, the daemon last.
     daemon, replica = machine.daemon_pid, before["replicas"][0]["pid"]
     worker = _workers(machine)[-1]["pid"]
     in_order = [daemon, psutil.Process(replica).ppid(), replica, worker]
@@ -131,7 +131,7 @@ def test_out_of_memory_is_reported_by_every_command(machine: Machine, hungry: Pa
     assert scores == sorted(scores), scores
     assert scores[1] < scores[2] < scores[3]
 
-    # The neighbours have noticed nothing, and a fresh worker is in place.
+    # The other environments have noticed nothing, and a new worker has started.
     after = machine.environment("neighbour")
     assert (after["state"], after["replicas"]) == ("READY", before["replicas"])
     say_hello(after["address"])

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kubernetes' own programs, and what else a node needs, made once and kept in a cache.
+"""Kubernetes' own programs and the others of a node, made once and kept in a cache.
 
     python -m smoke_tests.kubernetes.binaries      makes them: about ten minutes on four cores
 
-No index has Kubernetes' programs. They are Go modules: `k8s.io/kubernetes` is required by a module
-of ours, with those that its own `go.mod` takes from a folder of its repository (`staging/`), which
-are modules of the same version as well. Helm is one, too. `etcd` comes with a wheel, the CNI
-plug-ins with Debian's package; `pause.go` and `device_plugin.go` are our own.
+No package index has Kubernetes' programs, but they are Go modules: a module of ours requires
+`k8s.io/kubernetes`, and the modules of the same version that its `go.mod` takes from a folder of
+its repository (`staging/`). Helm is a Go module, too. `etcd` comes from a wheel, the CNI plug-ins
+from Debian's package; `pause.go` and `device_plugin.go` are our own.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _HERE = Path(__file__).parent
 
 
 def folder_in(cache: Path) -> Path:
-    """Where the programs are kept."""
+    """Return the folder of the programs."""
     return cache / f"kubernetes-{VERSION}"
 
 
 def why_not(cache: Path) -> str | None:
-    """Why no cluster can be started here; None when one can."""
+    """Return why no cluster can be started here, or None."""
     if os.getuid() != 0:
         return "a kubelet needs root"
     missing = [name for name in NEEDED if shutil.which(name) is None]
@@ -60,7 +60,7 @@ def why_not(cache: Path) -> str | None:
 
 
 def make(cache: Path) -> Path:
-    """Make what is missing; return the folder."""
+    """Make the missing programs; return their folder."""
     folder = folder_in(cache)
     (folder / "bin").mkdir(parents=True, exist_ok=True)
     for name, make_it in _STEPS.items():
@@ -96,7 +96,7 @@ def _build_helm(folder: Path) -> None:
 
 
 def _go(folder: Path, *words: str, **more: str) -> str:
-    given = os.environ.get("GOFLAGS", "-p=1")  # one package at a time: others want a core, too
+    given = os.environ.get("GOFLAGS", "-p=1")  # one package at a time, to leave cores to others
     flags = f"{given} -mod=mod -buildvcs=false -trimpath"
     environ = {**os.environ, "GOFLAGS": flags, "CGO_ENABLED": "0", **more}
     command = ["nice", "-n", "19", "go", *words]
@@ -153,7 +153,7 @@ def _built(name: str, *required: str) -> Iterator[Path]:
         yield module / name
 
 
-_STEPS: dict[str, Callable[[Path], None]] = {  # what each makes last
+_STEPS: dict[str, Callable[[Path], None]] = {  # by the file that each makes last
     f"bin/{PROGRAMS[-1]}": _build_programs,
     "bin/helm": _build_helm,
     "bin/device_plugin": _build_device_plugin,
@@ -164,7 +164,7 @@ _STEPS: dict[str, Callable[[Path], None]] = {  # what each makes last
 
 
 def image_of(layers: Sequence[bytes], name: str, entrypoint: list[str]) -> bytes:
-    """Return an image of layers, archives of files, as `docker save` writes it."""
+    """Return an image, as `docker save` writes it, whose layers are archives of files."""
     named = {f"{number}.tar": layer for number, layer in enumerate(layers)}
     config = {
         "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",
@@ -199,7 +199,7 @@ def main() -> None:
     from ..conftest import smoke_cache
 
     with smoke_cache() as cache:
-        lock = FileLock(cache / "kubernetes.lock")  # one of its own: it takes long
+        lock = FileLock(cache / "kubernetes.lock")  # a lock of its own, because it takes long
     with lock:
         print(make(cache))
 

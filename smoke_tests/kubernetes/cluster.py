@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Kubernetes cluster of one's own: a real one, in a temporary folder.
+"""A real Kubernetes cluster for tests, in a temporary folder.
 
     etcd ◀── kube-apiserver ◀── kube-controller-manager, kube-scheduler
                    ▲
                    └── kubelet ──▶ containerd      of each node
 
-Everything is below the folder, with a containerd and a bridge of its own; rules of the packet
-filter are left alone, so that several run beside each other, and beside Docker. Pods are reached at
-their addresses, from this machine. There is no kube-proxy: addresses of services lead nowhere.
+A cluster has its own containerd and bridge, and sets no rules of the packet filter, so that several
+run beside each other and beside Docker. This machine reaches pods at their addresses. There is no
+kube-proxy, so the addresses of services do not answer.
 
 There is one node, which has this machine's network; `other_node` adds another one, in a network
-namespace of its own with an address on the first one's bridge, and `cut` parts the two.
+namespace of its own with an address on the first one's bridge, and `cut` disconnects the two.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from ..engines.links import NETWORKS, ip, make_bridge
 from . import binaries
 
 NODE, OTHER_NODE = "node-1", "node-2"
-START_SECONDS = 300.0  # on a machine that others use, too
+START_SECONDS = 300.0  # long enough for a busy machine
 STOP_SECONDS = 30.0
 CRI_NAMESPACE = "k8s.io"
 POD_NETWORKS = (NETWORKS["kubernetes"], NETWORKS["kubernetes other node"])
 SERVICES = NETWORKS["kubernetes services"]
 _CGROUPS = Path("/sys/fs/cgroup")
-_LINKS = Path("/var/log/containers")  # a kubelet makes links there, wherever its logs are
+_LINKS = Path("/var/log/containers")  # a kubelet makes links there, although its logs are elsewhere
 Json = dict[str, Any]
 
 
@@ -55,9 +55,9 @@ class Node:
     """A node: its runtime and its kubelet.
 
     Attributes:
-        bridge: That its pods are at.
-        network: What its pods' addresses begin with.
-        namespace: Of a network of its own; None: it has this machine's.
+        bridge: The bridge of its pods.
+        network: The beginning of its pods' addresses.
+        namespace: Its network namespace; None: it has this machine's network.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Node:
     namespace: str | None = None
 
     def ctr(self, *words: str) -> str:
-        """`ctr WORDS`, of what its kubelet has made; its output."""
+        """Run `ctr WORDS` in its kubelet's containerd namespace; returns the output."""
         socket_path = f"{self.folder}/containerd.sock"
         command = ["ctr", "--address", socket_path, "--namespace", CRI_NAMESPACE, *words]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -95,20 +95,20 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """The API server's: of the first node's bridge."""
+        """The API server's address, which is that of the first node's bridge."""
         return self.nodes[0].address
 
     @property
     def kubeconfig(self) -> Path:
-        """What goes into `KUBECONFIG`."""
+        """The value of `KUBECONFIG`."""
         return self.folder / "kubeconfig"
 
     def command(self, program: str) -> list[str]:
-        """The beginning of a command of `kubectl` or `helm`."""
+        """Return the beginning of a command of `kubectl` or `helm`."""
         return [str(self.programs / "bin" / program), "--kubeconfig", str(self.kubeconfig)]
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        """`kubectl WORDS`; its output."""
+        """Run `kubectl WORDS`; returns the output."""
         done = subprocess.run(
             [*self.command("kubectl"), *words],
             input=stdin,
@@ -132,7 +132,7 @@ class Cluster:
         return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
 
     def kill(self, pod: Json, number: signal.Signals) -> None:
-        """Send a signal to the first process of a pod's only container, past Kubernetes."""
+        """Send a signal to the first process of a pod's only container, without Kubernetes."""
         [status] = pod["status"]["containerStatuses"]
         container = status["containerID"].removeprefix("containerd://")
         [node] = [node for node in self.nodes if node.name == pod["spec"]["nodeName"]]
@@ -142,7 +142,7 @@ class Cluster:
         self.nodes[0].load(archive)
 
     def load_files(self, archives: Sequence[Path], name: str, entrypoint: list[str]) -> None:
-        """Give the node an image of archives of files, a layer each."""
+        """Load an image into the node; each archive of files is a layer."""
         image = self.folder / "image.tar"
         layers = [archive.read_bytes() for archive in archives]
         image.write_bytes(binaries.image_of(layers, name, entrypoint))
@@ -150,7 +150,7 @@ class Cluster:
         image.unlink()
 
     def set_gpus(self, count: int) -> None:
-        """Have a device plugin tell of so many GPUs; return when the node has them."""
+        """Let a device plugin report a number of GPUs; return when the node has them."""
         number = self.folder / "gpus"
         number.write_text(str(count))
         if "device_plugin" not in self.processes:
@@ -166,7 +166,7 @@ class Cluster:
     # Its processes
 
     def start(self) -> None:
-        """Start what does not run; return when all nodes are ready."""
+        """Start the processes that do not run; return when all nodes are ready."""
         for name, command in self._commands().items():
             running = self.processes.get(name)
             if running is None or running.poll() is not None:
@@ -200,7 +200,7 @@ class Cluster:
             self.processes["apiserver"].send_signal(signal.SIGCONT)
 
     def _is_ready(self, node: Node) -> bool:
-        self.get("/api/v1/namespaces/default/serviceaccounts/default")  # no pod is made before
+        self.get("/api/v1/namespaces/default/serviceaccounts/default")  # pods need it
         conditions = self.get(f"/api/v1/nodes/{node.name}")["status"]["conditions"]
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
@@ -275,7 +275,7 @@ class Cluster:
                     "service-cluster-ip-range": f"{SERVICES}.0.0/16",
                     "token-auth-file": folder / "tokens.csv",
                     "authorization-mode": "RBAC",
-                    # It asks etcd for what the version in the wheel does not know.
+                    # Otherwise the API server uses a feature that the wheel's etcd lacks.
                     "feature-gates": "SizeBasedListCostEstimate=false",
                 },
             ),
@@ -315,7 +315,7 @@ def _words(program: Path, options: dict[str, object]) -> list[str]:
 
 @contextlib.contextmanager
 def running_cluster(programs: Path) -> Iterator[Cluster]:
-    """A cluster whose node is ready; nothing of it is left afterwards."""
+    """Start a cluster; its node is ready, and nothing of it is left afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="oek-"))
     folder.chmod(0o755)
     bridge = make_bridge("oek", POD_NETWORKS[0])
@@ -337,11 +337,11 @@ def running_cluster(programs: Path) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def other_node(made: Cluster, images: Sequence[str]) -> Iterator[Node]:
-    """Another node of a cluster, on another machine as far as the network tells.
+    """Add another node to a cluster, as if on another machine.
 
     Args:
         made: The cluster, of one node.
-        images: What it is to have of the first node's images.
+        images: The first node's images that are copied to it.
     """
     first = made.nodes[0]
     name, network = f"{first.bridge}n", first.network.replace(*POD_NETWORKS)
@@ -369,7 +369,7 @@ def other_node(made: Cluster, images: Sequence[str]) -> Iterator[Node]:
 
 
 def cut(node: Node, *, is_cut: bool = True) -> None:
-    """Part another node from the rest, or join it again."""
+    """Disconnect another node from the rest, or connect it again."""
     links.cut(str(node.namespace), is_cut=is_cut)
 
 
@@ -440,7 +440,7 @@ def _kubelet(made: Cluster, node: Node) -> Json:
         "authorization": {"mode": "AlwaysAllow"},
         "cgroupDriver": "cgroupfs",
         "cgroupsPerQOS": False,
-        "cgroupRoot": f"/{node.bridge}",  # what else this machine has it would look at, too
+        "cgroupRoot": f"/{node.bridge}",  # otherwise it would watch the machine's other groups, too
         "enforceNodeAllocatable": [],
         "containerRuntimeEndpoint": f"unix://{folder}/containerd.sock",
         "failCgroupV1": False,
@@ -455,7 +455,7 @@ def _kubelet(made: Cluster, node: Node) -> Json:
         "nodeStatusUpdateFrequency": "2s",
         "nodeLeaseDurationSeconds": 8,
         "resolvConf": "",
-        "clusterDNS": [f"{SERVICES}.0.10"],  # nobody is there
+        "clusterDNS": [f"{SERVICES}.0.10"],  # there is no DNS server
         "registerWithTaints": [],
     }
 
@@ -480,7 +480,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
 
 
 def _make_certificates(folder: Path, address: str) -> None:
-    """Make an authority, the API server's certificate, and that which kubelets know it by."""
+    """Make an authority, the API server's certificate, and its client certificate for kubelets."""
     _openssl(folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=openenvd-test",
              "-days", "3", "-keyout", "ca.key", "-out", "ca.crt")  # fmt: skip
     names = f"subjectAltName=IP:127.0.0.1,IP:{address},IP:{SERVICES}.0.1,DNS:kubernetes.default.svc"
@@ -512,7 +512,7 @@ def _free_ports(names: tuple[str, ...]) -> dict[str, int]:
 
 
 def _end(made: Cluster) -> None:
-    """Stop everything: pods by their runtime, once nobody starts them anew."""
+    """Stop all processes; the runtime ends pods once the kubelet cannot restart them."""
     made._end("device_plugin")
     _end_node(made, made.nodes[0])
     for name in ("scheduler", "controllers", "apiserver", "etcd"):
@@ -539,7 +539,7 @@ def _end_node(made: Cluster, node: Node) -> None:
 
 
 def _remove_traces(node: Node) -> None:
-    """Remove what is elsewhere than below its folder."""
+    """Remove what is not below its folder."""
     for mounted in sorted(_mounts_below(node.folder), reverse=True):
         subprocess.run(["umount", "--lazy", mounted], check=False)
     for found in (*_CGROUPS.glob(node.bridge), *_CGROUPS.glob(f"*/{node.bridge}")):
@@ -553,7 +553,7 @@ def _remove_traces(node: Node) -> None:
 
 
 def _network_of(node: Node, container: str) -> str | None:
-    """The network namespace of a container, which CRI keeps in a folder of the machine."""
+    """Return a container's network namespace, which CRI keeps in a folder of the machine."""
     spec = json.loads(node.ctr("containers", "info", container))["Spec"]
     namespaces = (spec.get("linux") or {}).get("namespaces") or ()
     return next((each.get("path") for each in namespaces if each["type"] == "network"), None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an administrator of a cluster does, under sessions of a real daemon."""
+"""An administrator changes a cluster while a real daemon's sessions are open."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 """The image and the chart of `docs/deploy/`: the daemon and the gateway in the cluster.
 
 A real dockerd builds `docs/deploy/Dockerfile`, on the base image of our tests. Addresses of
-services lead nowhere on this node, so the API server's own is given in its place.
+services do not answer on this node, so the API server's own address replaces that of its service.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .cluster import Cluster
 
 DEPLOY = REPOSITORY / "docs" / "deploy"
 NAMESPACE = "rl"
-CHARTS = "charts"  # a namespace of two releases
+CHARTS = "charts"  # the namespace of two releases
 IMAGE = f"openenvd:{__version__}"
 BUILD_BASE = "openenvd-test-base:1"
 VOLUME = """
@@ -63,7 +63,7 @@ def test_the_charts_values_are_in_what_it_renders(real: Cluster) -> None:
 
 @pytest.fixture(scope="module")
 def in_cluster(provider: Any, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    """A node that has the daemon's image, which was built by its Dockerfile."""
+    """A node that has the daemon's image, built from its Dockerfile."""
     cluster: Cluster = provider.cluster
     folder = tmp_path_factory.mktemp("image")
     with smoke_cache() as cache, docker_engine(cache) as engine:
@@ -74,7 +74,7 @@ def in_cluster(provider: Any, tmp_path_factory: pytest.TempPathFactory) -> Clust
 
 
 def _build(engine: DockerEngine, folder: Path) -> None:
-    """Build the image, with this machine's way to a package index."""
+    """Build the image with this machine's settings of the package index."""
     lines = [f"FROM {DEFAULT_BASE}"]
     if certificates := os.environ.get("SSL_CERT_FILE"):
         shutil.copy(certificates, folder / "certificates.pem")
@@ -108,7 +108,7 @@ def volume(in_cluster: Cluster) -> Iterator[Callable[[], None]]:
 
 @pytest.fixture
 def deployed(in_cluster: Cluster, volume: Callable[[], None]) -> Iterator[Cluster]:
-    """What the chart renders, in a namespace; the daemon answers."""
+    """The rendered chart in a namespace, with a daemon that answers."""
     volume()
     in_cluster.kubectl("create", "namespace", NAMESPACE)
     objects = yaml.safe_dump_all(rendered(in_cluster))
@@ -133,12 +133,12 @@ def await_daemon(cluster: Cluster) -> None:
 
 
 def openenv(cluster: Cluster, *words: str, name: str = "openenvd", namespace: str = "rl") -> str:
-    """`openenv WORDS` in the daemon's pod; its output."""
+    """Run `openenv WORDS` in the daemon's pod; returns the output."""
     return cluster.kubectl("exec", "-n", namespace, f"deployment/{name}", "--", "openenv", *words)
 
 
 def launch(cluster: Cluster, *words: str, name: str = "openenvd", namespace: str = "rl") -> str:
-    """Launch the sample; return its address, of the daemon's pod itself."""
+    """Launch the sample; return its address at the daemon's pod."""
     told = ("launch", f"docker://{SAMPLE_IMAGE}", "--provider", "kubernetes", "--name", "sample")
     openenv(cluster, *told, *words, name=name, namespace=namespace)
     return address_of(cluster, name=name, namespace=namespace)
@@ -200,7 +200,7 @@ def test_two_releases_in_one_namespace_do_not_meet(
     helm("uninstall", "one", "--wait")
     with harness.session(address=address_of(in_cluster, **where["two"])) as session:
         assert session.ask("life") == lives["two"]
-    install("one")  # its volume is still there, with all that it knows
+    install("one")  # its volume still has its state
     eventually(lambda: '"READY"' in openenv(in_cluster, "status", "--json", **where["one"]))
     with harness.session(address=address_of(in_cluster, **where["one"])) as session:
         assert session.ask("life") == lives["one"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine says of pods, held against a real node of Kubernetes."""
+"""What the engine reports of pods on a real node of Kubernetes."""
 
 from __future__ import annotations
 

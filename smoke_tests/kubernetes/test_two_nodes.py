@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster of two nodes, one of which is lost under sessions."""
+"""A cluster of two nodes, one of which is lost while it has sessions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def node_of(real: Cluster, replica: str) -> str:
 
 
 def servers_on(node: Node) -> int:
-    """How many servers of replicas a node runs, past Kubernetes."""
+    """Count the servers of replicas on a node, without Kubernetes."""
     ids = node.ctr("tasks", "ls", "-q").split()
     infos = [json.loads(node.ctr("containers", "info", each)) for each in ids]
     names = [info["Labels"].get("io.kubernetes.container.name") for info in infos]
@@ -67,7 +67,7 @@ def test_replicas_of_a_lost_node_come_back_on_the_other_and_end_where_they_were(
         life = sessions[kept].ask("life")
         cut(other)
         try:
-            assert harness.refused() is None  # a session begins, at the one that is left
+            assert harness.refused() is None  # a session begins at the remaining replica
             eventually(lambda: harness.replica_of(lost)["restarts"] == 1, within=90)
             assert other.name in str(harness.replica_of(lost)["exit"])
             harness.until_all_ready(2)

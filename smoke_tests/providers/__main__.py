@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of providers: tries every fact, and says which providers it was tried on.
+"""The conformance suite of providers: tests every fact on every provider that can run here.
 
     python -m smoke_tests.providers                      all providers that can run here
     python -m smoke_tests.providers docker               this one
     python -m smoke_tests.providers --must local,docker  fails when one of these cannot run here
     python -m smoke_tests.providers --without kubernetes leaves this one out
-    python -m smoke_tests.providers --half 7 slurm       half of its facts; local is tried whole
+    python -m smoke_tests.providers --half 7 slurm       half of its facts; local is tested whole
     python -m smoke_tests.providers --write              writes the results that the site shows
 
-Exit code 1: a fact does not hold, or was skipped for another reason than that it does not apply; or
-a provider that must run did not.
+Exit code 1: a fact does not hold, a fact that applies was skipped, or a provider of `--must` did
+not run.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ import pytest
 from . import page
 from .under_test import PROVIDERS, WITH_EXAMPLE
 
-PROCESSES = 4  # most of a fact is waiting
+PROCESSES = 4  # a fact's test mostly waits
 OTHER_PROCESSES = {
-    "slurm": 6,  # whose jobs are looked at once in two seconds
-    "kubernetes": 2,  # each has a node of its own, which is busy also when nothing happens
+    "slurm": 6,  # its jobs are polled every two seconds
+    "kubernetes": 2,  # each has a node of its own, which is busy even when idle
 }
-SECONDS = 300  # of a fact; the engine's start, and the making of its images, count to the first
+SECONDS = 300  # per fact; the first one includes the engine's start and the build of its images
 OTHER_SECONDS = {"kubernetes": 600}
 FAILS = "fails"
-FEW = 5  # facts that may have failed by chance; more have a cause in common
+FEW = 5  # facts that may have failed by chance; more of them have a common cause
 
 
 class Recorder:
-    """A plugin of pytest that keeps what became of each fact."""
+    """A pytest plugin that keeps the outcome of each fact."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}
@@ -60,10 +60,10 @@ class Recorder:
 
 
 def try_provider(name: str, facts: Sequence[str]) -> page.Result:
-    """What became of these facts, today, with the engine that is here.
+    """Return the outcomes of these facts, today, with this machine's engine.
 
-    Facts that fail beside others, when they are few, are tried once more, alone; those that hold
-    then are printed as flaky.
+    If a few facts fail while others run, they are tested again alone; those that hold then are
+    printed as flaky.
     """
     outcomes = try_facts(name, OTHER_PROCESSES.get(name, PROCESSES), facts)
     failed = [fact for fact, outcome in outcomes.items() if outcome == FAILS]
@@ -96,7 +96,7 @@ def report(name: str, outcomes: dict[str, str], seconds: float) -> list[str]:
 
 
 def write(results: page.Results) -> None:
-    """Write results and page; providers that were not tried keep what was found before."""
+    """Write results and page; providers that did not run keep their earlier results."""
     known = {**(page.read_results() if page.RESULTS.exists() else {}), **results}
     ordered = {name: dataclasses.asdict(known[name]) for name in PROVIDERS if name in known}
     page.RESULTS.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each fact is tried on each provider: `--provider NAME` chooses, by default all that can run here.
+"""Tests each fact on each provider: `--provider NAME`, or by default all that can run here.
 
-What a provider cannot be tried on, and what does not apply to it, is skipped with the reason;
-`python -m smoke_tests.providers` makes a table of the outcomes, and fails for what was not tried.
+A provider that cannot run here, and a fact that does not apply, are skipped with the reason;
+`python -m smoke_tests.providers` makes a table of the outcomes, and fails for other skips.
 """
 
 from __future__ import annotations

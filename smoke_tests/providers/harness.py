@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One home with the provider under test, and a client of its environments.
 
-Everything that a fact needs of any provider alike is here, by commands, by the files below the
-home, and by the sessions' own protocol. What differs between providers is in `under_test.py`.
+Everything that a fact needs of every provider is here: it uses commands, the files below the home,
+and the protocol of sessions. What differs between providers is in `under_test.py`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Json = dict[str, Any]
 NAME = "sample"
 Provider = TypeVar("Provider", bound=UnderTest)
 
-MANY_SESSIONS = 40  # all at one of two replicas by chance once in 2**39
+MANY_SESSIONS = 40  # by chance all are at one of two replicas once in 2**39
 
 
 @contextmanager
 def running(provider: Provider, folders: pytest.TempPathFactory) -> Iterator[Provider]:
-    """A provider whose engine runs; where it cannot, the test is skipped."""
+    """Run a provider's engine; skips the test where that is impossible."""
     if (why_not := provider.why_not()) is not None:
         pytest.skip(f"{provider.name} cannot run here: {why_not}")
     with provider.engine(folders.mktemp(provider.name)):
@@ -46,7 +46,7 @@ def running(provider: Provider, folders: pytest.TempPathFactory) -> Iterator[Pro
 
 @contextmanager
 def home_of(provider: UnderTest, folder: Path) -> Iterator[Harness]:
-    """A home below a folder, with nothing in it; nothing of it is left afterwards."""
+    """Make an empty home below a folder; nothing of it is left afterwards."""
     with new_machine(folder / "home") as machine:
         machine.environ.update(provider.variables())
         yield Harness(machine, provider)
@@ -60,7 +60,7 @@ class Session:
 
     @property
     def replica_id(self) -> str:
-        """The replica it is at, as the answer to its handshake said."""
+        """Its replica, by the answer to its handshake."""
         assert self.socket.response is not None
         return self.socket.response.headers["OpenEnvd-Replica"]
 
@@ -73,7 +73,7 @@ class Session:
         return self.send({"type": "reset", "data": {}})
 
     def ask(self, do: str, argument: object = None) -> Any:
-        """One step; what it returned."""
+        """Take one step; returns its value."""
         answer = self.send({"type": "step", "data": {"do": do, "argument": argument}})
         assert answer["type"] == "observation", answer
         return answer["data"]["observation"]["value"]
@@ -87,7 +87,7 @@ class Harness:
     provider: UnderTest
 
     def launch(self, *options: str, name: str = NAME, start: str = "") -> Answer:
-        """`openenv launch`, to its end, however it ends."""
+        """Run `openenv launch` to its end, whether or not it succeeds."""
         folder = self.machine.home.parent
         return self.machine.run(*self._words(name, start), *options, cwd=folder)
 
@@ -129,7 +129,7 @@ class Harness:
         eventually(lambda: self.states(name) == ["READY"] * count, within=60)
 
     def until_restarted(self, name: str = NAME, restarts: int = 1) -> Json:
-        """Its first replica, once it is ready again."""
+        """Wait until its first replica is ready again; returns that replica."""
 
         def is_back() -> bool:
             replica = self.replica(name)
@@ -143,10 +143,10 @@ class Harness:
         eventually(lambda: self.environment(name)["state"] == "READY", within=60)
 
     def until_served(self, name: str = NAME) -> None:
-        """Wait until a session can begin, also of what status shows as ready when it is not.
+        """Wait until a session can begin, even if status shows ready too early.
 
-        An engine that comes back may accept connections for a replica meanwhile and close them, or
-        end the old one under a session that has just begun.
+        While an engine restarts, it may accept a replica's connections and close them, or end the
+        old replica under a session that has just begun.
         """
 
         def is_served() -> bool:
@@ -158,7 +158,7 @@ class Harness:
         eventually(is_served, within=60)
 
     def log(self, name: str = NAME) -> str:
-        """All that its replicas have printed, from the files that outlive them."""
+        """Return the output of all its replicas, from files that outlive them."""
         folder = self.machine.home / "logs" / "environments" / name
         return "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob("*.log")))
 
@@ -181,7 +181,7 @@ class Harness:
     def sessions_at(
         self, replica_ids: list[str], address: str | None = None
     ) -> Iterator[dict[str, Session]]:
-        """A session at each of these replicas; as many are begun as it takes."""
+        """Open a session at each of these replicas, by opening as many as that takes."""
         found: dict[str, Session] = {}
         address = address or self.environment()["address"]
         with ExitStack() as sessions:
@@ -194,11 +194,11 @@ class Harness:
         raise AssertionError(f"{MANY_SESSIONS} sessions were all at {sorted(found)}")
 
     def refused(self, name: str = NAME) -> str | None:
-        """Why a session cannot begin, in the server's words; None when it can."""
+        """Return why a session cannot begin, in the server's words, or None."""
         address = self.environment(name)["address"]
         try:
             with connect(address.replace("http", "ws", 1) + "/ws", open_timeout=30) as socket:
-                with suppress(ConnectionClosed):  # a refusal may come before we have asked
+                with suppress(ConnectionClosed):  # the server may refuse before the client asks
                     socket.send('{"type": "reset", "data": {}}')
                 answer = str(socket.recv(timeout=60))
                 return None if json.loads(answer)["type"] == "observation" else answer
@@ -206,7 +206,7 @@ class Harness:
             return f"{exc.response.status_code} {(exc.response.body or b'').decode()}"
 
     def tell(self, do: str, argument: object, name: str = NAME) -> str:
-        """A step whose answer may never come; what the client is told instead, if it is."""
+        """Take a step whose answer may never come; returns what the client is told instead."""
         with self.session(name) as session:
             message = {"type": "step", "data": {"do": do, "argument": argument}}
             session.socket.send(json.dumps(message))
@@ -215,7 +215,7 @@ class Harness:
         return ""
 
     def told(self, text: str, name: str = NAME) -> Json:
-        """The exit of a process of its first replica of which `openenv status` says this."""
+        """Wait for an exit of its first replica whose message in `openenv status` has the text."""
 
         def found() -> list[Json]:
             return [one for one in self.replica(name)["exits"] if text in one["message"]]
@@ -224,7 +224,7 @@ class Harness:
         return found()[0]
 
     def tell_server(self, action: str, name: str = NAME) -> None:
-        """Have the first process of a replica do something, such as exit."""
+        """Make the first process of a replica do something, such as exit."""
         self.tell("server", action, name)
 
     def get(self, route: str, name: str = NAME, headers: Json | None = None) -> tuple[Any, Json]:
@@ -233,7 +233,7 @@ class Harness:
             found = {key.lower(): value for key, value in response.headers.items()}
             return json.load(response), found
 
-    # Who takes part
+    # Processes
 
     def run_dirs(self) -> list[Path]:
         return [run_dir for run_dir in self._all_run_dirs() if run_dir.name != GATEWAY]
@@ -243,7 +243,7 @@ class Harness:
         return sorted(runs.iterdir()) if runs.exists() else []
 
     def agents(self) -> list[psutil.Process]:
-        """The processes that the replicas' status comes from: shims, or the engine's agent."""
+        """List the processes that report the replicas' status: shims, or the engine's agent."""
         pids = set()
         for run_dir in self.run_dirs():
             for file in ("status.json", "replica.json"):
@@ -254,7 +254,7 @@ class Harness:
         return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
 
     def kill_agents(self) -> None:
-        """`kill -9` them all, and wait until they are gone."""
+        """Kill all agents by SIGKILL, and wait until they are gone."""
         eventually(self.agents)
         for agent in self.agents():
             self.kill(agent.pid)
@@ -265,26 +265,26 @@ class Harness:
         psutil.wait_procs([process], timeout=10)
 
     def restart_daemon(self) -> None:
-        """`kill -9` the daemon, and start the next."""
+        """Kill the daemon by SIGKILL, and start the next one."""
         self.machine.kill_daemon()
         self.machine.ok("up")
 
     def assert_nothing_left(self) -> None:
-        """No replica runs, and none is written down; nor a gateway."""
+        """Assert that no replica and no gateway runs, and that no replica has files."""
         eventually(lambda: not self.provider.replicas_of(self.machine))
         eventually(lambda: not self._all_run_dirs())
 
     def chosen_port(self) -> tuple[str, ...]:
-        """Options of a launch: a port that no other home takes; the gateway's own, if refused."""
+        """Return launch options with a port of its own; without `--port`, set the gateway's."""
         port = str(free_port())
         if "test_port" not in self.provider.does_not_apply:
             return ("--port", port)
-        self.machine.environ[GATEWAY_PORT_VARIABLE] = port  # of a daemon that is still to start
+        self.machine.environ[GATEWAY_PORT_VARIABLE] = port  # for a daemon that has not started yet
         return ()
 
     @staticmethod
     def listening_at(address: str) -> set[str]:
-        """The interfaces on which this machine listens at an address's port."""
+        """Return the interfaces on which this machine listens at an address's port."""
         port = urlsplit(address).port
         found = [c.laddr for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
         return {each.ip for each in found if each and each.port == port}

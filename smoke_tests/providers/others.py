@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other systems do of the facts, as read in their source and documentation: `others.json`.
+"""Outcomes of the facts for other systems, from their source and documentation: `others.json`.
 
-For each system its version, the day on which it was looked up, notes (a reason and its sources),
-and for each fact an outcome and the name of its note, as in `no: websocket`. Nothing of it was run.
+Each system has its version, the day on which it was looked up, notes (a reason and its sources),
+and for each fact an outcome with the name of its note, as in `no: websocket`. No system was run.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OTHERS = Path(__file__).resolve().parent / "others.json"
-NOT_FOUND_OUT = "?"  # alone may be without a source
+NOT_FOUND_OUT = "?"  # the only outcome that needs no source
 OUTCOMES = (
     "yes",  # says its source or its documentation
     "partly",  # the note says what is missing
     "no",
-    "\u2013",  # what the fact speaks of is not there
+    "\u2013",  # the system has nothing to which the fact applies
     NOT_FOUND_OUT,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Why facts hold of a system, or do not."""
+    """The reason why facts hold for a system or do not."""
 
     why: str
     sources: list[str]  # files of the system's source, or addresses
@@ -43,7 +43,7 @@ class System:
     facts: dict[str, str]  # outcome and name of the note, by fact
 
     def outcome(self, fact: str) -> tuple[str, str]:
-        """What there is of a fact, and the name of its note."""
+        """Return the outcome of a fact, and the name of its note."""
         outcome, _, note = self.facts[fact].partition(": ")
         return outcome, note
 
@@ -52,14 +52,14 @@ class System:
 
 
 def read_others(known: Collection[str], path: Path = OTHERS) -> dict[str, System]:
-    """The other systems by name.
+    """Read the other systems, by name.
 
     Args:
-        known: the names of all facts; each system has an entry for each, and no other.
-        path: the file to read.
+        known: The names of all facts; each system has an entry for each, and no others.
+        path: The file to read.
 
     Raises:
-        ValueError: what the file says of a system is incomplete, or speaks of what is not there.
+        ValueError: A system's entries are incomplete, or name something unknown.
     """
     systems = {
         name: System(**{**entry, "notes": {key: Note(**it) for key, it in entry["notes"].items()}})

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of facts by provider, which the site is built with (`docs/built_pages.py`).
+"""The site's page of facts by provider (`docs/built_pages.py`).
 
-The facts are the tests of this folder; the results (`results.json`) are what the last
-`python -m smoke_tests.providers --write` saw. What other systems do (`others.json`) is written by
-hand.
+The facts are the tests of this folder; `python -m smoke_tests.providers --write` writes their
+results (`results.json`). The outcomes of other systems (`others.json`) are written by hand.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "results.json"
 HEADING = "# Facts of the providers\n"
 HOLDS = "holds"
-DOES_NOT_APPLY = "does not apply: "  # begins the reason why
+DOES_NOT_APPLY = "does not apply: "  # prefix of the reason
 DOES_NOT_HOLD = "does not hold: "
 INTRODUCTION = """\
 The conformance suite tries each fact on each provider, with a real daemon and the commands that a
@@ -37,11 +36,11 @@ is nothing to compare, ? that nothing was found.
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the suite found on one provider, in one run."""
+    """The results of one provider in one run."""
 
     tried_on: str  # YYYY-MM-DD
-    engine: str  # its name and version; empty when it has none, or it was not kept
-    facts: dict[str, str]  # `holds`, or why not, by fact
+    engine: str  # its name and version; empty if there is none, or it was not recorded
+    facts: dict[str, str]  # `holds` or the reason, by fact
 
 
 Results = dict[str, Result]  # by provider
@@ -57,12 +56,12 @@ class Fact:
 
 
 def is_settled(outcome: str) -> bool:
-    """Whether a fact holds, or is known not to, or not to apply."""
+    """Return whether a fact holds, is known not to hold, or does not apply."""
     return outcome == HOLDS or outcome.startswith((DOES_NOT_APPLY, DOES_NOT_HOLD))
 
 
 def facts() -> list[Fact]:
-    """All facts, in the order in which they are written."""
+    """List all facts in the order of the source."""
     found = []
     for path in sorted(FOLDER.glob("test_*.py")):
         module = ast.parse(path.read_text())
@@ -101,7 +100,7 @@ def render(results: Results, systems: list[System]) -> str:
 
 
 def _runs(results: Results) -> str:
-    """When each provider was tried, and with which engine."""
+    """Return the date and the engine of each provider's run."""
     runs = [
         f"`{name}` on {it.tried_on}" + f" ({it.engine})" * bool(it.engine)
         for name, it in results.items()
@@ -115,7 +114,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def _notes(results: Results) -> dict[str, int]:
-    """Why facts do not apply, numbered as they come."""
+    """Return the reasons why facts do not apply, numbered in order."""
     outcomes = [results[name].facts.get(fact.name, HOLDS) for fact in facts() for name in results]
     return {
         why: number
@@ -145,7 +144,7 @@ def _cells_of_system(system: System) -> dict[str, str]:
 
 
 def _numbers(system: System) -> dict[str, str]:
-    """What stands for each note of a system, numbered as they come: `S1`."""
+    """Return the number of each note of a system, in order: `S1`."""
     names = dict.fromkeys(system.outcome(fact.name)[1] for fact in facts())
     return {name: f"{system.title[0]}{number}" for number, name in enumerate(names, 1)}
 

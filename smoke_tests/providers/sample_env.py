@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment whose replicas the facts are tried on: does what it is told.
+"""The environment of the facts' replicas, which does what an action says.
 
-`SAMPLE_AT_START` is done when the module is imported, before the replica is ready, and an action
-while it serves: `{"do": "print", "argument": "hello"}`. Several actions of `SAMPLE_AT_START` are
-separated by `;`, their arguments by `:`. What is to become of the replica's first process, which
-serves no session itself, is told it by `{"do": "server", "argument": "exit:3"}`: the action stands
-in memory that all processes of the replica share, and a signal says so.
+Actions in `SAMPLE_AT_START` run when the module is imported, before the replica is ready; other
+actions run in steps: `{"do": "print", "argument": "hello"}`. In `SAMPLE_AT_START`, `;` separates
+actions and `:` their arguments. The replica's first process serves no session itself, but runs the
+action of `{"do": "server", "argument": "exit:3"}`: the action is in memory that all processes of
+the replica share, and a signal announces it.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from uuid import uuid4
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 
 MB = 2**20
-LIFE = uuid4().hex  # of the server: another one after each start
+LIFE = uuid4().hex  # of the server: a new id after each start
 SERVER_PID = os.getpid()
-TOLD_SIGNAL = signal.SIGRTMIN + 3  # which no env host handles
+TOLD_SIGNAL = signal.SIGRTMIN + 3  # no env host handles this signal
 _told = mmap.mmap(-1, mmap.PAGESIZE)
 _held: list[bytearray] = []
 
 
 class SampleAction(Action):
-    """What is to be done: the name of a function of this module that begins with `do_`."""
+    """An action: the name of a function of this module without `do_`, and its argument."""
 
     do: str
     argument: Any = None
 
 
 class SampleObservation(Observation):
-    """What it returned."""
+    """The function's result."""
 
     value: Any = None
 
 
 class Sample(Environment[SampleAction, SampleObservation, State]):
-    """Does what it is told."""
+    """Runs the actions."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -87,47 +87,47 @@ def _do(name: str, argument: Any) -> Any:
 
 
 def do_life(_: Any) -> str:
-    """The id of this life of the server."""
+    """Return the id of this life of the server."""
     return LIFE
 
 
 def do_environ(name: str) -> str | None:
-    """A variable's value."""
+    """Return a variable's value."""
     return os.environ.get(name)
 
 
 def do_print(text: str) -> None:
-    """A line for the log."""
+    """Print a line to the log."""
     print(text, flush=True)
 
 
 def do_write(numbers: list[int]) -> None:
-    """Bytes for the log."""
+    """Write bytes to the log."""
     os.write(1, bytes(numbers))
 
 
 def do_hold(megabytes: str) -> int:
-    """Take so much memory, and keep it."""
+    """Allocate this number of megabytes, and keep them."""
     _held.append(bytearray(int(megabytes) * MB))
     _held[-1][::4096] = b"1" * len(_held[-1][::4096])
     return sum(len(each) for each in _held)
 
 
 def do_child_holds(megabytes: str) -> int:
-    """Have a program take so much memory; how it ended."""
+    """Start a program that allocates this number of megabytes; return how it ended."""
     size = int(megabytes) * MB
     code = f"block = bytearray({size}); block[::4096] = b'1' * len(block[::4096])"
     return subprocess.run([sys.executable, "-c", code], check=False).returncode
 
 
 def do_capabilities(_: object) -> str:
-    """The capabilities of this process, as the kernel writes them."""
+    """Return the capabilities of this process in the kernel's format."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return dict(line.split(":", 1) for line in lines)["CapEff"].strip()
 
 
 def do_touch(path: str) -> str:
-    """Write a file; why that fails, or nothing."""
+    """Write a file; return the error, or nothing."""
     try:
         Path(path).touch()
     except OSError as exc:
@@ -143,7 +143,7 @@ def do_exit(code: str) -> None:
 def do_signal(number: str) -> None:
     """End this process by a signal."""
     faulthandler.disable()
-    with suppress(ValueError):  # on the thread of a session
+    with suppress(ValueError):  # raised on the thread of a session
         signal.signal(int(number), signal.SIG_DFL)
     os.kill(os.getpid(), int(number))
 
@@ -154,18 +154,18 @@ def do_fail(text: str) -> None:
 
 
 def do_sleep(seconds: str) -> None:
-    """Be slow."""
+    """Sleep for a number of seconds."""
     time.sleep(float(seconds))
 
 
 def do_server(action: str) -> None:
-    """Have the replica's first process do something."""
+    """Let the replica's first process run an action."""
     _told[:] = action.encode().ljust(len(_told), b"\0")
     os.kill(SERVER_PID, TOLD_SIGNAL)
 
 
 def do_cpus(seconds: float) -> float:
-    """How many CPUs two processes get that want one each."""
+    """Return how many CPUs two busy processes get together."""
     before, started = os.times(), time.monotonic()
     spinning = [Process(target=_spin, args=(seconds,)) for _ in range(2)]
     for process in spinning:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is killed beside the replicas: the daemon, the agent, the engine, at each step.
+"""Kills of the daemon, the agent and the engine: at the start, while serving, and at the stop.
 
-The agent is the process that the replicas' status comes from: with the local provider the shim of
-each replica, with an engine one for all of them.
+The agent is the process that reports the replicas' status: with the local provider the shim of each
+replica, with an engine one process for all replicas.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .harness import NAME, Harness
 
 
 def test_daemon_killed(harness: Harness) -> None:
-    """When the daemon is killed, sessions go on, and the next one adopts their replicas."""
+    """When the daemon is killed, sessions go on, and the next daemon adopts their replicas."""
     harness.launched()
     with harness.session() as session:
         life = session.ask("life")
@@ -48,7 +48,7 @@ def test_daemon_killed_while_stopping(harness: Harness) -> None:
 
 
 def test_daemon_stopped(harness: Harness) -> None:
-    """When the daemon is stopped, replicas go on until the next one adopts them."""
+    """When the daemon is stopped, replicas continue, and the next daemon adopts them."""
     address = harness.launched()["address"]
     life = harness.ask("life")
     harness.machine.ok("stop")
@@ -109,7 +109,7 @@ def test_agent_killed_under_sessions(harness: Harness) -> None:
 
 
 def test_agent_killed_while_starting(harness: Harness) -> None:
-    """When the agent is killed during a launch, this ends: ready, or failed with nothing left."""
+    """When the agent is killed during a launch, this succeeds, or fails and leaves nothing."""
     launch = harness.queued(start="print:begun;sleep:3")
     harness.until_printed("begun")
     harness.kill_agents()
@@ -175,7 +175,7 @@ def test_engine_killed_under_sessions(harness: Harness) -> None:
 
 
 def test_engine_gone(harness: Harness) -> None:
-    """While the engine is away, status says so, and a down that it is done when it is back."""
+    """While the engine is away, status says so, and a down is announced for its return."""
     harness.launched()
     harness.launched(name="other")
     assert harness.replica()["message"] is None
@@ -195,7 +195,7 @@ def test_engine_gone(harness: Harness) -> None:
 
 
 def test_engine_hangs(harness: Harness) -> None:
-    """While the engine hangs, sessions go on; a down then ends when it answers again."""
+    """While the engine hangs, sessions go on; a down ends when the engine answers again."""
     harness.launched()
     with harness.session() as session:
         life = session.ask("life")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exits of replicas that were ready: told by the same `ExitReason`, and followed by a restart."""
+"""Exits of ready replicas: each provider reports the same `ExitReason` and restarts them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openenvd.system.text.json_lines import Json
 from ..conftest import eventually
 from .harness import NAME, Harness
 
-# What is known of an exit beside how it was: other figures each time, other witnesses.
+# Facts of an exit that differ between runs and providers.
 OF_THIS_EXIT = {"pid", "seconds", "peak_bytes", "victim_pid", "victim_name"}
 OF_THE_WITNESS = {"detector", "evidence"}
 SAME = {"exit_code": None, "signal_number": None, "signal": None, "limit_bytes": None}
@@ -21,7 +21,7 @@ BUDGET_EXITS = 5  # within ten minutes; the next one is the last
 
 
 def assert_exit(replica: Json, **expected: object) -> None:
-    """The exit is the very same value with each provider."""
+    """Assert that the exit has this value, which is equal for all providers."""
     told = {k: v for k, v in replica["exit"].items() if k not in OF_THIS_EXIT | OF_THE_WITNESS}
     assert told == {**SAME, "certainty": "certain", **expected}
 
@@ -37,7 +37,7 @@ def test_crash_later(harness: Harness) -> None:
 
 
 def test_exit_code(harness: Harness) -> None:
-    """The exit code of a replica is told."""
+    """The exit code of a replica is shown."""
     harness.launched()
     harness.tell_server("exit:7")
     replica = harness.until_restarted()
@@ -46,7 +46,7 @@ def test_exit_code(harness: Harness) -> None:
 
 
 def test_crash_by_signal(harness: Harness) -> None:
-    """A replica that crashed is told with the signal's name."""
+    """A crash of a replica is shown with the signal's name."""
     harness.launched()
     harness.tell_server(f"signal:{signal.SIGABRT:d}")
     replica = harness.until_restarted()
@@ -54,7 +54,7 @@ def test_crash_by_signal(harness: Harness) -> None:
 
 
 def test_out_of_memory(harness: Harness) -> None:
-    """A replica that runs out of memory is told as such, with its limit, and restarted."""
+    """A replica that runs out of memory is restarted; the exit is shown with its limit."""
     harness.launched("--memory", "200M")
     harness.tell_server("hold:400")
     replica = harness.until_restarted()
@@ -64,7 +64,7 @@ def test_out_of_memory(harness: Harness) -> None:
 
 
 def test_kill_from_outside(harness: Harness) -> None:
-    """A replica that somebody kills is restarted, and not taken for one out of memory."""
+    """A replica that a person kills is restarted, and is not reported as out of memory."""
     harness.launched("--memory", "200M")
     harness.provider.kill(harness.machine, harness.replica(), signal.SIGKILL)
     replica = harness.until_restarted()
@@ -74,7 +74,7 @@ def test_kill_from_outside(harness: Harness) -> None:
 
 
 def test_memory_beyond_the_limit(harness: Harness) -> None:
-    """A step that goes beyond the limit is killed; client, status and log say why; others go on."""
+    """A step beyond the memory limit is killed; client, status and log say why; others go on."""
     harness.launched("--memory", "300M")
     word = harness.tell("hold", 600)
     assert "probably for memory" in word or "ran out of memory" in word, word
@@ -89,7 +89,7 @@ def test_memory_beyond_the_limit(harness: Harness) -> None:
 
 
 def test_memory_of_a_child(harness: Harness) -> None:
-    """A program that a step starts is killed for memory; that is told, and the session goes on."""
+    """A program that a step starts is killed for memory; status shows it; the session goes on."""
     harness.launched("--memory", "300M")
     with harness.session() as session:
         assert session.ask("child_holds", 600) == -signal.SIGKILL
@@ -104,7 +104,7 @@ def test_memory_of_a_child(harness: Harness) -> None:
 
 @pytest.mark.parametrize("victim", ["hold", "child_holds"])
 def test_kill_from_outside_after_one_for_memory(harness: Harness, victim: str) -> None:
-    """A replica that somebody kills is not out of memory, though a process of it once was."""
+    """A replica that a person kills is not reported as out of memory after an earlier such kill."""
     harness.launched("--memory", "300M")
     harness.tell(victim, 600)
     harness.told("was killed by the kernel at ")
@@ -116,7 +116,7 @@ def test_kill_from_outside_after_one_for_memory(harness: Harness, victim: str) -
 
 
 def test_crash_of_a_session(harness: Harness) -> None:
-    """A step that crashes in C code is told with its signal, to client, status and log."""
+    """A crash of a step in C code is shown with its signal to the client, in status and log."""
     harness.launched()
     assert "crashed with SIGSEGV" in harness.tell("signal", int(signal.SIGSEGV))
     exited = harness.told("was killed by SIGSEGV")
@@ -130,7 +130,7 @@ def test_crash_of_a_session(harness: Harness) -> None:
 
 
 def test_removed_behind_the_daemons_back(harness: Harness) -> None:
-    """A replica that somebody removes from its engine is said to be, and started again."""
+    """A replica that a person removes from its engine is reported as removed, and restarted."""
     harness.launched()
     harness.provider.remove_all(harness.machine)
     replica = harness.until_restarted()
@@ -140,7 +140,7 @@ def test_removed_behind_the_daemons_back(harness: Harness) -> None:
 
 
 def test_deaths_after_the_engine_is_restarted(harness: Harness) -> None:
-    """A restart of the engine forgets no kill for memory, and makes none of a kill by hand."""
+    """After a restart of the engine, kills for memory and kills by hand are still told apart."""
     harness.launched("--memory", "300M")
     harness.tell("hold", 600)
     harness.told("was killed by the kernel at ")
@@ -156,7 +156,7 @@ def test_deaths_after_the_engine_is_restarted(harness: Harness) -> None:
 
 
 def test_clients_see_an_exit(harness: Harness) -> None:
-    """A client whose replica exits sees the end of its connection at once."""
+    """When a replica exits, its clients' connections end at once."""
     harness.launched()
     with harness.session() as session:
         harness.provider.kill(harness.machine, harness.replica(), signal.SIGKILL)
@@ -165,7 +165,7 @@ def test_clients_see_an_exit(harness: Harness) -> None:
 
 
 def test_restart_budget(harness: Harness) -> None:
-    """A replica that exits again and again is given up, with the reason."""
+    """A replica that exits again and again is no longer restarted; status shows the reason."""
     harness.launched()
     for exits in range(BUDGET_EXITS):
         harness.tell_server("exit:7")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beside others: another home on the same engine, other users of its names, ports and tokens."""
+"""Separation: homes on the same engine, addresses, ports and tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_two_homes(make_harness: MakeHarness) -> None:
 
 
 def test_loopback(harness: Harness) -> None:
-    """Ports are open on the loopback interface alone."""
+    """Ports are open only on the loopback interface."""
     address = harness.launched()["address"]
     assert address.startswith("http://127.0.0.1:")
     assert harness.listening_at(address) == {"127.0.0.1"}
@@ -47,7 +47,7 @@ def test_port(harness: Harness) -> None:
 
 
 def test_taken_port(harness: Harness) -> None:
-    """A port that is taken is refused by its number, and nothing is left."""
+    """A port that is in use is refused with its number, and nothing is left."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         answer = harness.launch("--port", str(port))
@@ -57,7 +57,7 @@ def test_taken_port(harness: Harness) -> None:
 
 
 def test_token(harness: Harness) -> None:
-    """An environment with a token answers nobody who does not send it."""
+    """An environment with a token answers only clients that send it."""
     harness.launched("--token", "auto")
     with pytest.raises(HTTPError) as refused:
         harness.get("/metadata")

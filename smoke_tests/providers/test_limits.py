@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replica may use, and how many sessions it may have."""
+"""Limits of a replica: memory, CPU, sandbox and sessions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_sandbox(harness: Harness) -> None:
 
 
 def test_max_sessions(harness: Harness) -> None:
-    """A session more than there may be is refused as such, and there is room when one ends."""
+    """A session beyond the limit is refused with that reason, and fits when another one ends."""
     harness.launched("--max-sessions", "2", "--set", "admission-timeout=0.2")
     with harness.session():
         with harness.session():
@@ -41,7 +41,7 @@ def test_max_sessions(harness: Harness) -> None:
 
 
 def test_capacity(harness: Harness) -> None:
-    """Status shows how many sessions there are, and how many there may be."""
+    """Status shows the number of sessions and their limit."""
     harness.launched("--max-sessions", "8", "--replicas", "2")
     assert harness.environment()["max_sessions"] == 8
     with ExitStack() as sessions:

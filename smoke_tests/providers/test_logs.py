@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What replicas print."""
+"""Logs of replicas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .harness import NAME, Harness
 
 
 def read_until(follower: subprocess.Popen[str], text: str) -> None:
-    """Read what a command prints until a line has the text; its end is a failure."""
+    """Read a command's output until a line contains the text; its end is a failure."""
     assert follower.stdout is not None
     lines = []
     for line in follower.stdout:
@@ -30,7 +30,7 @@ def test_log(harness: Harness) -> None:
 
 
 def test_log_is_followed_across_restarts(harness: Harness) -> None:
-    """A log that is followed goes on when the replica is restarted."""
+    """A followed log continues when the replica is restarted."""
     harness.launched()
     follower = harness.machine.start("logs", NAME, "-f")
     harness.ask("print", "first life")
@@ -42,7 +42,7 @@ def test_log_is_followed_across_restarts(harness: Harness) -> None:
 
 
 def test_log_across_daemons(harness: Harness) -> None:
-    """What is printed while no daemon runs is in the log."""
+    """The log has what a replica prints while no daemon runs."""
     harness.launched()
     address = harness.environment()["address"]
     harness.machine.kill_daemon()
@@ -68,7 +68,7 @@ def test_log_of_each_replica(harness: Harness) -> None:
 
 
 def test_log_that_is_not_text(harness: Harness) -> None:
-    """Bytes that are no text, and lines without an end, harm no log."""
+    """A log continues after bytes that are not text, and after lines without an end."""
     harness.launched()
     harness.ask("write", [0xFF, 0xFE, 0x00, 0x41])
     harness.ask("print", " and then a line")

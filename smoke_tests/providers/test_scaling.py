@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More replicas, fewer, or others: behind the gateway, which any provider's are at."""
+"""Scaling, restarts and updates of replicas behind the gateway, with any provider."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def ids(harness: Harness) -> list[str]:
 
 
 def test_scaled_up_and_down(harness: Harness) -> None:
-    """Replicas are added at the same address, and taken away, and no session ends by it."""
+    """Replicas are added at the same address and removed, and no session ends."""
     address = harness.launched("--gateway")["address"]
     with harness.session() as first:
         life = first.ask("life")
@@ -34,7 +34,7 @@ def test_scaled_up_and_down(harness: Harness) -> None:
 
 
 def test_restarted(harness: Harness) -> None:
-    """A restart has other replicas in place of those that there were, and ends no session."""
+    """A restart replaces all replicas, and ends no session."""
     harness.launched("--gateway", "--replicas", "2")
     before = set(ids(harness))
     with harness.session() as session:
@@ -50,7 +50,7 @@ def test_restarted(harness: Harness) -> None:
 
 
 def test_update(harness: Harness) -> None:
-    """A launch of a name that runs replaces its replicas behind the gateway; no session ends."""
+    """A launch under a running name replaces its replicas behind the gateway; no session ends."""
     address = harness.launched("--gateway", "-e", "VERSION=1")["address"]
     with harness.session() as session:
         life = session.ask("life")
@@ -62,7 +62,7 @@ def test_update(harness: Harness) -> None:
 
 
 def test_scaled_by_its_sessions(harness: Harness) -> None:
-    """With `--max` there are more replicas when the slots are taken, and fewer afterwards."""
+    """With `--max`, replicas are added when all slots are taken, and removed afterwards."""
     harness.launched("--max", "2", "--max-sessions", "4", "--set", "scale-down=1")
     with ExitStack() as sessions:
         begun = [sessions.enter_context(harness.session()) for _ in range(2)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions: as on any server of OpenEnv's, whichever provider runs it."""
+"""Sessions: as on OpenEnv's own server, with every provider."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_client_of_openenv(harness: Harness, upstream: Path) -> None:
 
 
 def test_a_client_that_thinks_is_told(harness: Harness, upstream: Path) -> None:
-    """OpenEnv's client, which thought while its replica was killed, is told at its next step."""
+    """When a replica is killed between steps, OpenEnv's client gets the reason at its next step."""
     harness.launched()
     words = [str(upstream), "-c", THINKING, harness.environment()["address"]]
     with subprocess.Popen(
@@ -81,7 +81,7 @@ def test_routes(harness: Harness) -> None:
 
 
 def test_bad_message(harness: Harness) -> None:
-    """A message that does not fit gets an error with its code, and the session goes on."""
+    """An invalid message gets an error with its code, and the session goes on."""
     harness.launched()
     with harness.session() as session:
         answer = session.send({"type": "step", "data": {"no_such_field": 1}})
@@ -90,7 +90,7 @@ def test_bad_message(harness: Harness) -> None:
 
 
 def test_failing_step(harness: Harness) -> None:
-    """An exception in a step is the client's error, and harms no other session."""
+    """An exception in a step is reported to its client, and other sessions go on."""
     harness.launched()
     with harness.session() as other, harness.session() as session:
         message = {"type": "step", "data": {"do": "fail", "argument": "no such luck"}}
@@ -108,7 +108,7 @@ def test_replicas_share_the_sessions(harness: Harness) -> None:
 
 
 def test_rollout(harness: Harness, tmp_path: Path) -> None:
-    """A rollout plays its episodes there."""
+    """A rollout plays its episodes in the environment."""
     (tmp_path / "one").mkdir(exist_ok=True)
     (tmp_path / "one" / "policies.py").write_text("def greet(_):\n    return {'do': 'life'}\n")
     harness.launched()

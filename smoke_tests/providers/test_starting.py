@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting: ready, refused, crashed, never ready, called off; what a replica is started with."""
+"""Starting: ready, refused, crashed, never ready, cancelled; a replica's variables and GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_ready(harness: Harness) -> None:
 
 
 def test_answers_say_whose_they_are(harness: Harness) -> None:
-    """Answers say which environment, launch and replica they are from."""
+    """Answers name their environment, launch and replica."""
     harness.launched()
     health, headers = harness.get("/health")
     assert health["status"] == "healthy"
@@ -41,7 +41,7 @@ def test_crash_at_start(harness: Harness) -> None:
 
 
 def test_exception_at_start(harness: Harness) -> None:
-    """An exception at the start is told by its type and text."""
+    """An exception at the start is shown with its type and text."""
     answer = harness.launch(start="fail:no sample today")
     assert answer.code == 1, answer.text
     assert "RuntimeError: no sample today" in answer.err
@@ -49,7 +49,7 @@ def test_exception_at_start(harness: Harness) -> None:
 
 
 def test_signal_at_start(harness: Harness) -> None:
-    """A replica that a signal ends at its start is told with the signal's name."""
+    """The end of a replica by a signal at its start is shown with the signal's name."""
     answer = harness.launch(start=f"signal:{signal.SIGSEGV:d}")
     assert answer.code == 1, answer.text
     assert "SIGSEGV" in answer.err
@@ -93,7 +93,7 @@ def test_down_while_starting(harness: Harness) -> None:
 
 
 def test_variables(harness: Harness) -> None:
-    """Variables arrive as they were given, whatever characters they have."""
+    """Variables keep their values, whatever characters these contain."""
     harness.launched("-e", f"STRANGE={STRANGE}", "-e", "EMPTY=")
     with harness.session() as session:
         assert session.ask("environ", "STRANGE") == STRANGE
@@ -120,7 +120,7 @@ def test_gpus(harness: Harness) -> None:
 
 
 def test_too_few_gpus(harness: Harness) -> None:
-    """GPUs that are not there are refused, with how many there are."""
+    """A launch with more GPUs than there are is refused, with the number of GPUs."""
     harness.provider.fake_gpus(harness.machine, 1)
     answer = harness.launch("--gpus", "2")
     assert answer.code == 1, answer.text
@@ -129,7 +129,7 @@ def test_too_few_gpus(harness: Harness) -> None:
 
 
 def test_names_that_begin_alike(harness: Harness) -> None:
-    """Environments whose names begin alike are told apart."""
+    """Environments whose names begin alike are distinguished."""
     harness.launched(name="sample")
     harness.launched(name="sample-0")
     lives = {name: harness.ask("life", name=name) for name in ("sample", "sample-0")}

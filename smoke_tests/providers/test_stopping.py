@@ -18,7 +18,7 @@ def test_stop_with_grace(harness: Harness) -> None:
 
 
 def test_stop_after_grace(harness: Harness) -> None:
-    """What does not close in time is killed."""
+    """A replica whose sessions do not close in time is killed."""
     harness.launched()
     with harness.session() as session:
         session.ask("close_slowly", 600)
@@ -30,7 +30,7 @@ def test_stop_after_grace(harness: Harness) -> None:
 
 
 def test_down(harness: Harness) -> None:
-    """What is taken down is gone: replicas, ports and what was written down of it."""
+    """A down removes everything of an environment: replicas, ports and records."""
     address = harness.launched()["address"]
     harness.machine.ok("down", NAME)
     assert harness.names() == []
@@ -56,7 +56,7 @@ def test_down_of_a_crashing_replica(harness: Harness) -> None:
 
 
 def test_name_is_free_again(harness: Harness) -> None:
-    """What was taken down can be launched again by the same name, and at the same port."""
+    """After a down, an environment can be launched with the same name and port."""
     port = harness.chosen_port()
     address = harness.launched(*port)["address"]
     life = harness.ask("life")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is on an engine beside what was written down: this home's, and others'."""
+"""Instances on an engine without a record in this home: its own strays, and others'."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def strays(harness: Harness) -> list[str]:
 
 
 def test_strays(harness: Harness) -> None:
-    """What runs and nobody has written down is shown, and taken away by `down --strays` alone."""
+    """A replica without a record is shown as a stray, and only `down --strays` removes it."""
     harness.launched()
     replica = harness.replica()["id"]
     harness.machine.ok("stop")
@@ -33,7 +33,7 @@ def test_strays(harness: Harness) -> None:
 
 
 def test_labels_of_others(harness: Harness) -> None:
-    """What has other labels than this home's is neither shown nor touched."""
+    """Instances without this home's labels are neither shown nor touched."""
     harness.machine.ok("up")  # makes the home
     home = Layout(harness.machine.home).home_label
     labels = Labels("another", NAME, f"{NAME}-0-another", "another").to_labels()
@@ -51,7 +51,7 @@ def test_labels_of_others(harness: Harness) -> None:
 
 
 def test_name_taken_by_others(harness: Harness) -> None:
-    """What has the name of a replica that is gone is not touched, and status says so."""
+    """A foreign instance with the name of a lost replica is not touched, and status names it."""
     harness.launched()
     name = f"openenvd-{harness.replica()['id']}"
     harness.machine.ok("stop")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs from provider to provider: one class each, which says how to do what a fact needs.
+"""The differences between providers: each has a class that implements what the facts need.
 
-To add a provider: a class here, and its name in `PROVIDERS`. A fact that is nothing to a provider
-stands in its `does_not_apply`, by the name of the test, with the reason, which the page repeats; a
-known fault in its `does_not_hold`, from where it is to be removed when the test passes.
+To add a provider, add a class here and its name to `PROVIDERS`. A fact that does not apply to a
+provider is in its `does_not_apply`, by the name of the test, with the reason, which the page shows;
+a known fault is in its `does_not_hold`, and is removed from there when the test passes.
 """
 
 from __future__ import annotations
@@ -49,60 +49,60 @@ Json = dict[str, Any]
 class UnderTest:
     """A provider, its engine, and what people do to replicas from outside.
 
-    A method that is not overridden suits processes of this machine, or raises an error: then the
-    facts that call it stand in `does_not_apply`.
+    A method of this class suits processes of this machine, or raises an error: a provider that does
+    not override it has the facts that call it in `does_not_apply`.
     """
 
     name: ClassVar[str]
-    gpu_variable: ClassVar[str] = "CUDA_VISIBLE_DEVICES"  # says which GPUs a replica has
+    gpu_variable: ClassVar[str] = "CUDA_VISIBLE_DEVICES"  # names the GPUs of a replica
     does_not_apply: ClassVar[Mapping[str, str]] = {}
     does_not_hold: ClassVar[Mapping[str, str]] = {}
 
     def why_not(self) -> str | None:
-        """Why it cannot be tried on this machine; None when it can."""
+        """Return why it cannot be tested on this machine, or None."""
         return None
 
     def engine_version(self) -> str:
-        """The name and version of its engine, where it can be tried; empty when it has none."""
+        """Return the name and version of its engine, if it can be tested; empty without one."""
         return ""
 
     def engine(self, folder: Path) -> AbstractContextManager[None]:
-        """Run its engine for as long as the facts are tried, below a temporary folder."""
+        """Run its engine, with files below a temporary folder, while the facts are tested."""
         return nullcontext()
 
     def variables(self) -> dict[str, str]:
-        """What the daemon needs to find the engine."""
+        """Return the variables by which the daemon finds the engine."""
         return {}
 
     def source(self, folder: Path) -> tuple[str, ...]:
-        """What `launch` is told to run the sample environment: source and options."""
+        """Return the arguments of `launch` for the sample environment: source and options."""
         shutil.copy(SAMPLE, folder)
         return ("sample_env:Sample", "--provider", self.name)
 
     def replicas_of(self, machine: Machine) -> list[str]:
-        """The replicas of one home that the engine itself says are running."""
+        """Return the replicas of one home that run according to the engine itself."""
         raise NotImplementedError
 
     def kill(self, machine: Machine, replica: Json, number: signal.Signals) -> None:
-        """Send a signal to a replica, as `status` shows it, past everything that is ours."""
+        """Send a signal to a replica, which `status` describes, without our own code."""
         os.kill(replica["pid"], number)
 
     def fake_gpus(self, machine: Machine, count: int) -> list[str]:
-        """Let the engine have so many GPUs; return their names in `CUDA_VISIBLE_DEVICES`."""
+        """Give the engine this number of GPUs; return their names in `CUDA_VISIBLE_DEVICES`."""
         devices = [str(4 + number) for number in range(count)]
         machine.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         return devices
 
     def start_foreign(self, name: str, labels: Mapping[str, str]) -> str:
-        """Start something on the engine that is not ours; return its id."""
+        """Start a foreign instance on the engine; return its id."""
         raise NotImplementedError
 
     def stop_foreign(self) -> list[str]:
-        """Remove what `start_foreign` has started; return the ids of what was still running."""
+        """Remove the foreign instances; return the ids of those that still ran."""
         raise NotImplementedError
 
     def remove_all(self, machine: Machine) -> None:
-        """Remove the replicas of a home from the engine, past everything that is ours."""
+        """Remove the replicas of a home from the engine, without our own code."""
         raise NotImplementedError
 
     def stop_engine(self) -> None:
@@ -110,15 +110,15 @@ class UnderTest:
         raise NotImplementedError
 
     def kill_engine(self) -> None:
-        """`kill -9` the engine."""
+        """Kill the engine by SIGKILL."""
         raise NotImplementedError
 
     def hung_engine(self) -> AbstractContextManager[None]:
-        """Have the engine take requests, and answer none."""
+        """Let the engine accept requests without answering any."""
         raise NotImplementedError
 
     def start_engine(self) -> None:
-        """Start it again; return when it answers."""
+        """Start the engine again; return when it answers."""
         raise NotImplementedError
 
 
@@ -159,7 +159,7 @@ def _is_shim(process: psutil.Process) -> bool:
 
 
 class Docker(UnderTest):
-    """Containers of a Docker engine of this run's own."""
+    """Containers of a Docker engine that belongs to this run."""
 
     name: ClassVar[str] = "docker"
     is_swarm: ClassVar[bool] = False
@@ -209,7 +209,7 @@ class Docker(UnderTest):
 
     def stop_foreign(self) -> list[str]:
         words = ("ps", "--quiet", "--no-trunc", "--filter", f"label={FOREIGN}")
-        found = self._engine.docker(*words).split()[::-1]  # the newest are told first
+        found = self._engine.docker(*words).split()[::-1]  # Docker lists the newest first
         self._engine.docker("rm", "--force", *found)
         return found
 
@@ -235,7 +235,7 @@ class Docker(UnderTest):
 
 
 class Swarm(Docker):
-    """Services of a swarm of one node, of this run's own."""
+    """Services of a swarm of one node that belongs to this run."""
 
     name: ClassVar[str] = "swarm"
     is_swarm: ClassVar[bool] = True
@@ -277,12 +277,12 @@ class Swarm(Docker):
 
 
 def _sample_archive(cache: Path) -> Path:
-    """Where the image of the sample environment is kept, with its base."""
+    """Return the archive of the sample environment's image, with its base."""
     return cache / f"sample-and-base-{_digest()}.tar"
 
 
 def _build_sample(engine: DockerEngine, folder: Path, archive: Path) -> None:
-    """Build the image of the sample environment, and keep it in the place of older ones."""
+    """Build the image of the sample environment, and keep it instead of older ones."""
     shutil.copy(SAMPLE, folder)
     with new_machine(folder / "home") as machine:
         machine.environ["DOCKER_HOST"] = engine.host
@@ -325,7 +325,7 @@ for name in sys.argv[1:]:
 
 
 class Ray(UnderTest):
-    """Actors of a Ray cluster of this run's own, whose nodes are all this machine."""
+    """Actors of a Ray cluster that belongs to this run; all its nodes are this machine."""
 
     name: ClassVar[str] = "ray"
     does_not_apply: ClassVar[Mapping[str, str]] = {
@@ -407,7 +407,7 @@ class Ray(UnderTest):
 
 
 def _digest() -> str:
-    """Of everything that the image of the sample environment is made of, as far as we know."""
+    """Return a digest of the known inputs of the sample environment's image."""
     digest = hashlib.sha256()
     for path in sorted([SAMPLE, *(REPOSITORY / "env_host").rglob("*.py")]):
         digest.update(path.read_bytes())
@@ -416,7 +416,7 @@ def _digest() -> str:
 
 @contextmanager
 def fake_gpu_hook(folder: Path) -> Iterator[None]:
-    """Have a Docker engine believe that NVIDIA's container toolkit is installed."""
+    """Make a Docker engine behave as if NVIDIA's container toolkit were installed."""
     hook = folder / "bin" / "nvidia-container-runtime-hook"
     hook.parent.mkdir()
     hook.write_text("#!/bin/sh\n")
@@ -428,7 +428,7 @@ def fake_gpu_hook(folder: Path) -> Iterator[None]:
 
 
 class Slurm(UnderTest):
-    """Jobs of a Slurm cluster of this run's own, whose nodes are all this machine."""
+    """Jobs of a Slurm cluster that belongs to this run; all its nodes are this machine."""
 
     name: ClassVar[str] = "slurm"
     does_not_apply: ClassVar[Mapping[str, str]] = {
@@ -490,7 +490,7 @@ class Slurm(UnderTest):
 
 
 class Kubernetes(UnderTest):
-    """Pods of a Kubernetes cluster of this run's own: a real one, of one node."""
+    """Pods of a real Kubernetes cluster of one node that belongs to this run."""
 
     name: ClassVar[str] = "kubernetes"
     gpu_variable: ClassVar[str] = "NVIDIA_VISIBLE_DEVICES"
@@ -580,7 +580,7 @@ def _runs(pod: Json) -> bool:
 
 
 def _version(program: str, option: str) -> str:
-    """The first word with a digit of what a program says of itself."""
+    """Return the first word with a digit in a program's output."""
     path = shutil.which(program, path=os.pathsep.join([os.environ["PATH"], SYSTEM_PATH]))
     said = subprocess.run([path or program, option], capture_output=True, text=True, check=True)
     return next(word for word in said.stdout.split() if word[0].isdigit()).rstrip(",")

@@ -90,7 +90,7 @@ def test_the_gateway_ends_with_a_daemon_that_is_stopped_before_it_could_stop_it(
         machine.ok("down", "echo")
         stopped = machine.start("stop")
         eventually(lambda: not is_listening(daemon))
-        time.sleep(1)  # until it has ended its tasks, which nothing outside shows
+        time.sleep(1)  # until it has ended its tasks, which cannot be seen from outside
         assert psutil.pid_exists(pid)
     assert stopped.wait(60) == 0
     assert not psutil.pid_exists(pid)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An environment that nobody uses sleeps, and no client of upstream's ever notices."""
+"""An idle environment sleeps, and upstream's clients do not notice."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..conftest import Machine, eventually
 
 IDLE_SECONDS = "0.3"
 
-# Clients come one after another, or a few at once, at random moments around the time-out. One
-# process has them all: to import upstream's package takes seconds.
+# Clients connect one after another, or a few at once, at random moments around the idle time-out.
+# They share one process, because importing upstream's package takes seconds.
 ROUNDS = 20
 CLIENTS = """
 import asyncio, json, random, sys
@@ -50,7 +50,7 @@ Clients = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def clients(upstream: Path) -> Iterator[Clients]:
-    """Has clients come, for so many rounds; returns their figures."""
+    """A function that runs clients for a number of rounds, and returns their figures."""
     pipe = subprocess.PIPE
     command = [str(upstream), "-c", CLIENTS]
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
@@ -68,7 +68,7 @@ def clients(upstream: Path) -> Iterator[Clients]:
 
 
 def launch(machine: Machine, *words: str) -> str:
-    """Launch one that sleeps soon; its address."""
+    """Launch an environment that soon sleeps; returns its address."""
     options = ["--shards", "1", "--idle-timeout", IDLE_SECONDS, *words, "--json"]
     address: str = machine.ok("launch", "echo", *options).json["environment"]["address"]
     return address

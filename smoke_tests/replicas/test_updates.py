@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An environment is updated under its sessions; an update that fails leaves it as it was."""
+"""An environment is updated while it has sessions; a failed update leaves it as it was."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from openenvd.client.session import Session
 
 from ..conftest import Machine, eventually
 
-# Its observations say which version it is; a version may wait for a file, or have no sessions.
+# Its observations contain its version; a version may wait for a file, or refuse sessions.
 VERSIONED = """
 import os, time
 from openenvd.env_host.bundled.echo.environment import EchoEnvironment
@@ -42,7 +42,7 @@ Update = Callable[..., list[str]]
 
 @pytest.fixture
 def versioned(write_environment: Callable[[str], str]) -> Update:
-    """The arguments that launch a version of `trial`."""
+    """Return the arguments that launch a version of `trial`."""
     source = write_environment(VERSIONED)
 
     def arguments(version: str, *more: str) -> list[str]:
@@ -52,7 +52,7 @@ def versioned(write_environment: Callable[[str], str]) -> Update:
 
 
 def step(session: Session) -> str:
-    """Take a step; the version that has answered."""
+    """Take a step; returns the version that has answered."""
     return str(session.step({"message": "hello"}).observation["echoed_message"])
 
 
@@ -69,7 +69,7 @@ def version_at(address: str) -> str:
 
 
 def generations(machine: Machine) -> dict[int, str]:
-    """The state of each generation of `trial`, by its number."""
+    """Return the state of each generation of `trial`, by its number."""
     found = machine.status("trial")["environments"][0]["generations"]
     return {each["number"]: each["state"] for each in found}
 
@@ -84,7 +84,7 @@ def run_folders(machine: Machine) -> list[str]:
 
 
 def is_undisturbed(machine: Machine, before: list[dict[str, Any]]) -> bool:
-    """Whether the replicas are those of before, and nothing else is left."""
+    """Return whether the replicas are the earlier ones, and nothing else is left."""
     known = [(each["id"], each["pid"], each["restarts"]) for each in before]
     now = [(each["id"], each["pid"], each["restarts"]) for each in replicas(machine)]
     return now == known and run_folders(machine) == sorted(each["id"] for each in before)
@@ -124,7 +124,7 @@ def test_an_update_that_fails_its_sessions_changes_nothing(
 def test_new_sessions_get_the_new_version_as_soon_as_the_launch_returns(
     machine: Machine, versioned: Update, more: list[str]
 ) -> None:
-    """And until then the old or the new one: no client is refused, however many connect."""
+    """Before that, they get the old or the new one: no client is refused, however many connect."""
     address = machine.ok(*versioned("0", *more, "--json")).json["environment"]["address"]
     has_ended = threading.Event()
 
@@ -157,7 +157,7 @@ def test_the_gateway_runs_while_a_generation_that_is_behind_it_starts_or_drains(
     wait = ["-e", f"WAIT={tmp_path / 'wait'}", "--gateway", "--async"]
     update = machine.ok(*versioned("2", *wait)).out.strip()
     eventually(lambda: len(replicas(machine)) == 2)
-    for name in ("one", "two"):  # the daemon looks again whether the gateway is wanted
+    for name in ("one", "two"):  # each time the daemon checks whether the gateway is wanted
         machine.ok("launch", "echo", "--name", name)
     found = gateway()
     assert found is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`datasets` of Hugging Face reads in FOLDER what we read, row for row (`docs/rollouts.md`)."""
+"""Hugging Face's `datasets` reads the same rows from FOLDER as we do (`docs/rollouts.md`)."""
 
 from __future__ import annotations
 

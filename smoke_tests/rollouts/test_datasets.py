@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of rollouts are datasets of Hugging Face's own library, from the package index.
+"""Hugging Face's own library, from the package index, loads folders of rollouts.
 
-It has a virtual environment of its own (400 MB), kept between runs as upstream's is. What is
-written here is what its guessing of types falls over: observations of many forms, values that are
-null at first, arrays that come late, rows larger than what it reads at a time.
+It has a virtual environment of its own (400 MB), kept between runs like upstream's. The episodes
+contain what confuses its inference of types: observations of many forms, values that are null at
+first, arrays that come late, rows larger than the block that it reads at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from openenvd.rollouts.folder.writer import RolloutWriter
 from ..conftest import REPOSITORY, Machine, install, output_of, python_with, smoke_cache
 from ..pages import name_of, pages_that_need, run_blocks
 
-# Whichever is first installs what it needs.
+# The test that runs first installs the package.
 pytestmark = [pytest.mark.timeout(400), pytest.mark.long]
 
 DATASETS_REQUIREMENT = "datasets==5.2.0"
@@ -42,7 +42,7 @@ OBSERVATIONS = [
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    """A Python that has `datasets`, and ours as it is now."""
+    """A Python that has `datasets`, and our package in its present state."""
     found = python_with(DATASETS_REQUIREMENT)
     with smoke_cache():
         install(found.parents[1], str(REPOSITORY))
@@ -50,7 +50,7 @@ def python() -> Path:
 
 
 def steps(episode: int) -> Iterator[Step]:
-    """Early episodes have no rewards, no info and no arrays; the last has all of them."""
+    """Make an episode's steps: early ones have no rewards, info or arrays; the last one has all."""
     for number, observation in enumerate(OBSERVATIONS[: 3 * (episode + 1)]):
         if episode == 0:
             yield Step.of(observation, number, None, False)
@@ -62,7 +62,7 @@ def steps(episode: int) -> Iterator[Step]:
 
 
 async def write(folder: Path, episodes: int) -> None:
-    """The last, which is large, is followed by one that failed."""
+    """Write the episodes: the last one, which is large, is followed by a failed one."""
     async with await RolloutWriter.open(folder) as writer:
         for number in range(episodes):
             for at, step in enumerate(steps(number)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts through a real daemon that is killed, or its worker; every episode exactly once."""
+"""Rollouts whose daemon or worker is killed: every episode is in the folder exactly once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from openenvd.rollouts.folder.readers import episodes_in
 from ..conftest import Machine, eventually, free_port
 
 EPISODES = 60
-CALLS = 150  # of a policy's: what a worker plays of it until it may go on; 15 episodes
+CALLS = 150  # of a policy until its worker has to wait; 15 episodes
 POLICIES = """
 import asyncio, os
 
@@ -46,7 +46,7 @@ def write_policies(folder: Path) -> None:
 
 
 def begin(machine: Machine, policy: str = "slowly", *more: str) -> str:
-    """An asynchronous rollout that plays some episodes, and the others with `go_on`; its id."""
+    """Begin a rollout that plays some episodes, and the others after `go_on`; returns its id."""
     folder = machine.home.parent
     (folder / "stay").touch()
     write_policies(folder)
@@ -147,7 +147,7 @@ def test_groups_are_whole_after_each_kill_and_have_the_advantages_of_their_membe
 
 
 def test_a_rollout_never_plays_in_another_environment_at_its_address(machine: Machine) -> None:
-    """Its episodes were recorded as those of the environment that had been taken down."""
+    """Otherwise its episodes would be recorded as those of an environment that was taken down."""
     write_policies(machine.home.parent)
     port = str(free_port())
     machine.ok("launch", "echo", "--name", "trained", "--shards", "1", "--port", port)
@@ -180,7 +180,7 @@ class Sample(EchoEnvironment):
 def test_a_rollout_stays_with_the_generation_that_it_began_with(
     machine: Machine, write_environment: Callable[[str], str], ends: bool
 ) -> None:
-    """An update to other code under the name: its episodes would be taken for the same."""
+    """Otherwise the folder would mix episodes of the code before and after an update."""
     folder = machine.home.parent
     write_policies(folder)
     machine.ok("launch", write_environment(VERSIONED.replace("VERSION", "old")), "--name", "trial")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of habits, from what the habits declare; the site is built with it."""
+"""The site's page of habits, made from the habits' declarations."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def render() -> str:
 
 
 def cell(habit: Habit, way: str, reasons: dict[str, int]) -> str:
-    """One word, with the number of its reason or the name of its entry."""
+    """Return one word, with the number of its reason or the name of its entry."""
     declared = habit.declared(way)
     if declared.startswith(BETTER):
         why = declared.removeprefix(BETTER)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Habits of environments' authors, under upstream's own server and under ours; both compared.
+"""Compares upstream's own server with ours by habits of environments' authors.
 
     habits of one module, or one alone ──▶ project ─┬─▶ uvicorn, in a Python without ours ──┐
                                                     ├─▶ openenv launch ─────────────────────┤
@@ -8,15 +8,14 @@
               for each habit: `in_project/talk.py` talks to the server, then what is left ◀─┘
 
 `talk.py` is upstream's client: one session has the habit, a bystander steps before and after it,
-and a later session has it again. `compare` takes what was seen there and here, and says of each
-difference whether ours is better, worse, or other: a session that is answered is better than one
-that gets an error, and that better than one that ends; one that ends with a reason is better than
-one that is disconnected, and that better than one that is left waiting. Processes that are left
-when all sessions have ended are worse than none; other files are a difference.
+and a later session has it again. `compare` classifies each difference: ours is better, worse, or
+other. From best to worst, a session is answered, gets an error, ends with a reason, is
+disconnected, or waits in vain. Processes that are left when all sessions have ended are worse than
+none; other files are a difference.
 
-Each server has a copy of the project, a `TMPDIR` and an environment variable of its own, by which
-what it started is found. One that serves a module is used by all its habits; after a habit by which
-it has ended, it is started again. A few habits share two servers, one of them for coroutines.
+Each server has a copy of the project, a `TMPDIR`, and an environment variable that marks the
+processes it started. All habits of a module use the same server, which is started again after a
+habit that has ended it. A few habits share two servers, one of them for coroutines.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ dependencies = {json.dumps(list(REQUIREMENTS))}
 MANIFEST = "spec_version: 1\nname: habit_env\ntype: space\nruntime: fastapi\napp: server.app:app\n"
 WAYS = {"shared": (), "isolated": ("--isolate",), "docker": ("--provider", "docker")}
 VARIABLE = "SAME_AS_UPSTREAM"
-ANSWER_SECONDS = 15.0  # a session waits for
+ANSWER_SECONDS = 15.0  # that a session waits
 START_SECONDS = 300.0  # on a busy machine, where an image is made first
-TOO_LATE = "--set timeout="  # the advice to whoever's launch took longer
+TOO_LATE = "--set timeout="  # part of the advice when a launch took longer
 OF_SERVERS = r"^openenvd: host|docker-init|env_host/__main__|multiprocessing.resource_tracker"
 STOP_SECONDS = 10.0
 SETTLE_SECONDS = 4.0  # processes whose sessions have ended may still be there
@@ -68,12 +67,12 @@ Json = Any
 
 @dataclass
 class Seen:
-    """What one server made of one habit."""
+    """The behaviour of one server with one habit."""
 
-    said: dict[str, list[Json]] = field(default_factory=dict)  # by who was answered
+    said: dict[str, list[Json]] = field(default_factory=dict)  # answers by session
     left: list[str] = field(default_factory=list)  # processes, after the sessions
     left_at_the_end: list[str] = field(default_factory=list)  # after the server
-    files: list[str] | None = None  # a container's are not looked at
+    files: list[str] | None = None  # None: a container's are not compared
     failure: str = ""  # why the server did not start
 
 
@@ -140,9 +139,9 @@ class Trial:
     """Runs groups of habits on all servers.
 
     Args:
-        machine: Whose `openenv` is used.
-        upstream: A Python with `REQUIREMENTS` and without ours.
-        ways: Ours, by the names of `WAYS`.
+        machine: The machine whose `openenv` is used.
+        upstream: A Python with `REQUIREMENTS` and without our package.
+        ways: The ways of our server, by their names in `WAYS`.
     """
 
     def __init__(self, machine: Machine, upstream: Path, ways: tuple[str, ...]) -> None:
@@ -150,10 +149,10 @@ class Trial:
         self._upstream = upstream
         self._ways = ways
         self._folder = machine.home.parent / "trials"
-        self._launching = Lock()  # images that are built beside each other share no layers
+        self._launching = Lock()  # images that are built at the same time share no layers
 
     def run(self, habits: Sequence[Habit], jobs: int = 2) -> dict[str, dict[str, Seen]]:
-        """What was seen of each habit, by its name and by the server's."""
+        """Run habits on all servers; returns the behaviour by the names of habit and server."""
         found: dict[str, dict[str, Seen]] = {}
         groups = groups_of(habits)
         with ThreadPoolExecutor(jobs) as pool:
@@ -251,10 +250,10 @@ class Place:
         self._temporary = _made(folder / "tmp")
         self.variables = {VARIABLE: str(folder), "TMPDIR": str(self._temporary)}
         self.server: subprocess.Popen[bytes] | None = None
-        self._own: set[int] = set()  # processes that are the server's own
+        self._own: set[int] = set()  # the server's own processes
 
     def is_over(self, address: str) -> bool:
-        """Whether upstream's server has ended; ours is started again, which is waited for."""
+        """Return whether upstream's server has ended; wait for ours, which is restarted."""
         if self.server is not None:
             return not _answers(address)
         eventually(lambda: _answers(address), within=START_SECONDS)
@@ -298,7 +297,7 @@ class Place:
             return False
 
     def _is_the_servers(self, process: psutil.Process) -> bool:
-        """It was there before, is another shard or host, or ends with its parent."""
+        """Return whether a process is older, another shard or host, or ends with its parent."""
         with suppress(psutil.Error):
             parent = process.parent()
             if "shard" in process.name():
@@ -342,7 +341,7 @@ def compare(theirs: Seen, ours: Seen) -> list[Finding]:
 
 
 def is_as_declared(habit: Habit, way: str, findings: list[Finding]) -> bool:
-    """Whether the differences are those that a habit has declared."""
+    """Return whether the differences are those that a habit declares."""
     declared = habit.declared(way)
     kinds = {finding.kind for finding in findings}
     if declared.startswith(ON_PURPOSE):
@@ -362,7 +361,7 @@ def _compared(theirs: Json, ours: Json) -> str:
 
 
 def _rank(answer: Json) -> int:
-    """How bad an answer is: none, an error, the session's end with a reason, without, silence."""
+    """Rank an answer: a result, an error, an end with a reason, one without, or silence."""
     raised = str((answer or {}).get("raised", ""))
     if not raised:
         return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What authors of environments do works here as under upstream's own server, or better."""
+"""Habits of environments' authors work here as on upstream's own server, or better."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .run import REQUIREMENTS, Seen, Trial, compare, is_as_declared
 WAYS = ("shared", "isolated")
 Outcomes = dict[str, dict[str, Seen]]
 
-# One that is alone has a project and three servers of its own, which the long form alone starts.
+# A habit that is alone has a project and three servers of its own: only the long form runs it.
 ROWS = [
     pytest.param(habit, id=habit.name, marks=[pytest.mark.long] if habit.alone else [])
     for habit in all_habits()
@@ -24,7 +24,7 @@ ROWS = [
 def tried(
     request: pytest.FixtureRequest, temporary: pytest.TempPathFactory, *ways: str, **environ: str
 ) -> Outcomes:
-    """What was seen of the habits whose tests run, of the tests that use this fixture."""
+    """The behaviour of the habits whose tests run, among the tests that use this fixture."""
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     using = [item for item in items if request.fixturename in item.fixturenames]
     habits = [item.callspec.params["habit"] for item in using]

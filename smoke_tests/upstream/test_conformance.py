@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frame for frame what upstream's own server answers: the env host's suite, upstream at hand."""
+"""The env host's suite of conformance, which compares each frame with upstream's own server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ..conftest import REPOSITORY, UPSTREAM_REQUIREMENT, output_of, python_with
 
-OLDER = ("openenv==0.3.1", "fastmcp>=3,<4")  # what most of upstream's environments lock
+OLDER = ("openenv==0.3.1", "fastmcp>=3,<4")  # as most of upstream's environments lock them
 
 
 @pytest.mark.timeout(600)  # it may install an environment, and import it for the first time

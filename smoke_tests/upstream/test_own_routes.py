@@ -15,7 +15,7 @@ from ..conftest import Machine
 from .test_upstream import run_upstream
 
 WAIT_SECONDS = 60.0
-SESSIONS = 8  # held meanwhile, so that there is more than one shard
+SESSIONS = 8  # kept open, so that there is more than one shard
 
 GRADIO_CLIENT = """
 import sys
@@ -31,7 +31,7 @@ print("gradio client ok")
 
 
 def ask(address: str, method: str, path: str, body: Any = None) -> Any:
-    """The answer of one request, on a connection of its own."""
+    """Send one request on a new connection; returns its answer."""
     headers = {"content-type": "application/json"}
     data = None if body is None else json.dumps(body).encode()
     request = Request(address + path, data, headers, method=method)
@@ -47,7 +47,7 @@ def files_of(folder: Path) -> dict[Path, bytes]:
 def test_the_web_interface_has_one_environment_with_several_shards(
     machine: Machine, upstream: Path, project: Path
 ) -> None:
-    """The project is served as it is: none of its files is changed by that."""
+    """Serving the project changes none of its files."""
     before = files_of(project)
     words = ["--shards", "4", "--max-sessions", "16", "-e", "ENABLE_WEB_INTERFACE=true"]
     machine.ok("launch", str(project), *words, timeout=600)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where upstream's package is installed beside ours: its clients, its commands, its pages."""
+"""Upstream's package installed beside ours: its clients, its commands, its pages."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_both_sets_of_commands_work_where_both_are_installed(
 def test_the_blocks_of_a_page_that_need_upstreams_package_run(
     machine: Machine, both: Path, page: Path
 ) -> None:
-    """With an environment of the test's own, where they name an address and its token."""
+    """The test's environment replaces an address and its token in them."""
     machine.command = str(both.with_name("openenv"))
     replaced = {}
     if SHOWN_ADDRESS in script_of(page, "upstream"):

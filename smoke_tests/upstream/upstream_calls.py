@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `upstream_envs` asks of each of upstream's environments, and what they need for it.
+"""The calls of `upstream_envs` to each of upstream's environments, and what these need.
 
 A call names a method of the environment's own client. The fields of a `step` become its own action.
-Each conversation has something that the environment refuses, where it refuses anything.
+Each conversation contains a call that the environment refuses, if it refuses any.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOOLS: Call = ("list_tools", {})
 
 @dataclass(frozen=True)
 class Conversation:
-    """The calls of one session, and what the environment's image brings beside its packages.
+    """The calls of one session, and what the environment's image has beside its packages.
 
     `{project}` in a variable's value is the project's folder, `{data}` that of the files.
     """
@@ -42,11 +42,11 @@ class Conversation:
     calls: tuple[Call, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     packages: tuple[str, ...] = ()  # `openenv launch --with`
-    files: Mapping[str, str] = field(default_factory=dict)  # in the place of a data set
-    is_stateless: bool = False  # a server that has had a session answers the next one likewise
+    files: Mapping[str, str] = field(default_factory=dict)  # instead of a data set
+    is_stateless: bool = False  # a server answers a later session like the first one
 
     def variables_of(self, project: Path, data: Path) -> dict[str, str]:
-        """What the environment's image sets, or a fixture of upstream's tests."""
+        """Return the variables that the environment's image or upstream's tests set."""
         values = {"project": project, "data": data}
         return {name: text.format(**values) for name, text in self.variables.items()}
 
@@ -81,7 +81,7 @@ CONVERSATIONS: dict[str, Conversation] = {
     "atari_env": _calls(
         reset(), step(action_id=2), step(action_id=0), step(action_id=99), STATE, reset(), STATE
     ),
-    # Besides: Playwright's Chromium; the pages (the package `miniwob`) in the folder of the data.
+    # It also needs Playwright's Chromium, and the package `miniwob`'s pages in the data folder.
     "browsergym_env": _calls(
         reset(seed=1),
         step(action_str="noop()"),
@@ -226,7 +226,7 @@ CONVERSATIONS: dict[str, Conversation] = {
         reset(), step(action="water", x=1, y=1), step(action="wait"), step(action="fly"), STATE
     ),
 }
-# What `openenv init` generates, whichever version of it.
+# Calls for what any version of `openenv init` generates.
 GENERATED = Conversation(
     (
         reset(seed=1, episode_id="one"),

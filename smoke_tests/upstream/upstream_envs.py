@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upstream's environments, unchanged: on upstream's server and on ours, by their own clients.
+"""Compares upstream's server with ours, by upstream's unchanged environments and their clients.
 
     python -m smoke_tests.upstream.upstream_envs --upstream-source DIR [--only echo_env,chess_env]
         [--json FILE [--resume]] [--work DIR] [--jobs N]
     python -m smoke_tests.upstream.upstream_envs --short [--only env_0_2_3,env_0_10_0] [--jobs N]
 
-DIR is a checkout of upstream's repository, which whoever runs this has fetched: each `envs/*/` in
-it is installed and launched by `openenv launch`. Nothing but dependencies is downloaded, by uv.
-`--short` tries what `openenv init` of six versions of upstream's package generates. What the image
-of an environment brings beside its packages is in `upstream_calls`, where it can be had: further
-packages (`launch --with`), variables, and a few small files in the place of a data set.
+DIR is an existing checkout of upstream's repository: `openenv launch` installs and launches each
+`envs/*/` in it. uv downloads dependencies; nothing else is downloaded. `--short` tries what
+`openenv init` of six versions of upstream's package generates. `upstream_calls` has what an
+environment's image has beside its packages, as far as possible: further packages (`launch --with`),
+variables, and a few small files instead of a data set.
 
     openenv launch DIR ──▶ ours ──────────┐                  ┌──▶ the same?
     PYTHON -m uvicorn, twice ─▶ upstream's ┴─ typed client ──┘       PYTHON: the project's own
 
-What is compared: what the client returns or raises, every message that it receives, and the
-answers to `GET /health`, `/metadata` and `/schema`. Values that are not the same in two runs of
-upstream's own server are compared by their JSON type alone, and listed. When one of them is neither
-an id nor a time, the environment draws random numbers that no seed of ours reaches, on which all
-that follows may depend: then all values are compared by their type, keys by name ("by type").
+The program compares the client's results and exceptions, every message that it receives, and the
+answers to `GET /health`, `/metadata` and `/schema`. Values that differ between two runs of
+upstream's own server are listed, and compared only by their JSON type. If one of them is neither an
+id nor a time, the environment draws random numbers without our seed, and all later values may
+depend on them: then all values are compared by type, and keys by name ("by type").
 
 Exit code 1: an environment that works on upstream's server does not work on ours, or answers
-otherwise; or a process was left.
+differently; or a process was left.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ from .upstream_calls import CONVERSATIONS, GENERATED, Conversation
 from .upstream_suites import folder_for
 
 HERE = Path(__file__).resolve().parent
-LAUNCH_SECONDS = 900.0  # with the installation of everything
+LAUNCH_SECONDS = 900.0  # including the installation
 START_SECONDS = 120.0
 CONVERSATION_SECONDS = 240.0
 PAGE_SECONDS = 30.0
 STOP_SECONDS = 10.0
 SHORT_TEXT = 100  # of a value that differs
-MORE_RUNS = 3  # of upstream's server, before a difference is believed
+MORE_RUNS = 3  # of upstream's server, before a difference counts
 PATHS = ("/health", "/metadata", "/schema")
 SHORT_VERSIONS = ("0.2.3", "0.3.1", "0.4.2", "0.6.0", "0.8.0", "0.10.0")
-# The whole `openenv` of most versions imports gradio, which takes several seconds.
+# The `openenv` command of most versions imports gradio, which takes several seconds.
 INIT = "import typer; from openenv.cli.commands.init import init; typer.run(init)"
-MODERN_SECONDS = 1.6e9  # since 1970: a number beyond is taken for a time
+MODERN_SECONDS = 1.6e9  # since 1970: a larger number counts as a time
 ID_OR_TIME = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?|\d{4}-\d\d-\d\d[T ]|\d\d:\d\d:\d\d|/tmp/")
-# Ours says why a session cannot begin, upstream's does not.
+# Our server says why a session cannot begin, upstream's does not.
 FACTORY_FAILED = re.compile(r"Environment factory '.*' failed to create|could not be created: ")
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -80,7 +80,7 @@ ABSENT = object()  # a key that an object does not have
 
 @dataclass
 class Row:
-    """What was found out about one environment."""
+    """The results for one environment."""
 
     environment: str
     openenv: str = ""
@@ -95,7 +95,7 @@ class Row:
 
     @property
     def is_defect(self) -> bool:
-        """It works on upstream's server and not on ours, or answers otherwise."""
+        """Return whether it works only on upstream's server, or answers differently on ours."""
         return (self.upstream, self.ours) == ("works", "no") or bool(self.differences)
 
 
@@ -109,7 +109,7 @@ class Run:
 
     @property
     def why_not(self) -> str:
-        """Why the environment does not work there: it cannot be reset, or not be stepped."""
+        """Return why the environment cannot be reset or stepped on that server."""
         raised = [answer["raised"] for answer in self.answers[:2] if "raised" in answer]
         return self.failure or next(iter(raised), "")
 
@@ -174,7 +174,7 @@ class Examination:
         return theirs, ours
 
     def _python(self) -> Path | None:
-        """The project's own Python, once all is installed."""
+        """Return the project's own Python, after the installation."""
         try:
             project = resolve(str(self._folder), self._folder)
         except EnvironmentsError:
@@ -213,10 +213,10 @@ class Examination:
 
     @contextmanager
     def _upstream_server(self, python: Path) -> Iterator[str]:
-        """Upstream's server; its address.
+        """Run upstream's server; yields its address.
 
         Raises:
-            RuntimeError: it does not start; the last line of what it said.
+            RuntimeError: It does not start; the message has its last line.
         """
         app = f"{self._folder.name}.server.app:app"
         program = str(HERE / "in_project_venv" / "serve_app.py")
@@ -241,7 +241,7 @@ class Examination:
         return {**self._machine.environ, **self._variables}
 
     def _converse(self, python: Path, *addresses: str) -> list[Run]:
-        """The same conversation with each, by one process: importing a client takes seconds."""
+        """Have the same conversation with each server, in one process: its imports take seconds."""
         program = str(HERE / "in_project_venv" / "typed_client.py")
         try:
             done = subprocess.run(
@@ -324,20 +324,20 @@ class Comparison:
 
 
 def with_own_path(text: str, home: Path, folder: Path) -> str:
-    """The project's folder by its own path: ours imports it through a link in the run folder."""
+    """Replace our run folder's link to the project by the project's path."""
     link = rf"{re.escape(str(home))}/run/[^/]+/imports/{folder.name}\b"
     return re.sub(link, lambda _: str(folder), text)
 
 
 def _same(one: Json, other: Json) -> bool:
-    """JSON's equality: 1 is not true, and not 1.0; NaN is NaN."""
+    """Compare like JSON: 1 differs from true and from 1.0; NaN equals NaN."""
     if one is ABSENT or other is ABSENT:
         return one is other
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def _type_of(value: Json) -> str:
-    """The JSON type: there are numbers, and no integers."""
+    """Return the JSON type; integers are numbers."""
     kinds = ((bool, "boolean"), (int | float, "number"), (str, "text"), (list, "list"))
     if value is None or value is ABSENT:
         return "null" if value is None else "absent"
@@ -345,14 +345,14 @@ def _type_of(value: Json) -> str:
 
 
 def _is_id_or_time(value: Json) -> bool:
-    """An id, a point in time (ISO's, or seconds since 1970), or a text with one in it."""
+    """Return whether a value is or contains an id or a time (ISO, or seconds since 1970)."""
     if isinstance(value, int | float):
         return value > MODERN_SECONDS
     return isinstance(value, str) and ID_OR_TIME.search(value) is not None
 
 
 def _alike(one: Json, other: Json) -> int:
-    """How many characters two texts have in common at their start, but for a few."""
+    """Count the characters that two texts have in common at their start, with a few exceptions."""
     if not isinstance(one, str) or not isinstance(other, str):
         return 0
     alike = zip(one, other, strict=False)
@@ -377,7 +377,7 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The server, and what it has started in its session."""
+    """End the server, and what it has started in its session."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sent)
@@ -410,7 +410,7 @@ def _last_line(text: str) -> str:
 
 
 def cause_of(launched: str | None) -> str:
-    """The line of a failed launch that says why: uv's, otherwise the one below its name."""
+    """Return the cause from a failed launch's output: uv's line, or the one below its name."""
     lines = [line.strip() for line in ESCAPE.sub("", launched or "").splitlines() if line.strip()]
     for beginning in ("cause: ", "error: "):
         if found := [line for line in lines if line.startswith(beginning)]:
@@ -422,7 +422,7 @@ def cause_of(launched: str | None) -> str:
 def examine(
     machine: Machine, subjects: Iterable[Subject], file: Path | None, rows: list[Row], jobs: int
 ) -> None:
-    """Examine each, so many at a time; what was found is written after each."""
+    """Examine environments, several at a time; the results are written after each."""
 
     def row_of(subject: Subject) -> Row:
         return Examination(machine, subject.folder(), subject.conversation).row()
@@ -445,10 +445,10 @@ def line_of(row: Row) -> str:
 
 
 def upstream_subjects(source: Path, only: list[str]) -> Iterator[Subject]:
-    """Upstream's environments, by name.
+    """List upstream's environments, by name.
 
     Raises:
-        SystemExit: there is none in `source`.
+        SystemExit: `source` has none.
     """
     found = sorted(path.parent for path in (source.resolve() / "envs").glob("*/pyproject.toml"))
     if not found:
@@ -460,7 +460,7 @@ def upstream_subjects(source: Path, only: list[str]) -> Iterator[Subject]:
 
 
 def generated_subjects(work: Path, only: list[str]) -> Iterator[Subject]:
-    """What `openenv init` of several versions of upstream's package generates, with each."""
+    """List the projects that `openenv init` of several versions of upstream's package generates."""
     python = python_with(UPSTREAM_REQUIREMENT)
     for version in SHORT_VERSIONS:
         package = work / "packages" / version
@@ -472,7 +472,7 @@ def generated_subjects(work: Path, only: list[str]) -> Iterator[Subject]:
 
 
 def generate(folder: Path, python: Path, package: Path) -> Path:
-    """Run the `openenv init` of a package, and have the project need the package's version."""
+    """Run the `openenv init` of a package, and make the project require the package's version."""
     shutil.rmtree(folder, ignore_errors=True)
     environ = {**os.environ, "PYTHONPATH": str(package), "PATH": os.defpath}  # no uv: no lock
     command = [str(python), "-c", INIT, folder.name, "-o", str(folder.parent)]
@@ -488,10 +488,10 @@ def main() -> int:
     parser.add_argument("--upstream-source", type=Path, metavar="DIR")
     parser.add_argument("--short", action="store_true", help="six generated projects instead")
     parser.add_argument("--only", default="", metavar="NAME,...")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there")
-    parser.add_argument("--resume", action="store_true", help="leave out what FILE has already")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many at a time")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="keep what is installed there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--resume", action="store_true", help="skip what FILE has already")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="environments at a time")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="keep installations there")
     options = parser.parse_args()
     if not options.short and options.upstream_source is None:
         parser.error("--upstream-source DIR (a checkout of upstream's repository), or --short")
@@ -512,7 +512,7 @@ def main() -> int:
     works = sum(row.upstream == "works" for row in rows)
     print(f"{len(rows)} tried, {works} work on upstream's server", end="; ")
     print(f"not, or otherwise, on ours: {', '.join(defects) or 'none'}")
-    # What `openenv init` generates works on upstream's server, if not here.
+    # What `openenv init` generates has to work on upstream's server.
     return 1 if defects or (options.short and works < len(rows)) else 0
 
 

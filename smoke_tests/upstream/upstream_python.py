@@ -42,8 +42,8 @@ class UpstreamPython:
     """A process that has imported upstream's client; it is started with the first program.
 
     Args:
-        python: The interpreter, which has upstream's package.
-        folder: An empty one.
+        python: An interpreter that has upstream's package.
+        folder: An empty folder.
     """
 
     def __init__(self, python: Path, folder: Path) -> None:
@@ -57,7 +57,7 @@ class UpstreamPython:
         self, program: str, *arguments: str, folder: Path, environ: Mapping[str, str]
     ) -> None:
         """Start a program, as `python -c PROGRAM ARGUMENTS...` would in this folder."""
-        if self._is_busy:  # with the program of a test that has failed
+        if self._is_busy:  # the program of a failed test still runs
             self.stop()
         self._output.write_text("")
         asked = {
@@ -71,7 +71,7 @@ class UpstreamPython:
         print(json.dumps(asked), file=self._started().stdin, flush=True)
 
     def communicate(self) -> str:
-        """Wait for the program to end; what it printed. It must not have failed."""
+        """Wait for the program to end, which must succeed; returns its output."""
         process = self._started()
         assert process.stdout is not None
         code = process.stdout.readline().strip()

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upstream's own tests of its server: on its server, and on ours.
+"""Runs upstream's own tests of its server on its server and on ours.
 
     python -m smoke_tests.upstream.upstream_suites --upstream-source DIR [--json FILE] [--work DIR]
         [--only server,mcp,envs]
 
-DIR is a checkout of upstream's repository, which whoever runs this has fetched. Its package is
-taken from there; what that depends on is installed by uv. The tests run as they stand: once with
-their own server, once with the plugin `in_project_venv/suite_on_ours.py`, by which whatever they
-ask of a server is asked of our env host. A suite that starts no env host proves nothing, and fails.
+DIR is an existing checkout of upstream's repository, with its package; uv installs the package's
+dependencies. The unchanged tests run once with their own server, and once with the plugin
+`in_project_venv/suite_on_ours.py`, which sends their requests to our env host. A suite that starts
+no env host proves nothing, and fails.
 
 Exit code 1: a test passes on upstream's server and not on ours, and is not in `KNOWN`.
 """
@@ -32,7 +32,7 @@ from uv import find_uv_bin
 
 PLUGINS = Path(__file__).resolve().parent / "in_project_venv"
 SUITE_SECONDS = 1800.0
-# What pytest, and our env host where it is quick, need beside upstream's own requirements.
+# What pytest and a fast env host of ours need beside upstream's own requirements.
 MORE = ("pytest>=8", "pytest-asyncio", "pytest-timeout", "uvicorn>=0.35", "uvloop", "httptools")
 TEST_SECONDS = "120"
 SUITES = {
@@ -48,7 +48,7 @@ SUITES = {
     "mcp": ("tests/core/test_mcp",),
     "envs": ("tests/envs/test_websockets.py",),
 }
-# Meant, and why.
+# Differences on purpose, with reasons.
 KNOWN = {
     "TestMCPErrorResponses::test_invalid_json_returns_parse_error": (
         "a POST without `content-type: application/json` is refused (415) before its body is read, "
@@ -64,7 +64,7 @@ Outcomes = dict[str, str]  # of each test: passed, failed, skipped
 
 @dataclass
 class Suite:
-    """What came of one suite."""
+    """The outcomes of one suite."""
 
     name: str
     upstream: Outcomes = field(default_factory=dict)
@@ -157,7 +157,7 @@ def _outcomes_in(results: Path) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def folder_for(work: Path | None) -> Iterator[Path]:
-    """`work`, which is kept; otherwise one for now."""
+    """Yield `work`, which is kept, or else a temporary folder."""
     if work is not None:
         work.mkdir(parents=True, exist_ok=True)
         yield work.resolve()
@@ -174,7 +174,7 @@ def main() -> int:
     parser.add_argument("--upstream-source", type=Path, required=True, metavar="DIR")
     parser.add_argument("--only", default=",".join(SUITES), metavar="SUITE,...")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="keep what is installed there")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="keep installations there")
     options = parser.parse_args()
     if not (options.upstream_source / "tests" / "core").is_dir():
         parser.error(f"{options.upstream_source} is no checkout of upstream's repository")

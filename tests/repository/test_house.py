@@ -19,7 +19,7 @@ BOUNDS = {
     "shipped lines": 72_231,
     "code lines": 46_430,
     "modules": 383,
-    "test lines": 67_326,
+    "test lines": 67_327,
     "words of pages": 24_938,
     "words of decisions": 7_659,
     "folders at the root": 15,

@@ -97,7 +97,7 @@ class Habits:
 
     @habit(steps=("dictionary", "none"))
     def no_observation(self, how):
-        """Steps that return a dictionary, and None, in the place of an observation."""
+        """Steps that return a dictionary, and None, instead of an observation."""
         return Bare({"said": how, "reward": 1.0, "done": False} if how != "none" else None)
 
     def metadata(self, how):

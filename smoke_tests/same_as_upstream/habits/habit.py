@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`habit`: marks one thing that authors of environments do, with what is expected of it.
+"""`habit`: marks one thing that authors of environments do, with the expected outcome.
 
 Each method of a module's class `Habits` is one, called in each step with what the session asks for;
 `self` is whatever the session keeps. The docstring is the habit's line in `docs/compatibility.md`.
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SAME = "same"
-BETTER = "better: "  # begins the reason
-ON_PURPOSE = "on purpose: "  # begins the name of an entry of the table of differences
+BETTER = "better: "  # prefix of a reason
+ON_PURPOSE = "on purpose: "  # prefix of the name of an entry in the table of differences
 
 
 @dataclass
 class Told:
-    """An observation with more than `said`."""
+    """An observation with further fields than `said`."""
 
     said: Any = None
     reward: Any = None
@@ -31,31 +31,29 @@ class Told:
 
 @dataclass
 class Bare:
-    """Anything to return in the place of an observation."""
+    """A value that is returned as it is, instead of an observation."""
 
     value: Any
 
 
 @dataclass
 class Habit:
-    """One habit, and what is expected."""
+    """One habit, and the expected outcome."""
 
     call: Callable[[Any, str], Any]
-    steps: tuple[str, ...] = ("go",)  # what the session asks for, one after another
-    also: str = (
-        ""  # what else it is called with: `begin` (the constructor), `reset`, `state`, `close`
-    )
+    steps: tuple[str, ...] = ("go",)  # the session's requests, in order
+    also: str = ""  # further calls of it: in `begin` (the constructor), `reset`, `state`, `close`
     options: dict[str, Any] = field(default_factory=dict)  # of the reset, found in `self.options`
     resets: bool = True  # before the first step
     posts: tuple[tuple[str, Any], ...] = ()  # paths and bodies of HTTP requests
     alone: bool = False
-    at_import: str = ""  # what begins the project's `server/app.py`
-    at_end: str = ""  # what ends it
-    files: dict[str, str] = field(default_factory=dict)  # more, or others
+    at_import: str = ""  # beginning of the project's `server/app.py`
+    at_end: str = ""  # end of that file
+    files: dict[str, str] = field(default_factory=dict)  # additional or replaced files
     ours: str = SAME
-    shared: str = ""  # where it is not `ours`
+    shared: str = ""  # if it differs from `ours`
     isolated: str = ""
-    docker: str = ""  # where it is not `shared`
+    docker: str = ""  # if it differs from `shared`
     unsteady: bool = False  # upstream's server is not always worse where ours is better
 
     @property
@@ -75,12 +73,12 @@ class Habit:
 
 
 def habit(**expected: Any) -> Callable[[Any], Habit]:
-    """The habit that a method is."""
+    """Make a habit of a method."""
     return lambda call: Habit(call, **expected)
 
 
 def habits_in(owner: type) -> Iterator[Habit]:
-    """The habits of a class `Habits`; a method without a decorator is one with nothing to say."""
+    """Yield the habits of a class `Habits`; a method without a decorator has all defaults."""
     for name, member in vars(owner).items():
         if isinstance(member, Habit):
             yield member

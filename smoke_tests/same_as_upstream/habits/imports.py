@@ -9,7 +9,7 @@ from typing import Any
 
 from .habit import Bare, Habit, habit
 
-# Files that are called as a module of the standard library, or as one that a host may import.
+# Files with the name of a standard-library module, or of a module that a host may import.
 NAMES = (
     *("queue.py", "random.py", "signal.py", "tempfile.py", "types.py"),
     *("calendar/__init__.py", "email/__init__.py", "http/__init__.py", "uvicorn/__init__.py"),
@@ -17,7 +17,7 @@ NAMES = (
 
 
 def named(path: str) -> Habit:
-    """The habit of a file with this path, whose module a step imports."""
+    """Make the habit of a file with this path, whose module a step imports."""
     name = path.removesuffix("/__init__.py").removesuffix(".py").rpartition("/")[2]
 
     def call(self: Any, how: str) -> Any:
@@ -29,7 +29,7 @@ def named(path: str) -> Habit:
 
 
 def packaged(name: str, text: str) -> Habit:
-    """The habit of a package that is not for servers: its `__init__.py` is `text`."""
+    """Make the habit of a package that is not for servers: its `__init__.py` is `text`."""
 
     def call(self: Any, how: str) -> Any:
         return how

@@ -47,7 +47,7 @@ def wait_unless_told(ready: Any) -> None:
 
 
 def child(context, target, *arguments, send=0, code=0):
-    """Run a child to its end, or until it is sent a signal; it must have this exit code."""
+    """Run a child to its end, or send it a signal; it must have this exit code."""
     ready = [context.Event()] if send else []
     process = context.Process(target=target, args=(*arguments, *ready))
     process.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments of upstream's package whose resets and steps are those of habits."""
+"""Environments of upstream's package whose resets and steps call habits."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +31,7 @@ def seen(result):
 
 
 class Served(Environment[Do, Seen, Kept]):
-    """One session of `ONLY`, or of the habit that its reset names."""
+    """A session of the habit `ONLY`, or of the habit that its reset names."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     ONLY: Habit | None = None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One conversation by upstream's client, with a bystander before, beside and after it.
 
-    PYTHON talk.py ADDRESS HABIT            HABIT: what `run.py` says of it, as JSON
+    PYTHON talk.py ADDRESS HABIT            HABIT: its description by `run.py`, as JSON
 
-Prints what each session was answered, as JSON. A session that cannot begin is an answer, too.
+Prints the answers of each session as JSON. The failure of a session to begin is an answer, too.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin of pytest: upstream's tests wait longer than 10 s for a server that they start.
+"""A pytest plugin: upstream's tests wait longer than 10 s for a server that they start.
 
-On a busy machine importing gradio alone takes longer. Their `run_server` does not fail then, it
-hangs: it reads the errors of a server that runs on.
+On a busy machine the import of gradio alone takes longer. Their `run_server` then hangs instead of
+failing, because it reads the errors of a server that continues.
 """
 
 from __future__ import annotations

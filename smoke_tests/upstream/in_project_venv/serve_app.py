@@ -21,9 +21,9 @@ import uvicorn
 
 def main() -> None:
     answer = os.dup(1)
-    os.dup2(2, 1)  # what the project prints is no port
+    os.dup2(2, 1)  # stdout has the port alone, so the project's output goes to stderr
     folder = Path(sys.argv[1])
-    # What the image of a project has on its path, and then its neighbours by their package's names.
+    # The path of a project's image, followed by the project's neighbours under their package names.
     sys.path[:0] = [str(folder)]
     sys.path += [str(folder.parent), str(folder.parent.parent)]
     app = first_that_imports(sys.argv[2:])
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def first_that_imports(candidates: list[str]) -> Any:
-    """The app; without any, ends with every traceback, that of the first candidate last."""
+    """Return the app; if none imports, exit with all tracebacks, the first candidate's last."""
     failures = []
     for candidate in candidates:
         module, _, attribute = candidate.partition(":")

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin: where upstream's tests speak with upstream's server, they speak with ours.
+"""A pytest plugin that runs upstream's tests against our server instead of upstream's.
 
     TestClient(app), ASGITransport(app) ─▶ FastAPI.__call__ ─▶ forwarded over a socket ─┐
     Popen([python, "-m", "uvicorn", APP, …]) ─────────────▶ env_host/__main__.py APP ───┴▶ env host
 
 An app on which an `HTTPEnvServer` has registered its routes gets an env host at its first request:
-a fork of the test's own process (its classes are known nowhere else), with supervisor and shard.
-What a test looks up in the memory of the server is therefore not there. Sessions are as upstream
-has them: not isolated, as many as its server allows, refused at once when there are more.
+a fork of the test's own process, which alone has its classes, with supervisor and shard. A test
+that looks into the server's memory therefore fails. Sessions are as on upstream's server: not
+isolated, with its limit, and refused at once beyond that.
 
 Loaded with `-p suite_on_ours`; `SUITE_REPORT` names the file that gets the number of env hosts.
 """
@@ -46,14 +46,14 @@ _plain_popen = subprocess.Popen
 class EnvHosts:
     """The env hosts of this process, by app."""
 
-    servers: ClassVar[dict[int, tuple[Any, Any]]] = {}  # the app too, so that ids stay its own
+    servers: ClassVar[dict[int, tuple[Any, Any]]] = {}  # with the app, so that its id stays unique
     running: ClassVar[dict[int, tuple[int, int]]] = {}  # port and pid
     started = 0
     is_child = False
 
     @classmethod
     def port_of(cls, app: Any) -> int | None:
-        """The port of the app's env host; None where the app has none, or this is its process."""
+        """Return the port of the app's env host; None if it has none, or in the env host itself."""
         if cls.is_child or id(app) not in cls.servers:
             return None
         if id(app) not in cls.running:
@@ -83,7 +83,7 @@ class EnvHosts:
 
 
 def _serve(app: Any, server: Any, listener: socket.socket) -> None:
-    """Be an env host, in a fork of the test's process. Does not return."""
+    """Run an env host in a fork of the test's process. Does not return."""
     code = 1
     try:
         with contextlib.suppress(Exception):
@@ -168,7 +168,7 @@ async def _forward_answers(connection: Any, send: Any) -> None:
 
 
 class _Popen(_plain_popen):  # type: ignore[misc,type-arg,valid-type,unused-ignore]
-    """Starts our env host where a test starts uvicorn."""
+    """Starts our env host when a test starts uvicorn."""
 
     def __init__(self, args: Any, *more: Any, **options: Any) -> None:
         if not (isinstance(args, list) and args[1:3] == ["-m", "uvicorn"]):
@@ -179,7 +179,7 @@ class _Popen(_plain_popen):  # type: ignore[misc,type-arg,valid-type,unused-igno
         with socket.create_server(("127.0.0.1", port)) as listener:
             args, options = _env_host_command(args, options, listener.fileno())
             super().__init__(args, *more, **options)
-        # Before it is ready, callers wait, where those of uvicorn are refused: tests time out.
+        # Before the env host is ready, its clients wait, while uvicorn's are refused.
         with contextlib.suppress(httpx.HTTPError):
             httpx.get(f"http://127.0.0.1:{port}/health", timeout=REQUEST_SECONDS)
 

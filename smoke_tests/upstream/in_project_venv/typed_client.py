@@ -3,11 +3,10 @@
 
     PYTHON typed_client.py FOLDER ADDRESS... < CALLS
 
-The same conversation with each address, one after the other.
-CALLS: `[["reset", {"seed": 1}], ["step", {"message": "hello"}], ["state", {}]]`, and `call_tool`.
-The fields of a step become the client's own action. The answer to each call has what the client
-returned or raised, and the messages that it received. Runs in the project's own virtual
-environment.
+The program has the same conversation with each address, one after the other. CALLS are
+`[["reset", {"seed": 1}], ["step", {"message": "hello"}], ["state", {}]]`, and `call_tool`. The
+fields of a step become the client's own action. The answer to each call has the client's result or
+exception, and the messages that it received. Runs in the project's own virtual environment.
 """
 
 from __future__ import annotations
@@ -53,12 +52,12 @@ async def answer_of(
 
 
 async def maybe(value: Any) -> Any:
-    """What was returned: older clients are synchronous."""
+    """Await a result if needed: older clients are synchronous."""
     return await value if inspect.isawaitable(value) else value
 
 
 def client_of(module: Any) -> tuple[Any, Any]:
-    """The module's client, and the class of its actions, where it has one."""
+    """Return the module's client, and the class of its actions if there is one."""
     own = [
         c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__
     ]
@@ -72,7 +71,7 @@ def client_of(module: Any) -> tuple[Any, Any]:
 
 
 def recording(client_class: Any, messages: list[Any]) -> Any:
-    """The same client, which notes what it receives."""
+    """Return a subclass of the client that records the messages it receives."""
     if not hasattr(client_class, "_receive"):  # a client of HTTP
         return client_class
 
@@ -106,7 +105,7 @@ def plain(value: Any) -> Any:
 
 
 def installed_openenv() -> str:
-    """The version of upstream's package, which has had two names."""
+    """Return the version of upstream's package, which has had two names."""
     for name in ("openenv", "openenv-core"):
         try:
             return metadata.version(name)
