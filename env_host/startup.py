@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
 import resource
 import signal
 import sys
-import traceback
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -108,12 +109,13 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def contained_import(seconds: float = 10.0) -> Iterator[None]:
-    """Let an import neither end this process nor serve, and log where one is that takes long.
+    """Let an import neither end this process nor serve, and write its stack if it takes long.
 
-    `os._exit` raises `SystemExit` there, and `uvicorn.run` returns at once.
+    `os._exit` raises `SystemExit` there, and `uvicorn.run` returns at once. The stack is written
+    even if C code holds Python's lock, by a thread that must not exist when the process forks.
     """
     importing, is_running = (os.getpid(), _thread.get_ident()), _thread.allocate_lock()
-    exit_at_once = os._exit
+    exit_at_once, began = os._exit, time.monotonic()
 
     def exit_or_raise(status: int) -> None:
         if is_running.locked() and importing == (os.getpid(), _thread.get_ident()):
@@ -121,19 +123,24 @@ def contained_import(seconds: float = 10.0) -> Iterator[None]:
         exit_at_once(status)
 
     def watch() -> None:
-        if is_running.acquire(timeout=seconds):
-            is_running.release()
-            return
-        frames = traceback.walk_stack(sys._current_frames()[importing[1]])  # noqa: SLF001
-        frame, line = next(each for each in frames if each[0].f_code.co_name == "<module>")
-        text = "the import has taken %g s so far; it is in %s, line %d"
-        log.warning(text, seconds, frame.f_code.co_filename, line)
+        if is_running.locked():
+            faulthandler.dump_traceback_later(seconds, file=2)
 
+    def unwatch() -> None:
+        if is_running.locked():
+            faulthandler.cancel_dump_traceback_later()
+
+    os.register_at_fork(before=unwatch, after_in_parent=watch)
     no_exit = replaced(sys.modules["os"], "_exit", exit_or_raise)
     no_server = replaced(sys.modules["uvicorn"], "run", lambda *_, **__: None)
     with is_running, no_exit, no_server:
-        _thread.start_new_thread(watch, ())
-        yield
+        watch()
+        try:
+            yield
+        finally:
+            unwatch()
+    if (took := time.monotonic() - began) > seconds:
+        log.warning("the import took %.0f s; the stack is that after %g s", took, seconds)
 
 
 def sessions_of_process(limit: int) -> int:

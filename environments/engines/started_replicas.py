@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,14 @@ from ..shim.client import is_alive
 from .host_options import IMPORTS
 
 LAST_LINES = 20  # of a replica's log, in a failure
+LOOKED_LINES = 120  # among which those are found, if most are our own frames
 READY = ("ready", "asleep")  # states of a shim's status; one that is asleep has been ready
 ALIVE = ("starting", *READY)
 _IMPORT_MACHINERY = 'File "<frozen importlib'
+# Our frames below an import that takes long, as `faulthandler` writes them.
+_OUR_FRAMES = re.compile(
+    r'\n  File ".*/env_host/environment/\w+\.py", line \d+ in .*(\n  File .*)*'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +118,12 @@ def _hint_on(lines: list[str]) -> str | None:
 
 
 def readable(lines: list[str], imports: Path) -> list[str]:
-    """Return a traceback with the project's paths in place of our links, and no import frames."""
+    """Return a traceback with the project's paths in place of our links, and no frames of ours."""
     try:
         links = {str(link): str(link.readlink()) for link in imports.iterdir()}
     except OSError:
         links = {}
+    lines = _OUR_FRAMES.sub("", "\n".join(lines)).splitlines()
     kept = [line for line in lines if not line.lstrip().startswith(_IMPORT_MACHINERY)]
     for link, target in links.items():
         kept = [line.replace(link, target) for line in kept]
@@ -133,7 +140,8 @@ def not_ready(
     run_file: run_files.RunFile, timeout_seconds: float, why: str | None, ready: int
 ) -> errors.EnvironmentsError:
     """Return the error of a replica that was not ready in time; `ready` others were."""
-    lines = last_lines(run_file.log_path, LAST_LINES)
+    lines = last_lines(run_file.log_path, LOOKED_LINES)
+    lines = readable(lines, run_file.run_dir / IMPORTS)[-LAST_LINES:]
     message = f"{_describe(run_file)} was not ready after {timeout_seconds:g} s"
     if why is not None:
         message += f": {why}"

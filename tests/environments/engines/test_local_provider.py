@@ -177,6 +177,8 @@ def test_a_traceback_names_the_project_and_not_our_links(tmp_path: Path) -> None
     lines = [
         '  File "<frozen importlib._bootstrap>", line 1204, in _gcd_import',
         f'  File "{tmp_path}/my_env/server/app.py", line 3, in <module>',
+        '  File "/opt/openenvd/env_host/environment/definition.py", line 211 in _import_class',
+        '  File "/opt/openenvd/server/__main__.py", line 182 in <module>',
     ]
     told = ['  File "/projects/mine/server/app.py", line 3, in <module>']
     assert readable(lines, tmp_path) == told
