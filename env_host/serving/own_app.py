@@ -74,9 +74,11 @@ ANSWERED_POLL_SECONDS = 0.02  # between two checks whether requests before a han
 CHECK_SECONDS = 30.0  # for the middleware to answer
 ASK_SECONDS = 5.0  # for an app that is asked whether it has sessions
 _LOOPBACK = ("127.0.0.1", 80)
+_USUAL_HEADERS = {b"host": b"127.0.0.1", b"user-agent": b"openenvd", b"accept": b"*/*"}
 _READING = ("collections.abc", "starlette.datastructures", "starlette.requests", __name__)
 # These middlewares of Starlette read headers, whatever the app does with them.
 _HEEDLESS = {f"starlette.middleware.{name}" for name in ("cors", "errors", "gzip", "trustedhost")}
+_DOUBT = "a %s with a client's usual headers is answered 500: %s"
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 log = logging.getLogger("openenvd.env_host")
@@ -97,13 +99,14 @@ class AppAsItIs:
     _has_route: bool
     _has_sessions: bool | None = None  # None: it has not been asked
     failure: str | None = None  # why every request is answered 500
+    notes: tuple[str, ...] = ()  # for the user who launches it
 
     @property
     def how(self) -> Message:
         """Return how it is served, for the shim and an engine's agent."""
         if self._has_sessions is not False:
-            return {"serving": Serving.AS_IS}
-        notes = [f"{NO_SESSIONS}; it is served as it is"]
+            return {"serving": Serving.AS_IS, "notes": self.notes}
+        notes = (f"{NO_SESSIONS}; it is served as it is", *self.notes)
         return {"serving": Serving.HTTP, "route": self._route, "notes": notes}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -141,7 +144,9 @@ class AppAsItIs:
             # No route handles this method: only what stands around the routes runs.
             given |= {"type": "http", "scheme": "http", "method": "OPTIONS"}
             path = (self._route or "GET /health").split()[1]
-            self.failure = await _find_failure(self._app, _asking(path) | given)
+            why, is_certain = await _find_failure(self._app, _asking(path) | given)
+            self.failure = why if is_certain else None
+            self.notes = (_DOUBT % ("request", why),) if why and not is_certain else ()
 
     def _instead_of_404(self, send: Send) -> Send:
         is_missing = False
@@ -282,8 +287,8 @@ class _Header(tuple[bytes, bytes]):
         self.readers.add(next(name for name in names if name not in _READING))
 
 
-async def _find_failure(app: Any, scope: Message) -> str | None:
-    """Return in one line why an app fails at every request like this one; None: it may not.
+async def _find_failure(app: Any, scope: Message) -> tuple[str | None, bool]:
+    """Return in one line why an app fails at a request, and whether it fails at every such request.
 
     An app whose code has read the headers may answer a request that has other headers.
     """
@@ -291,9 +296,9 @@ async def _find_failure(app: Any, scope: Message) -> str | None:
     for header in headers:
         header.readers = readers
     _, failure = await _exchange({**scope, "headers": headers}, app, ASK_SECONDS)
-    if failure is None or readers - _HEEDLESS or isinstance(failure, TimeoutError):
-        return None
-    return failure_of(failure)
+    if failure is None or isinstance(failure, TimeoutError):
+        return None, False
+    return failure_of(failure), not readers - _HEEDLESS
 
 
 async def refuse_failing(app: Any) -> None:
@@ -302,8 +307,11 @@ async def refuse_failing(app: Any) -> None:
     Raises:
         LoadError: The project's middleware fails at every handshake.
     """
-    if failure := await _find_failure(app, answered_by(_accept, _asking())):
-        raise LoadError(f"the middleware of this project fails at every handshake: {failure}")
+    why, is_certain = await _find_failure(app, answered_by(_accept, _asking()))
+    if why and is_certain:
+        raise LoadError(f"the middleware of this project fails at every handshake: {why}")
+    if why:
+        log.warning(_DOUBT, "handshake", why)
 
 
 async def _may_have_sessions(app: Any, scope: Message) -> bool:
@@ -366,7 +374,7 @@ def _refusal(sent: list[Message]) -> bytes:
 
 def _asking(path: str = "/ws") -> Message:
     transport = asyncio.Transport({"sockname": _LOOPBACK, "peername": _LOOPBACK})
-    return _scope(Upgrade(path, "", b"", {b"host": b"127.0.0.1"}), transport)
+    return _scope(Upgrade(path, "", b"", _USUAL_HEADERS), transport)
 
 
 def _scope(upgrade: Upgrade, transport: asyncio.Transport) -> Message:
