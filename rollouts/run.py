@@ -151,9 +151,14 @@ async def roll_out(
     )
     stats = collector.stats
     grouped = await asyncio.to_thread(config.stages.sink)
-    damaged = await asyncio.to_thread(claim_folder, config)
-    for line in damaged:
-        say(line)
+    damaged, replayed = list[str](), list[str]()
+
+    def tell(lines: list[str]) -> None:
+        damaged.extend(lines)
+        for line in lines:
+            say(line)
+
+    tell(await asyncio.to_thread(claim_folder, config))
 
     def report() -> Report:
         return Report(config.episodes, earlier, stats, collector.lag.snapshot())
@@ -167,12 +172,10 @@ async def roll_out(
     async with writing as writer:
 
         async def lost_numbers() -> list[int]:
-            words = await asyncio.to_thread(claim_folder, config)
+            tell(await asyncio.to_thread(claim_folder, config))
             lost, found = await writer.check()
-            words += found
-            damaged.extend(words)
-            for line in words:
-                say(line)
+            replayed.extend(found)
+            tell(found)
             return [number for number in range(config.episodes) if episode_id(number) in lost]
 
         await lost_numbers()  # report the damage that `RolloutWriter.open` found
@@ -209,6 +212,7 @@ async def roll_out(
         "kept_failed": keeps_failed,
         "max_steps": config.max_steps,
         "damaged": damaged,
+        "replayed": bool(replayed),  # the episodes of a damaged file, not its settings alone
     }
 
 

@@ -88,8 +88,9 @@ def _conclude(final: Json) -> tuple[Json, list[str]]:
     if not (result := final.get("result")):
         return {"result": result}, []
     largest = (
-        f"{most:,} sessions" + (f" ({what})" if what != "wait 0 s" else "")
-        for what, most in result["max_batch"].items()
+        f"{each['sessions']:,} sessions" + (f" (wait {wait:g} s)" if wait else "")
+        for each in result["max_batch"]
+        for wait in [each["wait_seconds"]]
     )
     return {"result": result}, [
         f"{good('✓')} {result['name']} holds {', '.join(largest)}",

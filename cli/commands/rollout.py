@@ -196,7 +196,7 @@ def _summary(result: Json) -> list[str]:
     if result["filtered"]:
         lines.append(f"  {sum(result['filtered'].values())} dropped: {_counts(result['filtered'])}")
     lines += [f"  {line}" for line in result["damaged"]]
-    if any("rollout.json" not in line for line in result["damaged"]):  # it has no episodes
+    if result["replayed"]:
         lines.append("  what was lost by it was played again")
     lines += _failures(result)
     if there < result["wanted"]:

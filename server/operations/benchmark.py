@@ -123,10 +123,13 @@ class Benchmark(base.Operation):
             "files": [str(path) for path in files],
             "figures": [str(path) for path in figures],
             # By wait, the largest batch of which 95 % succeeded.
-            "max_batch": {
-                f"wait {wait:g} s": presentation.max_batch(summaries, target.name, wait)
+            "max_batch": [
+                {
+                    "wait_seconds": wait,
+                    "sessions": presentation.max_batch(summaries, target.name, wait),
+                }
                 for wait in sorted({s.wait_seconds for s in summaries})
-            },
+            ],
             "table": lines,
         }
 

@@ -167,6 +167,7 @@ def result_of(**told: Any) -> dict[str, Any]:
         "wanted": 8, "earlier": 0, "there": 8, "out": "/out", "steps": 0, "mean_reward": None,
         "truncated": 0, "truncated_mean_reward": None, "max_steps": 100, "odd_rewards": {},
         "damaged": [],
+        "replayed": False,
         "failures": {}, "last_failures": {}, "filtered": {}, "left_out": 0, "kept_failed": False,
         "lag": {"p99_seconds": 0.0, "worst_seconds": 0.0}, **told,
     }  # fmt: skip
@@ -204,7 +205,7 @@ def test_the_summary_keeps_rewards_of_complete_and_truncated_episodes_apart() ->
 
 
 def test_the_summary_names_what_was_damaged_and_rewards_that_are_no_numbers() -> None:
-    text = summary(damaged=["packs/00000.jsonl was removed"])
+    text = summary(damaged=["packs/00000.jsonl was removed"], replayed=True)
     assert "  packs/00000.jsonl was removed\n  what was lost by it was played again\n" in text
     assert "played again" not in summary(damaged=["out/rollout.json was cut or changed"])
     text = summary(odd_rewards={'"high"': 1, "NaN": 12}, episodes_with_odd_rewards=3)

@@ -16,11 +16,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_231,
-    "code lines": 46_430,
+    "shipped lines": 72_262,
+    "code lines": 46_456,
     "modules": 383,
-    "test lines": 67_327,
-    "words of pages": 24_938,
+    "test lines": 67_450,
+    "words of pages": 24_977,
     "words of decisions": 7_659,
     "folders at the root": 15,
     "large classes": 2,

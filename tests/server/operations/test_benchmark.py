@@ -39,7 +39,7 @@ def test_results_and_figures_are_written_with_the_servers_cpu_time_and_the_shard
     assert len((folder / "summary.csv").read_text().splitlines()) == 1 + 2 * 2
     assert len(result["figures"]) == 2
     assert all(Path(path).read_bytes().startswith(PNG) for path in result["figures"])
-    assert result["max_batch"] == {"wait 0.01 s": 80}
+    assert result["max_batch"] == [{"wait_seconds": 0.01, "sessions": 80}]
     assert told[-1]["done"] == told[-1]["total"] == 4
     assert generators() == []
     summary = json.loads((folder / "summary.json").read_text())["summaries"][-1]
@@ -56,7 +56,7 @@ def test_an_environment_that_cannot_wait_is_measured_by_an_action_of_its_schema(
     run("launch", source="echo")
     asked = {"requests_grid": [2], "repetitions": 1, "output_dir": str(tmp_path)}
     result = run("benchmark", name="echo", **asked)
-    assert result["max_batch"] == {"wait 0 s": 2}
+    assert result["max_batch"] == [{"wait_seconds": 0.0, "sessions": 2}]
     said = capsys.readouterr().out
     assert 'each step plays {"message": ' in said
     assert "echo: 2 sessions #1: 100 %" in said  # nothing waits
@@ -72,7 +72,7 @@ def test_sessions_that_fail_are_results(run: Run) -> None:
     result = run("benchmark", name="echo", action=action, **asked)
     report = json.loads((Path(result["folder"]) / "summary.json").read_text())
     assert report["summaries"][0]["errors"] == "VALIDATION_ERROR:3"
-    assert result["max_batch"] == {"wait 0 s": 0}
+    assert result["max_batch"] == [{"wait_seconds": 0.0, "sessions": 0}]
 
 
 def test_an_environment_that_does_not_run_cannot_be_measured(run: Run) -> None:
