@@ -78,6 +78,7 @@ def test_memory_beyond_the_limit(harness: Harness) -> None:
     harness.launched("--memory", "300M")
     word = harness.tell("hold", 600)
     assert "probably for memory" in word or "ran out of memory" in word, word
+    assert "MB together at most, oom_kill" in word or "ran out of memory" in word, word
     exited = harness.told("was killed by the kernel at ")
     assert exited["reason"]["kind"] == "oom_killed"
     assert exited["reason"]["limit_bytes"] == 300 << 20

@@ -99,6 +99,14 @@ def test_a_test_launches_with_the_options_that_are_set(cli: Cli) -> None:
     assert "shards" not in payload
 
 
+def test_off_a_terminal_each_check_is_printed_as_it_ends(cli: Cli) -> None:
+    check = {"check": "leaks", "outcome": "passed", "summary": "none", "seconds": 1, "findings": []}
+    cli.accepts(new_request(result={"passed": True, "checks": [check]}), "✓ leaks none\n")
+    answer = cli("test", "echo", "--keep")
+    assert answer.err.count("✓ leaks none\n") == 2  # of the launch, and of the test
+    assert answer.out.startswith("✓ leaks  none (1.0 s)\n")
+
+
 @pytest.mark.parametrize("words", [("launch",), ("test",), ("image", "build")])
 def test_an_empty_source_is_refused_before_anything_is_queued(
     cli: Cli, words: tuple[str, ...]

@@ -235,9 +235,8 @@ def test_orphans_that_no_ended_session_can_have_started_continue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     earlier = subprocess.Popen(SLEEP, start_new_session=True)
+    time.sleep(0.05)  # the kernel counts by hundredths
     since = time.monotonic()
-    monkeypatch.setattr(isolated_sessions, "STARTED_SECONDS", 0.0)
-    time.sleep(0.02)  # the kernel counts by hundredths
     of_group = subprocess.Popen(SLEEP)
     of_session = subprocess.Popen(SLEEP, start_new_session=True)
     orphans = [earlier, of_group, of_session]

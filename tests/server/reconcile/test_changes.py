@@ -36,6 +36,7 @@ from openenvd.server.operations import registry
 from openenvd.server.operations.base import OperationContext
 from openenvd.server.operations.launch import Launch
 from openenvd.server.reconcile.replica_watch import ReplicaWatch
+from openenvd.server.reconcile.replicas import ReplicaManager
 from openenvd.server.reconcile.watches import Part, Roster
 
 from ..conftest import until
@@ -525,6 +526,23 @@ async def test_replicas_that_end_together_are_restarted_in_one_go(trial: Changed
     index = trial.log.index
     assert index("replica 4 is starting") < index("draining replica 1: its sessions have 7 s")
     assert (await trial.run("restart", together=[9]))["restarted"] == []
+
+
+async def test_a_start_is_said_before_a_replica_is_ready_however_soon_it_is(
+    trial: Changed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adopt = ReplicaManager.adopt_started
+
+    async def adopt_slowly(self: ReplicaManager, started: list[RunFile]) -> None:
+        await adopt(self, started)
+        watches = [self.watches[each.replica_id] for each in started]
+        while any(each.status.get("state") != "ready" for each in watches):
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(ReplicaManager, "adopt_started", adopt_slowly)
+    await trial.launch()
+    await trial.run("scale", replicas=2)
+    assert [line.partition(" (")[0] for line in trial.log] == ["replica 1 is starting", "replica 1"]
 
 
 @pytest.mark.parametrize(

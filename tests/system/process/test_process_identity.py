@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -75,6 +76,16 @@ def test_own_stat_is_read() -> None:
     stat = read_stat(os.getpid())
     assert stat is not None
     assert (stat.parent, stat.session) == (os.getppid(), os.getsid(0))
+
+
+def test_a_process_whose_state_cannot_be_read_is_not_taken_for_dead() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            read_stat(os.getpid())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 # Whether a file is locked is told without getting into the way of others that ask.
