@@ -8,7 +8,6 @@ import errno
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from openenvd.system.memory.cgroup_tree import locate
+
+from .disks import mounted
 
 SMALL_DISK_BYTES = 2 * 2**20
 
@@ -80,21 +81,6 @@ def pids_group() -> Iterator[Path]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of two megabytes and 500 files."""
-    if os.geteuid() != 0 or not sys.platform.startswith("linux"):
-        pytest.skip("a small tmpfs is mounted by root on Linux")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = [
-        "mount",
-        "-t",
-        "tmpfs",
-        "-o",
-        f"size={SMALL_DISK_BYTES},nr_inodes=512",
-        "tmpfs",
-        str(folder),
-    ]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("this machine does not let us mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    """A real file system of two megabytes and 512 files."""
+    with mounted(tmp_path / "disk", f"size={SMALL_DISK_BYTES},nr_inodes=512") as folder:
+        yield folder

@@ -48,7 +48,7 @@ def status(cli: Cli) -> dict[str, Any]:
 # launch
 
 
-def test_launch_shows_the_log_and_prints_address_and_snippet(cli: Cli) -> None:
+def test_launch_prints_log_address_and_snippet_or_json_alone(cli: Cli) -> None:
     cli.accepts(READY)
     answer = cli("launch", "echo", "--name", "trial")
     assert answer.code == 0
@@ -56,6 +56,17 @@ def test_launch_shows_the_log_and_prints_address_and_snippet(cli: Cli) -> None:
     assert "http://127.0.0.1:21000" in answer.out
     assert 'Client().environment("trial").connect()' in answer.out
     assert "preparing" not in answer.out
+    answer = cli("launch", "echo", "--name", "trial", "--json")
+    environment = {"name": "trial", "state": "READY", "address": "http://127.0.0.1:21000"}
+    assert answer.json == {"request_id": ID, "environment": environment}
+    assert "from openenvd import Client" in answer.err
+    assert cli("launch", "--async", "echo").out == f"{ID}\n"
+    assert cli("launch", "--async", "echo", "--json").json == {"request_id": ID}
+    sentence = "trial is ready at http://127.0.0.1:21000"
+    cli.accepts(READY, "replica 0 (pid 7) is ready (0.2 s)\n", f"{sentence} (0.3 s)\n")
+    answer = cli("launch", "echo", "--name", "trial")
+    assert answer.out.startswith(f"✓ {sentence}\n")
+    assert answer.err == "replica 0 (pid 7) is ready (0.2 s)\n"
 
 
 def test_launch_shows_the_token_in_the_snippet_and_warns_of_a_wide_address(
@@ -117,14 +128,6 @@ def test_an_empty_source_is_refused_before_anything_is_queued(
     assert cli.fake.calls == []
 
 
-def test_a_ready_launch_is_announced_once(cli: Cli) -> None:
-    sentence = "trial is ready at http://127.0.0.1:21000"
-    cli.accepts(READY, "replica 0 (pid 7) is ready (0.2 s)\n", f"{sentence} (0.3 s)\n")
-    answer = cli("launch", "echo", "--name", "trial")
-    assert answer.out.startswith(f"✓ {sentence}\n")
-    assert answer.err == "replica 0 (pid 7) is ready (0.2 s)\n"
-
-
 @pytest.mark.parametrize(
     ("route", "expected"),
     [
@@ -138,16 +141,6 @@ def test_a_launch_of_an_app_without_sessions_says_how_to_call_it(
     environment = new_environment(replicas=[{"serving": "http", "route": route}])
     cli.accepts(new_request(result={"environment": environment}))
     assert expected in cli("launch", "echo", "--name", "trial").out
-
-
-def test_launch_json_is_alone_on_stdout_and_async_prints_the_id_alone(cli: Cli) -> None:
-    cli.accepts(READY)
-    answer = cli("launch", "echo", "--name", "trial", "--json")
-    environment = {"name": "trial", "state": "READY", "address": "http://127.0.0.1:21000"}
-    assert answer.json == {"request_id": ID, "environment": environment}
-    assert "from openenvd import Client" in answer.err
-    assert cli("launch", "--async", "echo").out == f"{ID}\n"
-    assert cli("launch", "--async", "echo", "--json").json == {"request_id": ID}
 
 
 def test_launch_sends_the_given_options_and_no_others(
@@ -222,15 +215,12 @@ def test_escape_sequences_of_failures_are_shown_nowhere(
     assert "\\u001b[2J" in cli("status", "--json").out
 
 
-def test_logs_keep_colours_and_no_other_sequences(cli: Cli) -> None:
+def test_logs_keep_colours_alone_and_become_whole_lines(cli: Cli) -> None:
     cli.knows(new_environment(), f"one{ESCAPES}red\x1b[0m\n50 %\r100 %\n")
     assert cli("logs", "trial").out == "one\x1b[31mred\x1b[0m\n50 %\n100 %\n"
     assert cli("logs", "trial", "--plain").out == "onered\n50 %\n100 %\n"
     assert cli("logs", "trial", "--json").json["lines"][0] == f"one{ESCAPES}red\x1b[0m"
     assert cli("logs", "trial", "--plain", "--json").json["lines"][0] == "onered"
-
-
-def test_log_pieces_become_whole_lines(cli: Cli) -> None:
     cli.accepts(READY, "on", "e\ntwo\r\nthr", "ee")
     assert "one\ntwo\nthree\n" in cli("launch", "echo").err
 
@@ -434,13 +424,10 @@ def test_status_says_of_an_environment(
     assert expected not in cli.shows(new_environment(gpus=None))
 
 
-def test_status_names_steps_that_go_on(cli: Cli) -> None:
+def test_status_names_steps_that_go_on_and_a_gateways_exit_and_problem(cli: Cli) -> None:
     abandoned = [{"shard": 0, "count": 1, "since": time.time() - 130.0}]
     sentence = "trial replica 0: shard 0: 1 abandoned step has run for 2 min"
     assert sentence in cli.shows(with_replica(abandoned=abandoned))
-
-
-def test_status_shows_how_the_gateway_exited_and_that_it_is_full(cli: Cli) -> None:
     told = {"at": 1000.0, "message": "Envoy (pid 7) was killed by SIGKILL"}
     out = cli.shows(gateway={"exits": [told], "problem": "the gateway is full"})
     assert "  gateway: the gateway is full" in out
@@ -466,7 +453,7 @@ def test_status_tells_each_failure_once_and_none_of_what_was_launched_since(cli:
     assert cli.shows(failed, requests=[{**FAILED, "error": error}]).count("No license") == 1
 
 
-def test_status_counts_the_failed_launches_that_it_leaves_out_and_all_shows_them(cli: Cli) -> None:
+def test_status_counts_the_failures_that_it_leaves_out_and_all_shows_them(cli: Cli) -> None:
     out = cli.shows(requests=failures(5), failed_launches_left_out=4980)
     assert "and 4980 earlier launch requests that failed: openenv status --all" in out
     assert "and 4982 more: openenv requests --state failed" in out
@@ -475,9 +462,6 @@ def test_status_counts_the_failed_launches_that_it_leaves_out_and_all_shows_them
     assert not any("all_failed" in path for path in asked)
     cli("status", "--all")
     assert "all_failed=true" in cli.fake.calls[-1][1]
-
-
-def test_status_of_a_name_shows_the_latest_failures_and_counts_the_others(cli: Cli) -> None:
     cli.has(failed_launches_left_out=4980)
     cli.knows(new_environment(), "", *failures(5))
     out = cli("status", "trial").out
@@ -485,12 +469,8 @@ def test_status_of_a_name_shows_the_latest_failures_and_counts_the_others(cli: C
     assert "and 2 more: openenv requests --state failed" in out
 
 
-def test_an_empty_status_suggests_a_command(cli: Cli) -> None:
-    assert "openenv launch echo" in cli.shows()
-
-
 @pytest.mark.usefixtures("status")
-def test_status_of_a_name_has_its_requests_and_that_of_an_id_the_request(cli: Cli) -> None:
+def test_status_of_a_name_has_requests_and_generations_and_an_id_its_request(cli: Cli) -> None:
     cli.get("/v1/requests/7f3a", {"request": FAILED})
     found = cli("status", "7f3a", "--json").json
     assert (found["environments"], found["requests"]) == ([], [FAILED])
@@ -498,10 +478,6 @@ def test_status_of_a_name_has_its_requests_and_that_of_an_id_the_request(cli: Cl
     found = cli("status", "trial", "--json").json
     assert [e["name"] for e in found["environments"]] == ["trial"]
     assert [r["id"] for r in found["requests"]] == [ID]
-
-
-@pytest.mark.usefixtures("status")
-def test_status_of_a_name_shows_its_generations(cli: Cli) -> None:
     now = time.time()
     ends = {"served_at": now - 7200, "ended_at": now - 600, "error": None}
     last = {"number": 2, "request_id": ID, "state": "SERVING", "spec": {"source": "echo"}}
@@ -555,24 +531,18 @@ def test_requests_are_filtered_and_printed(cli: Cli) -> None:
     assert "launch trial" in cli("requests").out
 
 
-def test_logs_of_a_degraded_environment_end_with_the_reason(cli: Cli) -> None:
+def test_logs_end_with_the_reason_are_said_to_be_empty_or_are_the_launchs(cli: Cli) -> None:
     degraded = with_replica(state="BACKING_OFF", message="was killed by SIGKILL")
     cli.knows({**degraded, "state": "DEGRADED"}, "hello\n")
     answer = cli("logs", "trial", "-n", "5")
     assert (answer.code, answer.out) == (0, "hello\n")
     assert "SIGKILL" in answer.err
-
-
-def test_an_empty_log_is_said_to_be_empty(cli: Cli) -> None:
     cli.knows(new_environment())
     answer = cli("logs", "trial")
     assert (answer.code, answer.out, answer.err) == (0, "", "trial has printed nothing yet\n")
     answer = cli("logs", "trial", "--replica", "r2")
     assert answer.err == "replica r2 of trial has printed nothing yet\n"
-
-
-def test_an_environment_without_a_log_shows_its_launchs_log(cli: Cli) -> None:
-    cli.get("/v1/environments/trial", {"environment": new_environment()})
+    del cli.fake.answers["GET", "/v1/environments/trial/logs"]
     cli.get(f"/v1/requests/{ID}", {"request": FAILED})
     cli.get(f"/v1/requests/{ID}/logs", text("preparing\n"))
     answer = cli("logs", "trial")
@@ -580,7 +550,7 @@ def test_an_environment_without_a_log_shows_its_launchs_log(cli: Cli) -> None:
     assert "trial exited with code 7" in answer.err
 
 
-def test_logs_of_several_are_named_and_lines_are_chosen(cli: Cli) -> None:
+def test_logs_of_several_are_named_lines_chosen_and_json_is_lines(cli: Cli) -> None:
     cli.knows(new_environment(), "one\ntwo\nthree")
     cli.get(f"/v1/requests/{ID}", {"request": READY})
     cli.get(f"/v1/requests/{ID}/logs", text("a two\nb"))
@@ -596,9 +566,6 @@ def test_logs_of_several_are_named_and_lines_are_chosen(cli: Cli) -> None:
     cli.get("/v1/requests/2/logs", (404, gone))
     answer = cli("logs", "-f", ID, "2")
     assert (answer.code, answer.err) == (4, "error: its log is gone\n")
-
-
-def test_logs_json_is_lines(cli: Cli) -> None:
     cli.get(f"/v1/requests/{ID}", {"request": READY})
     cli.get(f"/v1/requests/{ID}/logs", text("a\nb"))
     assert cli("logs", ID, "--json").json == {"lines": ["a", "b"]}
@@ -608,7 +575,7 @@ def test_logs_json_is_lines(cli: Cli) -> None:
 # wait, cancel, down, stop, up, info, check
 
 
-def test_wait_has_the_outcomes_exit_code_and_follows_a_request_that_runs(cli: Cli) -> None:
+def test_wait_has_the_outcomes_exit_code_and_gives_up_after_its_timeout(cli: Cli) -> None:
     cli.ends(new_request("1"))
     cli.ends(new_request("2", state="FAILED", error={**ERROR, "kind": "oom_killed"}))
     assert cli("wait", "1", "nobody").code == 4
@@ -620,9 +587,6 @@ def test_wait_has_the_outcomes_exit_code_and_follows_a_request_that_runs(cli: Cl
     answer = cli("wait", "1")
     assert answer.code == 0
     assert "SUCCEEDED" in answer.out
-
-
-def test_wait_gives_up_after_its_timeout(cli: Cli) -> None:
     running = new_request("1", state="RUNNING", finished_at=None)
     cli.get("/v1/requests/1", {"request": running})
     answer = cli("wait", "--timeout", "0.3", "1", "--json")
@@ -711,11 +675,16 @@ def test_down_strays_names_what_status_shows(cli: Cli) -> None:
     assert cli.sent()[0]["payload"] == {"strays": [{"provider": "docker", "id": "3f2a"}]}
 
 
-def test_down_of_nothing_is_fine(cli: Cli) -> None:
+def test_down_stop_and_status_of_nothing_are_fine(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cli.get("/v1/environments", {"environments": []})
     assert cli("down", "--all").code == 0
     cli.has(strays=[])
     assert cli("down", "--strays").out == "no strays\n"
+    monkeypatch.setenv("OPENENV_HOME", str(tmp_path / "none"))
+    assert cli("stop", "--json").json == {"stopped": False, "pid": None}
+    assert "openenv launch echo" in cli.shows()
 
 
 WORKS: dict[str, Any] = {"version": "29.1", "problem": None, "remedy": None, "notes": []}
@@ -832,13 +801,6 @@ def test_a_daemon_in_the_foreground_beside_another_or_of_another_version_is_3(cl
     answer = cli("status", "--json")
     assert (answer.code, answer.json["error"]["kind"]) == (3, "unreachable")
     assert "0.0.1" in answer.err
-
-
-def test_stop_where_nothing_runs_is_fine(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENENV_HOME", str(tmp_path / "none"))
-    assert cli("stop", "--json").json == {"stopped": False, "pid": None}
 
 
 # the process itself

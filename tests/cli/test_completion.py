@@ -51,20 +51,20 @@ def known(fake: FakeDaemon) -> FakeDaemon:
     return fake
 
 
-def test_commands_and_options_are_completed_without_a_daemon(tmp_path: Path) -> None:
+def test_without_a_daemon_all_but_names_is_completed_and_none_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENENV_HOME", str(tmp_path / "home"))
     assert offered("sta") == ["plain,status"]
     assert "plain,--gateway" in offered("launch", "--gat")
+    for command in ("launch", "check"):
+        assert offered(command, "--provider", "slu") == ["plain,slurm"]
+        assert "plain,local" in offered(command, "--provider", "")
+    assert offered("logs", "") == []
+    assert not (tmp_path / "home").exists()
 
 
-@pytest.mark.parametrize("command", ["launch", "check"])
-def test_providers_are_completed_without_a_daemon(command: str) -> None:
-    assert offered(command, "--provider", "slu") == ["plain,slurm"]
-    assert "plain,local" in offered(command, "--provider", "")
-
-
-def test_what_failed_is_completed_where_it_is_of_use(
-    fake: FakeDaemon,
-) -> None:
+def test_what_failed_is_completed_where_it_is_of_use(fake: FakeDaemon) -> None:
     found = [new_environment("trial"), new_environment("act", state="FAILED")]
     fake.answers["GET", "/v1/environments"] = {"environments": found}
     assert offered("bench", "") == offered("rollout", "") == ["plain,trial"]
@@ -79,14 +79,6 @@ def test_names_and_ids_come_from_the_daemon() -> None:
     assert offered("logs", "aaaa") == ["plain,aaaa1111", "plain,aaaa2222"]
     assert offered("launch", "ec") == ["plain,echo"]
     assert offered("launch", "./my") == ["dir,./my"]
-
-
-def test_without_a_daemon_no_names_are_completed_and_none_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENENV_HOME", str(tmp_path / "home"))
-    assert offered("logs", "") == []
-    assert not (tmp_path / "home").exists()
 
 
 def test_a_daemon_that_hangs_is_asked_once_and_not_for_long(known: FakeDaemon) -> None:

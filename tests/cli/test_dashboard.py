@@ -48,17 +48,11 @@ def test_the_browser_is_led_to_the_link_by_a_file_of_its_owner_alone(
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("option", ["--no-open", "--json"])
-def test_no_browser_is_opened_for_who_asks_for_the_link_alone(
-    process: Process, opened: Path, option: str
-) -> None:
-    assert URL in run(process("dashboard", option))
-    assert not opened.exists()
-
-
-def test_no_browser_is_opened_where_there_is_no_display(
+def test_no_browser_is_opened_for_the_link_alone_or_where_there_is_no_display(
     process: Process, opened: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert URL in run(process("dashboard", "--json"))
+    assert run(process("dashboard", "--no-open")) == f"{URL}\n"
     for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     assert run(process("dashboard")) == f"{URL}\n"

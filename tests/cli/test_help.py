@@ -44,7 +44,7 @@ def payload(cli: Cli) -> Any:
     def sent(*words: str) -> dict[str, Any]:
         cli.accepts(new_request(state="PENDING"))
         assert cli("launch", "--async", "echo", *words).code == exit_codes.OK
-        return cli.sent()[0]
+        return cli.sent()[-1]
 
     return sent
 
@@ -70,7 +70,7 @@ def test_every_option_is_a_flag_in_a_group_or_is_set(
     assert not rare & {each.name for each in flags}
 
 
-def test_values_are_read_as_those_of_flags_are(payload: Any) -> None:
+def test_values_are_read_as_those_of_flags_are_also_what_a_request_has(payload: Any) -> None:
     words = ("admission-timeout=2m", "reset-first=no", "max_message=1G", "serve-as-is=yes")
     body = payload(*(word for each in words for word in ("--set", each)))
     assert body["payload"].items() >= {
@@ -79,6 +79,8 @@ def test_values_are_read_as_those_of_flags_are(payload: Any) -> None:
         ("max_message_mb", 1024),
         ("serve_as_is", True),
     }
+    body = payload("--set", "idempotency-key=one", "--set", "priority=5", "--set", "timeout=1h")
+    assert (body["idempotency_key"], body["priority"], body["timeout_seconds"]) == ("one", 5, 3600)
 
 
 def test_a_bound_of_a_size_has_its_unit() -> None:
@@ -86,11 +88,6 @@ def test_a_bound_of_a_size_has_its_unit() -> None:
     refused = ApiRefused(422, {"kind": "invalid", "message": message})
     told = help_pages.in_words(refused, rollout.rollout).message
     assert told == "--set buffer: Input should be greater than or equal to 4 MB"
-
-
-def test_what_a_request_has_is_set_too(payload: Any) -> None:
-    body = payload("--set", "idempotency-key=one", "--set", "priority=5", "--set", "timeout=1h")
-    assert (body["idempotency_key"], body["priority"], body["timeout_seconds"]) == ("one", 5, 3600)
 
 
 @pytest.mark.parametrize(
@@ -153,16 +150,13 @@ def test_a_refusal_names_the_words_of_the_command_line(
     assert cli("launch", "echo").err == f"error: {expected}\n"
 
 
-def test_set_help_lists_all_of_them_and_its_json_is_alone_on_stdout(cli: Cli) -> None:
+def test_set_help_lists_all_and_shells_complete_the_names(cli: Cli) -> None:
     out = cli("launch", "--set", "help").out
     for word in set_option_of(launch.launch).table:
         assert f"{word}=" in out
     answer = cli("launch", "--set", "help", "--json")
     assert [each["name"] for each in answer.json] == list(set_option_of(launch.launch).table)
     assert "reset-first=yes|no" in answer.err
-
-
-def test_shells_complete_the_names() -> None:
     made = ShellComplete(main.cli, {}, "openenv", "_OPENENV_COMPLETE")
     found = made.get_completions(["launch", "echo", "--set"], "re")
     assert [each.value for each in found] == ["reset-first=", "ready-timeout="]
@@ -218,13 +212,10 @@ def test_a_command_without_its_argument_shows_an_example(
     assert answer.err.endswith(f"For example: {line}\n")
 
 
-def test_the_example_is_the_hint_in_json(command: Command) -> None:
+def test_the_example_is_the_hint_in_json_of_no_other_error(command: Command) -> None:
     answer = command("launch", "--json")
     assert (answer.code, answer.json["error"]["kind"]) == (exit_codes.USAGE, "usage")
     assert answer.json["error"]["hint"] == "for example: openenv launch echo"
-
-
-def test_what_is_wrong_otherwise_has_no_example(command: Command) -> None:
     answer = command("launch", "echo", "--nothing", "--json")
     assert "For example" not in answer.err
     assert answer.json["error"]["hint"] == "see --help"

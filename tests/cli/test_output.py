@@ -32,7 +32,7 @@ def shown(lines: list[str]) -> list[str]:
     return [unstyle(line) for line in lines]
 
 
-def test_an_out_of_memory_request_shows_evidence_hint_and_log() -> None:
+def test_a_failure_shows_evidence_hint_and_log_and_a_cancelled_request_its_state() -> None:
     lines = shown(failures.request_failure(new_request(state="FAILED", error=OOM)))
     assert lines == [
         "✗ launch trial  FAILED  out of memory",
@@ -44,6 +44,11 @@ def test_an_out_of_memory_request_shows_evidence_hint_and_log() -> None:
         "  Try: openenv retry 7f3a91c2b04d5e68 --memory 512M",
         "  Log: openenv logs 7f3a91c2",
     ]
+    request = new_request(state="FAILED", error=OOM)
+    lines = failures.request_failure(request, shown=["loading", "\x1b[1mweights"])
+    assert not any("weights" in line for line in lines)
+    lines = shown(failures.request_failure(new_request(state="CANCELLED")))
+    assert lines == ["✗ launch trial  CANCELLED"]
 
 
 @pytest.mark.parametrize(
@@ -63,17 +68,6 @@ def test_only_a_plain_word_gets_a_capital_and_names_and_commands_are_spelled_as_
     error = {"kind": "operation_error", "message": message, "hint": hint}
     lines = shown(failures.request_failure(new_request(state="FAILED", error=error)))
     assert lines[1 : 1 + len(expected)] == expected
-
-
-def test_a_log_tail_that_was_just_seen_is_not_repeated() -> None:
-    request = new_request(state="FAILED", error=OOM)
-    lines = failures.request_failure(request, shown=["loading", "\x1b[1mweights"])
-    assert not any("weights" in line for line in lines)
-
-
-def test_a_cancelled_request_shows_only_its_state() -> None:
-    lines = shown(failures.request_failure(new_request(state="CANCELLED")))
-    assert lines == ["✗ launch trial  CANCELLED"]
 
 
 def test_a_restarted_replica_shows_how_its_server_exited_and_a_healthy_one_nothing() -> None:
@@ -123,7 +117,7 @@ def test_durations_are_short(seconds: float, text: str) -> None:
     assert phrases.duration(seconds) == text
 
 
-def test_json_for_people_knows_short_times_dates_and_names_of_others() -> None:
+def test_json_for_people_knows_times_dates_units_and_names_of_others() -> None:
     value = {"p99_seconds": 0.0042, "launch /home/me/my_env": {"runs": 1}}
     assert phrases.describe_json(value) == [
         "  p99: 4.2 ms",
@@ -131,9 +125,6 @@ def test_json_for_people_knows_short_times_dates_and_names_of_others() -> None:
         "    runs: 1",
     ]
     assert phrases.describe_json({"started_at": 86400.0 * 366})[0].startswith("  started at: 197")
-
-
-def test_json_for_people_knows_units() -> None:
     value = {"memory_bytes": 2**31, "grace_seconds": 5.0, "available": False, "why_not": "no v2"}
     assert phrases.describe_json(value) == [
         "  memory: 2.0 GB",
@@ -165,15 +156,18 @@ def drawn_by_rich(table: Table, width: int = WIDE) -> list[str]:
     return [line.rstrip(" ") for line in captured.get().splitlines()]
 
 
-def test_aligned_lines_are_those_that_rich_would_draw(table: Table) -> None:
+def test_a_table_that_fits_is_as_rich_would_draw_and_plain_off_a_terminal(table: Table) -> None:
     lines = table.lines(WIDE)
     assert lines is not None
     assert [click.unstyle(line) for line in lines] == drawn_by_rich(table)
     assert "\x1b[32mREADY\x1b[0m " in lines[1]
-
-
-def test_a_table_that_does_not_fit_is_left_to_rich(table: Table) -> None:
     assert table.lines(40) is None
+    stream = io.StringIO()
+    line = "word " * 100 + "end"
+    draw([click.style(line, dim=True), "", table], stream)
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == [line, ""]
+    assert "\x1b" not in stream.getvalue()
 
 
 def test_a_narrow_terminal_shows_fewer_columns_and_folds_the_remark_alone() -> None:
@@ -202,15 +196,6 @@ def test_what_may_not_take_one_column_a_character_is_left_to_rich(text: str) -> 
     draw(["before", table, "after"], stream)
     assert stream.getvalue().splitlines()[:2] == ["before", "NAME"]
     assert text.split()[-1] in stream.getvalue()
-
-
-def test_off_a_terminal_nothing_is_coloured_and_nothing_folded(table: Table) -> None:
-    stream = io.StringIO()
-    line = "word " * 100 + "end"
-    draw([click.style(line, dim=True), "", table], stream)
-    lines = stream.getvalue().splitlines()
-    assert lines[:2] == [line, ""]
-    assert "\x1b" not in stream.getvalue()
 
 
 def drawn(progress: dict[str, Any]) -> str:

@@ -42,20 +42,20 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passthrough, "find_spec", lambda _name: None)
 
 
-def test_help_lists_upstreams_commands_without_importing_it(
+def test_help_lists_upstreams_commands_unimported_with_near_matches(
     command: Command, upstream: Path
 ) -> None:
     out = command("--help").out
     assert "Upstream's commands" in out
     assert "init" in out
     assert "openenv" not in sys.modules
+    assert "validate" in command("valdate").err
 
 
-def test_help_lists_installed_commands_only(command: Command, absent: None) -> None:
+def test_a_missing_upstream_command_is_not_listed_and_names_its_package(
+    command: Command, absent: None
+) -> None:
     assert "Upstream's commands" not in command("--help").out
-
-
-def test_a_missing_upstream_command_names_its_package(command: Command, absent: None) -> None:
     answer = command("init", "my_env")
     assert answer.code == 2
     assert "pip install openenv" in answer.err
@@ -73,18 +73,13 @@ def test_all_arguments_are_handed_on(
     assert answer.out == f"upstream {['openenv', *arguments]}\n"
 
 
-def test_a_misspelled_upstream_command_has_near_matches(command: Command, upstream: Path) -> None:
-    assert "validate" in command("valdate").err
-
-
-def test_openenvd_says_how_to_get_the_shared_command_back(tmp_path: Path) -> None:
+def test_openenvd_says_how_to_get_the_shared_command_back_as_the_readme_does(
+    tmp_path: Path,
+) -> None:
     assert passthrough.RESTORE in (passthrough.gone(str(tmp_path / "openenvd")) or "")
     assert passthrough.gone(str(tmp_path / "openenv")) is None
     (tmp_path / "openenv").touch()
     assert passthrough.gone(str(tmp_path / "openenvd")) is None
-
-
-def test_the_restoring_command_is_the_readmes() -> None:
     readme = Path(__file__).resolve().parents[2] / "README.md"
     assert f"`{passthrough.RESTORE}`" in readme.read_text()
 

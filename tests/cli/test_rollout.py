@@ -9,9 +9,10 @@ from typing import Any
 import click
 import pytest
 
-from openenvd.cli.commands.play import Played
+from openenvd.cli.commands.play import Played, PlayError, candidates, read_action, shown_image
 from openenvd.cli.commands.rollout import _conclude, _payload, _summary
 from openenvd.client.session import StepResult
+from openenvd.rollouts.images import Image
 
 from ..client.fake_daemon import Call, new_environment, new_request
 from .conftest import Cli
@@ -19,7 +20,7 @@ from .conftest import Cli
 NOTHING: dict[str, Any] = {"out": "out"}
 
 
-def test_rollout_sends_the_given_options_and_no_others(
+def test_rollout_sends_the_given_options_stages_and_a_models_key_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -35,6 +36,15 @@ def test_rollout_sends_the_given_options_and_no_others(
         "seed": 0,
         "retries": 0,
     }
+    said = {"group": 4, "advantages": "leave-one-out", "filters": ("min-steps=3", "failed")}
+    sent = _payload(("echo",), {**NOTHING, **said, "policy_timeout_seconds": 2.5})
+    assert {key: sent[key] for key in said} == {**said, "filters": ["min-steps=3", "failed"]}
+    assert sent["policy_timeout_seconds"] == 2.5
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    monkeypatch.delenv("OPENAI_MODEL", raising=False)
+    chat = _payload(("echo",), {**NOTHING, "policy": "openai:http://h/v1"})
+    assert chat["env"] == {"OPENAI_API_KEY": "k"}
+    assert "env" not in _payload(("echo",), {**NOTHING, "policy": "random"})
 
 
 def test_a_misspelled_environment_is_refused_before_anything_is_queued(cli: Cli) -> None:
@@ -146,21 +156,6 @@ def test_one_that_is_being_launched_is_waited_for(cli: Cli) -> None:
     assert submitted(cli) == [("rollout", "trial")]
 
 
-def test_a_model_gets_its_key_and_no_other_policy_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "k")
-    monkeypatch.delenv("OPENAI_MODEL", raising=False)
-    chat = _payload(("echo",), {**NOTHING, "policy": "openai:http://h/v1"})
-    assert chat["env"] == {"OPENAI_API_KEY": "k"}
-    assert "env" not in _payload(("echo",), {**NOTHING, "policy": "random"})
-
-
-def test_stages_are_sent_unchanged() -> None:
-    said = {"group": 4, "advantages": "leave-one-out", "filters": ("min-steps=3", "failed")}
-    sent = _payload(("echo",), {**NOTHING, **said, "policy_timeout_seconds": 2.5})
-    assert {key: sent[key] for key in said} == {**said, "filters": ["min-steps=3", "failed"]}
-    assert sent["policy_timeout_seconds"] == 2.5
-
-
 def result_of(**told: Any) -> dict[str, Any]:
     """What the daemon tells of a rollout in which all went well, but for what is `told`."""
     return {
@@ -196,21 +191,24 @@ def test_the_summary_counts_episodes_and_failures() -> None:
     ]
 
 
-def test_the_summary_keeps_rewards_of_complete_and_truncated_episodes_apart() -> None:
+def test_the_summary_tells_truncated_damaged_and_dropped_episodes_and_odd_rewards() -> None:
     assert "  8 truncated at 100 steps; their mean reward 0.25\n" in summary(
         truncated=8, truncated_mean_reward=0.25
     )
     text = summary(mean_reward=1.0, truncated=1, truncated_mean_reward=None, max_steps=1)
     assert "  mean reward 1\n  1 truncated at 1 step\n" in text
-
-
-def test_the_summary_names_what_was_damaged_and_rewards_that_are_no_numbers() -> None:
     text = summary(damaged=["packs/00000.jsonl was removed"], replayed=True)
     assert "  packs/00000.jsonl was removed\n  what was lost by it was played again\n" in text
     assert "played again" not in summary(damaged=["out/rollout.json was cut or changed"])
     text = summary(odd_rewards={'"high"': 1, "NaN": 12}, episodes_with_odd_rewards=3)
     assert "  3 episodes have rewards that are no numbers, left out of the mean: " in text
     assert ': 12 NaN, 1 "high"\n' in text
+    text = summary(
+        there=4, failures={"policy_error": 1}, left_out=3,
+        filtered={"my.filters:odd": 1, "min-steps=3": 2},
+    )  # fmt: skip
+    assert "  3 dropped: 2 min-steps=3, 1 my.filters:odd\n" in text
+    assert "  3 successful ones are left out with their groups\n" in text
 
 
 def test_of_a_success_nothing_is_missing_nor_failed_episodes_that_are_kept() -> None:
@@ -222,15 +220,6 @@ def test_of_a_success_nothing_is_missing_nor_failed_episodes_that_are_kept() -> 
     assert "✓ 8 of 8 episodes are in /out\n  1 failed: 1 policy error" in text
     assert "--keep-failed" not in text
     assert "missing" not in text
-
-
-def test_the_summary_counts_dropped_episodes_and_their_groups() -> None:
-    text = summary(
-        there=4, failures={"policy_error": 1}, left_out=3,
-        filtered={"my.filters:odd": 1, "min-steps=3": 2},
-    )  # fmt: skip
-    assert "  3 dropped: 2 min-steps=3, 1 my.filters:odd\n" in text
-    assert "  3 successful ones are left out with their groups\n" in text
 
 
 def test_a_cancelled_rollout_prints_how_to_continue_it() -> None:
@@ -257,3 +246,80 @@ async def test_a_folder_of_rollouts_is_shown_and_one_of_its_episodes(
     assert cli("rollout", "show", str(tmp_path / "none")).code == 1
     assert cli("rollout", "show").code == 2
     assert "Missing option '--out'" in cli("rollout", "echo").err
+
+
+# Lines of `openenv play`: actions by the schema, completion, pictures in a terminal.
+
+
+TEXT = {"type": "object", "properties": {"message": {"type": "string"}}, "required": ["message"]}
+MOVE = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "row": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "side": {"$ref": "#/$defs/Side"},
+        "is_last": {"type": "boolean"},
+        "metadata": {"type": "object"},
+    },
+    "required": ["side"],
+    "$defs": {"Side": {"type": "string", "enum": ["left", "right"]}},
+}
+PNG = Image("image/png", b"x" * 4000, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("schema", "line", "action"),
+    [
+        (TEXT, "hi there", {"message": "hi there"}),
+        (TEXT, "a=b", {"message": "a=b"}),
+        (TEXT, "message='a b'", {"message": "a b"}),
+        (TEXT, '{"message": "x"}', {"message": "x"}),
+        (MOVE, "side=left row=3 is_last=true", {"side": "left", "row": 3, "is_last": True}),
+        (MOVE, "side=left row=null", {"side": "left", "row": None}),
+        ({"oneOf": []}, '{"any": [1]}', {"any": [1]}),
+    ],
+)
+def test_an_action_is_read_by_its_schema(schema: Any, line: str, action: Any) -> None:
+    assert read_action(line, schema) == action
+
+
+@pytest.mark.parametrize(
+    ("schema", "line", "words"),
+    [
+        (TEXT, "{", "no JSON"),
+        (TEXT, '{"a": 1}', "missing: message"),
+        (MOVE, "row=1", "missing: side"),
+        (MOVE, "side=up", "side: 'up' is none of left, right"),
+        (MOVE, "side=left row=x", "row: 'x' is not of type integer"),
+        (MOVE, "side=left col=1", "unknown: col; the fields are: row, side, is_last"),
+        (MOVE, "left", "'left' is not FIELD=VALUE; the fields are"),
+        (MOVE, "side='left", "quote as in a shell"),
+        ({"oneOf": []}, "left", "write a JSON object"),
+    ],
+)
+def test_a_wrong_action_is_refused_by_the_name_of_its_field(
+    schema: Any, line: str, words: str
+) -> None:
+    with pytest.raises(PlayError, match=words):
+        read_action(line, schema)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("re", ["reset"]),
+        ("s", ["step", "state", "schema", "save", "side="]),
+        ("side=l", ["side=left "]),
+        ("row=1 is_last=", ["is_last=true ", "is_last=false "]),
+        ("row=1 s", ["side="]),
+    ],
+)
+def test_commands_fields_and_values_are_completed(line: str, found: list[str]) -> None:
+    assert candidates(line, MOVE) == found
+
+
+def test_a_picture_is_shown_by_the_protocol_of_the_terminal() -> None:
+    assert shown_image(PNG, {"TERM": "xterm"}) is None
+    assert (shown_image(PNG, {"TERM_PROGRAM": "WezTerm"}) or "").startswith("\x1b]1337;File=inline")
+    kitty = (shown_image(PNG, {"KITTY_WINDOW_ID": "1"}) or "").split("\x1b\\")
+    assert [part.partition(";")[0] for part in kitty] == ["\x1b_Ga=T,f=100,m=1", "\x1b_Gm=0", ""]

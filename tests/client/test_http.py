@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,38 +14,19 @@ from openenvd.client.errors import ApiRefused, ConnectionLost, RequestFailed
 from openenvd.client.http import HttpClient, parse_events
 
 from ..server.tracing.conftest import KeptSpans, ids_of
+from ..server.tracing.conftest import kept as kept
 from .fake_daemon import Call, FakeDaemon, new_request
 
 COMMANDS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-@pytest.fixture
-def kept() -> Iterator[KeptSpans]:
-    spans = KeptSpans()
-    yield spans
-    spans.provider.shutdown()
-
-
-def test_a_submission_carries_given_options_only(fake: FakeDaemon, client: DaemonClient) -> None:
+def test_a_submission_carries_given_options_only_and_a_refusal_its_details(
+    fake: FakeDaemon, client: DaemonClient
+) -> None:
     fake.post("/v1/requests", (202, {"request_id": "1", "request": new_request("1")}))
     client.submit("launch", {"name": "x"}, priority=None, timeout_seconds=5.0)
     [(_, _, body)] = fake.calls
     assert body == {"operation": "launch", "payload": {"name": "x"}, "timeout_seconds": 5.0}
-
-
-def test_lists_and_flags_become_a_query(fake: FakeDaemon, client: DaemonClient) -> None:
-    fake.get("/v1/requests", {"requests": []})
-    client.requests(states=["PENDING", "RUNNING"], limit=5)
-    assert fake.calls[0][1] == "/v1/requests?state=PENDING&state=RUNNING&limit=5"
-
-
-def test_a_name_cannot_leave_its_place_in_the_path(fake: FakeDaemon, client: DaemonClient) -> None:
-    with pytest.raises(ApiRefused):
-        client.environment("../info?x=1")
-    assert fake.calls[0][1] == "/v1/environments/..%2Finfo%3Fx%3D1"
-
-
-def test_a_refusal_keeps_kind_hint_and_details(fake: FakeDaemon, client: DaemonClient) -> None:
     error = {"kind": "name_taken", "message": "taken", "hint": "another", "address": "http://a"}
     fake.post("/v1/requests", (409, {"error": error}))
     with pytest.raises(ApiRefused, match="taken") as caught:
@@ -55,9 +35,22 @@ def test_a_refusal_keeps_kind_hint_and_details(fake: FakeDaemon, client: DaemonC
     assert caught.value.details["address"] == "http://a"
 
 
-def test_a_wrong_token_is_refused(fake: FakeDaemon) -> None:
+def test_lists_and_flags_become_a_query_and_a_name_stays_in_its_path(
+    fake: FakeDaemon, client: DaemonClient
+) -> None:
+    fake.get("/v1/requests", {"requests": []})
+    client.requests(states=["PENDING", "RUNNING"], limit=5)
+    assert fake.calls[0][1] == "/v1/requests?state=PENDING&state=RUNNING&limit=5"
+    with pytest.raises(ApiRefused):
+        client.environment("../info?x=1")
+    assert fake.calls[1][1] == "/v1/environments/..%2Finfo%3Fx%3D1"
+
+
+def test_a_wrong_token_is_refused_and_no_listener_a_lost_connection(fake: FakeDaemon) -> None:
     with pytest.raises(ApiRefused, match="no token"):
         HttpClient(str(fake.paths.socket), "wrong").request("GET", "/v1/info")
+    with pytest.raises(ConnectionLost):
+        HttpClient(str(fake.paths.home / "none.sock"), "x").request("GET", "/v1/info")
 
 
 def test_an_answer_that_is_not_json_is_still_an_error_of_ours(
@@ -69,11 +62,6 @@ def test_an_answer_that_is_not_json_is_still_an_error_of_ours(
     fake.get("/v1/info", plain)
     with pytest.raises(ApiRefused, match="HTTP 500"):
         client.info()
-
-
-def test_no_listener_is_a_lost_connection(fake: FakeDaemon) -> None:
-    with pytest.raises(ConnectionLost):
-        HttpClient(str(fake.paths.home / "none.sock"), "x").request("GET", "/v1/info")
 
 
 def test_a_chunked_log_comes_as_text_with_characters_whole(
@@ -152,7 +140,7 @@ def break_off(fake: FakeDaemon, first: list[Any], rest: list[Any]) -> list[str |
     return asked
 
 
-def test_a_broken_stream_is_taken_up_after_the_last_event(
+def test_a_broken_stream_is_taken_up_after_the_last_event_also_a_missed_end(
     fake: FakeDaemon, client: DaemonClient
 ) -> None:
     first = [("1:0", "state", RUNNING), ("1:2", "log", {"text": "a\n"})]
@@ -162,11 +150,6 @@ def test_a_broken_stream_is_taken_up_after_the_last_event(
     assert asked == [None, "1:2"]
     assert [e.data.get("text") for e in events if e.name == "log"] == ["a\n", "b\n"]
     assert events[-1].data["state"] == "SUCCEEDED"
-
-
-def test_an_end_that_was_missed_is_found_with_the_rest_of_the_log(
-    fake: FakeDaemon, client: DaemonClient
-) -> None:
     break_off(fake, [("1:0", "state", RUNNING)], [("2:4", "log", {"text": "b\n"})])
     fake.get("/v1/requests/1", {"request": DONE})
     names = [event.name for event in following.follow(client, "1")]

@@ -89,14 +89,22 @@ def test_a_session_is_had_with_standard_streams_closed(closed: str, tmp_path: Pa
     assert out.read_text() == "{'x': 1}"
 
 
-def test_an_answer_without_reward_and_end_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_without_reward_and_end_is_a_result_also_when_opened_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # proxies are passed by
     with server(observation(observation={"x": 1})) as address, Session(address) as session:
         result = session.reset(seed=3)
         assert (result.observation, result.reward, result.done) == ({"x": 1}, None, False)
+    with server(observation(observation={"x": 1})) as address:
+        session = Session(address)
+        with session:
+            pass
+        with session:
+            assert session.reset().observation == {"x": 1}
 
 
-def test_an_error_is_raised_with_its_code() -> None:
+def test_an_error_is_raised_with_its_code_and_the_fields_that_are_wrong() -> None:
     refused = error("no such move", "EXECUTION_ERROR")
     ends = observation(observation={}, done=True)
     with server(refused, ends) as address, Session(address) as session:
@@ -104,6 +112,11 @@ def test_an_error_is_raised_with_its_code() -> None:
             session.step({})
         assert caught.value.code == "EXECUTION_ERROR"
         assert session.step({}).done  # the session goes on
+    data = {"message": "Invalid message", "errors": [{"loc": ["mesage"], "msg": "unknown field"}]}
+    refused = json.dumps({"type": "error", "data": data})
+    wrong = pytest.raises(SessionError, match=r"Invalid message.*mesage.*unknown field")
+    with server(refused) as address, Session(address) as session, wrong:
+        session.step({"mesage": "x"})
 
 
 def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_calls() -> None:
@@ -123,14 +136,6 @@ def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_calls() -> No
                 session.step({})
 
 
-def test_an_error_names_the_fields_that_are_wrong() -> None:
-    data = {"message": "Invalid message", "errors": [{"loc": ["mesage"], "msg": "unknown field"}]}
-    refused = json.dumps({"type": "error", "data": data})
-    wrong = pytest.raises(SessionError, match=r"Invalid message.*mesage.*unknown field")
-    with server(refused) as address, Session(address) as session, wrong:
-        session.step({"mesage": "x"})
-
-
 def test_a_lost_session_says_why_with_each_call() -> None:
     with server(None) as address, Session(address, lost_hint="look there") as session:
         for _ in range(2):
@@ -148,15 +153,6 @@ def test_a_session_that_its_client_closed_says_so_with_each_call() -> None:
             with pytest.raises(SessionError, match=r"^the session was closed$") as caught:
                 session.step({})
             assert (caught.value.code, caught.value.hint) == (None, None)
-
-
-def test_a_session_that_is_opened_once_more_forgets_that_it_was_closed() -> None:
-    with server(observation(observation={"x": 1})) as address:
-        session = Session(address)
-        with session:
-            pass
-        with session:
-            assert session.reset().observation == {"x": 1}
 
 
 def test_a_refused_step_is_not_why_a_session_ends_later() -> None:

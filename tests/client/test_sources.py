@@ -30,11 +30,15 @@ def test_a_path_is_a_folder_and_all_else_is_sent_as_it_is(
     assert sources.read_source(text, tmp_path) == sources.Source(sent.format(here=tmp_path), name)
 
 
-def test_a_bundled_name_wins_over_a_folder_and_says_so(tmp_path: Path) -> None:
+def test_a_bundled_name_wins_over_a_folder_and_any_other_bare_name_is_one(tmp_path: Path) -> None:
     (tmp_path / "echo").mkdir()
     found = sources.read_source("echo", tmp_path)
     assert found.text == "echo"
     assert "./echo" in (found.note or "")
+    (tmp_path / "mine").mkdir()
+    found = sources.read_source("mine", tmp_path)
+    assert (found.text, found.name) == (str(tmp_path / "mine"), "mine")
+    assert str(tmp_path / "mine") in (found.note or "")
 
 
 def test_paths_relative_to_a_folder_that_cannot_be_named_are_refused(
@@ -56,25 +60,13 @@ def test_paths_relative_to_a_folder_that_cannot_be_named_are_refused(
                     refuse(text, Path("/"))
 
 
-def test_a_bare_name_that_is_not_bundled_is_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    found = sources.read_source("mine", tmp_path)
-    assert (found.text, found.name) == (str(tmp_path / "mine"), "mine")
-    assert str(tmp_path / "mine") in (found.note or "")
-
-
-@pytest.mark.parametrize("text", ["x" * 300, "~nobody-here/x"])
-def test_a_path_that_cannot_be_looked_for_is_left_to_the_daemon(tmp_path: Path, text: str) -> None:
-    assert sources.read_source(text, tmp_path).text == text
-
-
-@pytest.mark.parametrize("text", ["", " "])
-def test_an_empty_word_is_refused_as_the_value_of_an_unset_variable(
-    tmp_path: Path, text: str
-) -> None:
-    with pytest.raises(ApiRefused, match="the source is empty") as caught:
-        sources.read_source(text, tmp_path)
-    assert "is a variable unset?" in str(caught.value.hint)
+def test_an_empty_word_is_refused_and_an_odd_path_is_left_to_the_daemon(tmp_path: Path) -> None:
+    for text in ("", " "):
+        with pytest.raises(ApiRefused, match="the source is empty") as caught:
+            sources.read_source(text, tmp_path)
+        assert "is a variable unset?" in str(caught.value.hint)
+    for text in ("x" * 300, "~nobody-here/x"):
+        assert sources.read_source(text, tmp_path).text == text
 
 
 @pytest.mark.parametrize(

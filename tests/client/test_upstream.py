@@ -51,10 +51,16 @@ def test_start_launches_and_stop_takes_down_once(launches: list[dict[str, Any]])
     assert down["payload"]["name"] == payload["name"] != another["payload"]["name"]
 
 
-def test_a_client_is_given_the_token_with_the_address(launches: list[dict[str, Any]]) -> None:
+def test_a_client_is_given_the_token_and_a_folder_sent_as_an_absolute_path(
+    launches: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with OpenEnvdProvider("echo", token="a-token-of-the-tests") as provider:
         assert provider.base_url == "http://127.0.0.1:21000?token=a-token-of-the-tests"
     assert launches[0]["payload"]["token"] == "a-token-of-the-tests"
+    monkeypatch.chdir(tmp_path)
+    with OpenEnvdProvider(Path("sub") / "my_env") as provider:
+        assert (provider.name or "").startswith("my_env-")
+    assert launches[2]["payload"]["source"] == str(tmp_path / "sub" / "my_env")
 
 
 def test_the_container_interface_is_the_same_environment(launches: list[dict[str, Any]]) -> None:
@@ -64,15 +70,6 @@ def test_the_container_interface_is_the_same_environment(launches: list[dict[str
     provider.stop_container()
     assert launches[0]["payload"]["source"] == "echo"
     assert launches[0]["payload"]["port"] == 21007
-
-
-def test_a_folder_is_sent_as_an_absolute_path(
-    launches: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with OpenEnvdProvider(Path("sub") / "my_env") as provider:
-        assert (provider.name or "").startswith("my_env-")
-    assert launches[0]["payload"]["source"] == str(tmp_path / "sub" / "my_env")
 
 
 @pytest.mark.parametrize(("name", "posts"), [("mine", 1), (None, 2)])

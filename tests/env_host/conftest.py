@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from openenvd.schema.protocol import HostConfig
 
 from .hosts import Host, wait_until_exited
 from .samples import PLAIN, SAMPLES, THREADED
+from .upstream import write_upstream
 
 ECHO = "openenvd.env_host.bundled.echo.environment:EchoEnvironment"
 
@@ -23,15 +25,27 @@ StartHost = Callable[..., Host]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[StartHost]:
     """Starts a host of a class in `samples.py`, of a bundled one, or of apps; one shard, unless
-    said otherwise, and clients do not wait for a slot."""
+    said otherwise, and clients do not wait for a slot.
+
+    `files` are texts of modules that are written before; `app` is that of `app.py`, which is served
+    and may use a stand-in for upstream's package.
+    """
     hosts: list[Host] = []
-    (tmp_path / "samples.py").write_text(SAMPLES)
-    (tmp_path / "threaded.py").write_text(THREADED)
-    (tmp_path / "plain.py").write_text(PLAIN)
+    write_files(tmp_path, {"samples.py": SAMPLES, "threaded.py": THREADED, "plain.py": PLAIN})
 
     def start_host(
-        what: str | None = "Counter", *, env: dict[str, str] | None = None, **config: Any
+        what: str | None = "Counter",
+        *,
+        app: str | None = None,
+        files: Mapping[str, str] | None = None,
+        env: dict[str, str] | None = None,
+        **config: Any,
     ) -> Host:
+        if app is not None:
+            write_upstream(tmp_path)
+            write_files(tmp_path, {"app.py": app})
+            what, config = None, {"app_candidates": ("app:app",), **config}
+        write_files(tmp_path, files or {})
         reference = what if what is None or ":" in what else f"samples:{what}"
         fields = {
             "name": "sample", "env_class": reference, "import_paths": (str(tmp_path),),
@@ -59,6 +73,46 @@ def serve(start: StartHost) -> StartHost:
         return host
 
     return start_and_wait
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+
+@pytest.fixture(params=[False, True], ids=["shared", "isolated"])
+def isolate(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+WAYS: list[dict[str, Any]] = [{}, {"shards": 2}, {"isolate": True, "max_sessions": 4}]
+
+
+@pytest.fixture(params=WAYS, ids=["one shard", "two shards", "isolated"])
+def config(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Each way to serve sessions."""
+    return dict(request.param)
+
+
+class Gate:
+    """Meets a call inside the host: it says when it is there, and waits to be let go."""
+
+    def __init__(self, folder: Path, name: str = "gate") -> None:
+        self.name = name
+        self._in, self._out = folder / f"{name}.in", folder / f"{name}.out"
+        os.mkfifo(self._in)
+        os.mkfifo(self._out)
+
+    def reached(self) -> None:
+        self._in.read_bytes()
+
+    def open(self) -> None:
+        self._out.write_bytes(b"")
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
 
 
 def _children(host: Host) -> list[psutil.Process]:

@@ -112,10 +112,7 @@ class Host:
 
     def until(self, is_so: Callable[[Json], bool]) -> None:
         """Look at `/capacity`, which any shard answers, for as long as one waits for anything."""
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not is_so(capacity := self.http("GET", "/capacity")[1]):
-            assert time.monotonic() < deadline, capacity
-            time.sleep(0.01)
+        until(lambda: is_so(self.http("GET", "/capacity")[1]))
 
     def ready(self) -> Json:
         """Wait until it accepts sessions."""

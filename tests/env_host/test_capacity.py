@@ -65,14 +65,16 @@ def test_the_state_of_a_shard_is_one_word(
     assert state_of(serving(scoreboard[0], **words), NOW) == state
 
 
-def test_a_shard_that_awakes_is_not_taken_for_one_that_was_blocked_meanwhile(
-    scoreboard: Scoreboard,
-) -> None:
+def test_how_long_a_shard_was_blocked_and_one_that_awakes_was_not(scoreboard: Scoreboard) -> None:
     counters = serving(scoreboard[0], IDLE=1, HEARTBEAT=NOW - 60 * MICROSECONDS)
     note_awake(counters, NOW)
     assert not counters[Field.IDLE]
     assert state_of(counters, NOW) == "alive"
     assert blocked_seconds(counters, NOW) == 0
+    serving(scoreboard[0], HEARTBEAT=NOW - 12 * MICROSECONDS)
+    assert blocked_seconds(scoreboard[0], NOW) == 12.0
+    serving(scoreboard[0])
+    assert blocked_seconds(scoreboard[0], NOW) == 0
 
 
 def test_totals_are_of_all_shards(scoreboard: Scoreboard) -> None:
@@ -120,7 +122,7 @@ def capacity(host: Host) -> Json:
     return dict(seen)
 
 
-def test_sessions_and_steps_are_counted_by_shard(serve: StartHost) -> None:
+def test_sessions_and_steps_are_counted_and_a_stopped_shard_is_wedged(serve: StartHost) -> None:
     host = serve(shards=2, max_sessions=6)
     with ExitStack() as stack:
         for _ in range(4):
@@ -138,6 +140,16 @@ def test_sessions_and_steps_are_counted_by_shard(serve: StartHost) -> None:
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         page = answer.read().decode()
     assert 'openenvd_shard_max_sessions{environment="sample",shard="1"} 3' in page
+    # Another answers for it.
+    with host.open(), host.open():
+        pid = capacity(host)["shards"][1]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            until(lambda: capacity(host)["shards"][1]["state"] == "wedged")
+            assert capacity(host)["shards"][0]["state"] == "alive"
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        until(lambda: capacity(host)["shards"][1]["state"] == "alive")
 
 
 def _steps(seen: Json) -> int:
@@ -153,27 +165,6 @@ def test_the_shim_is_notified_of_changes(serve: StartHost) -> None:
         client.ask("step", {"what": "pid"})
         while ((host.note() or {}).get("capacity") or {}).get("steps") != 1:
             pass
-
-
-def test_a_shard_that_is_stopped_is_wedged(serve: StartHost) -> None:
-    """Another answers for it."""
-    host = serve(shards=2, max_sessions=6)
-    with host.open(), host.open():
-        pid = capacity(host)["shards"][1]["pid"]
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            until(lambda: capacity(host)["shards"][1]["state"] == "wedged")
-            assert capacity(host)["shards"][0]["state"] == "alive"
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        until(lambda: capacity(host)["shards"][1]["state"] == "alive")
-
-
-def test_how_long_a_shard_has_been_blocked(scoreboard: Scoreboard) -> None:
-    serving(scoreboard[0], HEARTBEAT=NOW - 12 * MICROSECONDS)
-    assert blocked_seconds(scoreboard[0], NOW) == 12.0
-    serving(scoreboard[0])
-    assert blocked_seconds(scoreboard[0], NOW) == 0
 
 
 @pytest.mark.parametrize(("gpus", "seen"), [(2, {"5", "7"}), (1, {"5"}), (0, {"5,7"})])

@@ -44,8 +44,10 @@ def create_app(env, action_cls, observation_cls, **named):
 
 
 def write_upstream(folder: Path) -> None:
-    """Write the package, to be imported from there."""
+    """Write the package, to be imported from there, unless it is there."""
     package = folder / "openenv" / "core" / "env_server"
+    if package.exists():
+        return
     package.mkdir(parents=True)
     for each in (package, package.parent, package.parent.parent):
         (each / "__init__.py").write_text("")

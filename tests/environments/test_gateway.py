@@ -302,7 +302,7 @@ async def test_a_full_replica_is_passed_over(gateway: Gateway, replicas: list[Re
     await close(more)
 
 
-async def test_sessions_that_end_one_after_another_are_no_sign_that_a_replica_is_ill(
+async def test_ended_sessions_make_no_replica_ill_and_an_absent_one_is_passed_over(
     gateway: Gateway, replicas: list[Replica]
 ) -> None:
     address = await put_behind(gateway, *replicas)
@@ -312,6 +312,14 @@ async def test_sessions_that_end_one_after_another_are_no_sign_that_a_replica_is
     more = [await begin(address) for _ in range(20)]
     assert 0 in [await replica_of(session) for session in more]
     await close(sessions + more)
+    for ordinal in (0, 1) * 4:
+        session_id = f"01234567-0123-4123-a123-{ordinal:04x}00010002"
+        _, answer = await ask(f"{address}/x?session_id={session_id}")
+        assert answer[0] == f"{ordinal}"
+    await replicas[0].stop()
+    for _ in range(8):
+        async with await begin(address) as session:
+            assert await replica_of(session) == 1
 
 
 async def test_replicas_that_are_ill_get_no_session_when_few_others_are_left(
@@ -365,12 +373,18 @@ async def test_a_header_that_comes_twice_is_refused_as_at_an_environment(
         assert answer.startswith(b"HTTP/1.1 403 "), (port, answer)
 
 
-async def test_parameters_of_one_header_are_not_taken_for_two(
+async def test_a_header_has_parameters_and_a_client_waits_for_the_replica(
     gateway: Gateway, one: Replica
 ) -> None:
     address = await put_behind(gateway, one)
     digest = 'Digest username="a", qop="auth,auth-int",nc=1'
     assert (await ask(f"{address}/health", authorization=digest))[0] == 200
+    await one.stop()
+    session = asyncio.create_task(begin(address))
+    await asyncio.sleep(0.6)  # by then the daemon has written it, unless it is busy
+    await one.start(one.endpoint.port)
+    async with await session as opened:
+        assert await replica_of(opened) == one.ordinal
 
 
 async def test_endpoints_are_rolled_and_no_session_ends(
@@ -390,28 +404,6 @@ async def test_endpoints_are_rolled_and_no_session_ends(
     assert {await replica_of(session) for session in second} == {1}
     for session in [first, *second]:
         await session.close()
-
-
-async def test_a_handshake_is_tried_on_another_replica(
-    gateway: Gateway, replicas: list[Replica]
-) -> None:
-    address = await put_behind(gateway, *replicas)
-    await replicas[0].stop()
-    for _ in range(8):
-        async with await begin(address) as session:
-            assert await replica_of(session) == 1
-
-
-async def test_a_client_waits_for_the_only_replica_while_nobody_knows_that_it_is_gone(
-    gateway: Gateway, one: Replica
-) -> None:
-    address = await put_behind(gateway, one)
-    await one.stop()
-    session = asyncio.create_task(begin(address))
-    await asyncio.sleep(0.6)  # by then the daemon has written it, unless it is busy
-    await one.start(one.endpoint.port)
-    async with await session as opened:
-        assert await replica_of(opened) == one.ordinal
 
 
 GONE = "The replica of this session is gone; the session has ended"
@@ -482,16 +474,6 @@ async def test_a_client_that_reads_late_gets_all_that_was_sent_before_the_close(
     left = close_payload(1001, "leaving")
     sent = frame_head(LONG_BYTES) + b"x" * LONG_BYTES + frame_head(len(left), CLOSE) + left
     assert bytes(got).endswith(sent)
-
-
-async def test_requests_for_a_session_go_to_its_replica(
-    gateway: Gateway, replicas: list[Replica]
-) -> None:
-    address = await put_behind(gateway, *replicas)
-    for ordinal in (0, 1) * 4:
-        session = f"01234567-0123-4123-a123-{ordinal:04x}00010002"
-        _, answer = await ask(f"{address}/x?session_id={session}")
-        assert answer[0] == f"{ordinal}"
 
 
 async def test_a_token_is_compared_at_the_gateway(gateway: Gateway, one: Replica) -> None:
@@ -831,7 +813,7 @@ def files_of(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in folder.rglob("*.json")}
 
 
-def test_files_that_say_the_same_are_not_written_again(tmp_path: Path) -> None:
+def test_only_files_that_changed_or_are_absent_are_written(tmp_path: Path) -> None:
     backends = backends_of("one", "two")
     BackendFiles(tmp_path).write(backends)
     before = files_of(tmp_path)
@@ -840,6 +822,12 @@ def test_files_that_say_the_same_are_not_written_again(tmp_path: Path) -> None:
     assert files_of(tmp_path) == before
     files.write(backends[:1])
     assert [path.name for path in (tmp_path / "endpoints").iterdir()] == ["one.json"]
+    files, backends = BackendFiles(tmp_path), backends_of("one", "two")
+    files.write(backends)
+    shutil.rmtree(tmp_path / "endpoints")
+    (tmp_path / "routes.json").unlink()
+    files.write(backends)
+    assert {"one.json", "two.json", "routes.json", "clusters.json"} == files_of(tmp_path).keys()
 
 
 def test_a_change_of_one_environment_reads_and_makes_nothing_of_the_others(
@@ -861,14 +849,3 @@ def test_a_change_of_one_environment_reads_and_makes_nothing_of_the_others(
     assert replaced == {"three.json", "routes.json"}
     told = (tmp_path / "routes.json").read_text()
     assert told.count("127.0.0.1:21000") == 2 * told.count("127.0.0.1:21001") > 0
-
-
-def test_files_that_a_gateway_which_was_started_anew_has_not_are_all_written(
-    tmp_path: Path,
-) -> None:
-    files, backends = BackendFiles(tmp_path), backends_of("one", "two")
-    files.write(backends)
-    shutil.rmtree(tmp_path / "endpoints")
-    (tmp_path / "routes.json").unlink()
-    files.write(backends)
-    assert {"one.json", "two.json", "routes.json", "clusters.json"} == files_of(tmp_path).keys()

@@ -97,14 +97,11 @@ def test_a_change_is_never_the_reason_for_the_next_one(slots: int) -> None:
             assert wanted_replicas(Occupancy(wanted, slots, sessions), scaling) == wanted
 
 
-def test_what_is_added_is_never_taken_away_for_the_same_sessions() -> None:
+def test_more_are_added_at_once_and_are_never_taken_away_for_the_same_sessions() -> None:
     assert DOWN_SHARE < UP_SHARE
     seen = Occupancy(2, 10, 17)
     more = decide(seen, SCALING, None, NOW).replicas
     assert decide(Occupancy(more, 10, 17), SCALING, None, NOW) == Decision(more)
-
-
-def test_more_are_added_at_once_and_a_window_ends_when_all_are_wanted_again() -> None:
     assert decide(Occupancy(1, 10, 10), SCALING, DownWindow(NOW - 5, 1), NOW) == Decision(2)
     assert decide(Occupancy(4, 10, 25), SCALING, DownWindow(NOW - 59, 1), NOW) == Decision(4)
 

@@ -127,12 +127,9 @@ def test_what_is_drained_is_stopped_when_its_time_is_over_and_may_be_stopped_bef
     assert (stopped.deadline, action) == (NOW + 6.0, Action.STOP)
 
 
-def test_a_drain_changes_nothing_of_a_stop_but_that_it_was_asked_for() -> None:
+def test_a_drain_changes_nothing_of_a_stop_and_stops_one_without_sessions() -> None:
     life = stopping(5.0)
     assert advance(life, Event.DRAIN, NOW, 1.0) == (life._replace(is_draining=True), None)
-
-
-def test_one_without_sessions_is_stopped_instead_of_drained() -> None:
     life, _ = advance(Life(State.EXITED), Event.DRAIN, NOW, 600.0)
     assert (life.is_draining, life.deadline) == (True, NOW + LEFT_GRACE_SECONDS)
 
@@ -148,13 +145,10 @@ def test_the_killed_are_waited_for_and_not_for_ever(life: Life) -> None:
         assert due(one, NOW + GIVE_UP_SECONDS) is Action.GIVE_UP
 
 
-def test_a_stop_waits_no_second_grace_for_the_killed() -> None:
+def test_a_stop_waits_no_second_grace_for_the_killed_and_the_next_server_has_its_own() -> None:
     killed, _ = advance(Life(State.READY), Event.LEFT, NOW)
     stopped, _ = advance(killed, Event.STOP, NOW, 1.0)
     assert due(stopped, NOW + 1.0) is Action.GIVE_UP
-
-
-def test_the_next_server_has_a_grace_of_its_own() -> None:
     life, _ = advance(Life(State.READY), Event.LEFT, NOW)
     life, _ = advance(life, Event.EXITED, NOW)
     assert (life.deadline, due(life, NOW + 3600.0)) == (None, None)

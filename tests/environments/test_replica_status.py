@@ -35,17 +35,13 @@ def found(status: ReplicaStatus, *names: str) -> tuple[Any, ...]:
     return tuple(told[name] for name in names)
 
 
-def test_sessions_and_capacity_come_and_go_with_their_server() -> None:
+def test_sessions_go_with_their_server_and_the_last_exit_is_kept() -> None:
     status = ready()
     assert found(status, "state", "ready_at", "sessions") == ("ready", NOW, 3)
     assert found(status, "info") == ({"ready": True, "max_sessions": 4},)
     status = exited()
     assert found(status, "state", "sessions", "capacity") == ("exited", 0, None)
     assert found(status, "exit", "last_exit", "log_tail") == (EXIT, EXIT, ["the last line"])
-
-
-def test_the_next_generation_keeps_the_last_exit_alone() -> None:
-    status = exited()
     status.advance(Event.START, NOW)
     assert found(status, "state", "generation", "restarts") == ("starting", 2, 1)
     assert found(status, "exit", "last_exit", "failed", "info") == (None, EXIT, None, None)
@@ -89,7 +85,7 @@ def an_exit(kind: str, at: float, **facts: Any) -> dict[str, Any]:
     return {"reason": {"kind": kind, "pid": 1}, "at": at, **facts}
 
 
-def test_a_later_exit_does_not_hide_a_kill_for_memory() -> None:
+def test_no_exit_hides_a_kill_for_memory_and_own_exits_are_counted_apart() -> None:
     history = ExitHistory()
     history.add(an_exit("oom_killed", 1.0))
     for number in range(2 * KEPT_EXITS):
@@ -100,9 +96,6 @@ def test_a_later_exit_does_not_hide_a_kill_for_memory() -> None:
     assert kept == [("oom_killed", 1.0), *latest]
     assert told["exit_kinds"] == {"oom_killed": 1, "exited": 2 * KEPT_EXITS}
     assert told["shard_exits"] == 2 * KEPT_EXITS + 1
-
-
-def test_what_a_server_did_itself_is_counted_apart_from_its_shards() -> None:
     history = ExitHistory()
     history.add_server({"kind": "exited", "pid": 7, "exit_code": 3}, 1.0)
     history.add_server({"kind": "stopped", "pid": 8}, 2.0)

@@ -52,11 +52,27 @@ def either(request: pytest.FixtureRequest, make_bench: MakeBench) -> Bench:
 # ---------------------------------------------------------------------- it ends by itself
 
 
-def test_a_result_is_returned_unchanged(either: Bench) -> None:
+def test_a_result_is_unchanged_a_child_inherits_nothing_and_no_error_ends_a_worker(
+    either: Bench,
+) -> None:
     outcome = either.run("echo", {"deep": [1, None, "ü", {"x": 1.5}]})
     assert isinstance(outcome, Succeeded)
     assert outcome.result == {"deep": [1, None, "ü", {"x": 1.5}]}
     assert outcome.peak_bytes is not None
+    assert either.run("inheritable").result == []
+    pid = either.run("context").result["pid"]
+    outcome = either.run("fail")
+    assert isinstance(outcome, Raised)
+    assert (outcome.error.type, outcome.error.message) == ("ValueError", "no such thing")
+    assert "operations_for_tests.py" in outcome.error.traceback
+    assert "ValueError: no such thing" in either.log(outcome.task_id)
+    assert either.run("context").result["pid"] == pid
+    outcome = either.run("terminate_a_child")
+    assert outcome.result == -signal.SIGTERM
+    assert not (either.home / f"{outcome.task_id}.log").exists()  # it would have a traceback
+    outcome = either.run("hang", timeout_seconds=0.05)
+    assert isinstance(outcome, Died)
+    assert outcome.exit.kind is ExitKind.TIMED_OUT
 
 
 def test_started_names_the_worker_before_progress_and_outcome(bench: Bench) -> None:
@@ -70,20 +86,6 @@ def test_started_names_the_worker_before_progress_and_outcome(bench: Bench) -> N
     events = bench.recorder.of((Started, Progressed, Succeeded), bench.run("report").task_id)
     assert [type(event) for event in events] == [Started, *[Progressed] * 3, Succeeded]
     assert [event.data for event in events[1:4]] == [{"step": 0}, {"step": 1}, {"step": 2}]
-
-
-def test_what_an_operation_starts_inherits_no_descriptor_of_its_worker(either: Bench) -> None:
-    assert either.run("inheritable").result == []
-
-
-def test_a_worker_survives_an_operation_that_raises(either: Bench) -> None:
-    pid = either.run("context").result["pid"]
-    outcome = either.run("fail")
-    assert isinstance(outcome, Raised)
-    assert (outcome.error.type, outcome.error.message) == ("ValueError", "no such thing")
-    assert "operations_for_tests.py" in outcome.error.traceback
-    assert "ValueError: no such thing" in either.log(outcome.task_id)
-    assert either.run("context").result["pid"] == pid
 
 
 @pytest.mark.parametrize(
@@ -105,9 +107,15 @@ def test_what_an_operation_cannot_do_is_an_error_of_it(
     assert found == value or (field == "message" and value in found)
 
 
-def test_a_huge_payload_goes_in_and_comes_back_whole(bench: Bench) -> None:
+def test_no_huge_payload_or_time_out_or_log_that_cannot_be_opened_fails_a_task(
+    bench: Bench,
+) -> None:
     payload = {"text": "y" * (10 * 2**20)}
     assert bench.run("echo", payload).result == payload
+    assert isinstance(bench.run("context", timeout_seconds=365 * 86_400.0), Succeeded)
+    assert isinstance(bench.run("context"), Succeeded)
+    (bench.home / "task-3.log").mkdir()
+    assert isinstance(bench.run("print_lines"), Succeeded)
 
 
 @pytest.mark.parametrize(
@@ -121,16 +129,6 @@ def test_an_operation_that_closes_or_floods_its_output_harms_no_later_task(
         task_id = bench.run("print_lines").task_id
         assert "from python" in bench.log(task_id)
         assert "to stderr" in bench.log(task_id)
-
-
-def test_a_log_that_cannot_be_opened_does_not_fail_the_task(bench: Bench) -> None:
-    (bench.home / "task-0.log").mkdir()
-    assert isinstance(bench.run("print_lines"), Succeeded)
-
-
-def test_a_time_out_beyond_the_kernels_timers_is_accepted(bench: Bench) -> None:
-    assert isinstance(bench.run("context", timeout_seconds=365 * 86_400.0), Succeeded)
-    assert isinstance(bench.run("context"), Succeeded)
 
 
 # ---------------------------------------------------------------------- its worker exits
@@ -167,7 +165,7 @@ def test_a_workers_exit_is_explained_and_harms_no_other_worker(
     assert isinstance(either.recorder.outcome(neighbour), Cancelled)
 
 
-def test_a_memory_error_is_out_of_memory_and_recycles_the_worker(
+def test_a_worker_is_replaced_after_a_memory_error_a_closed_pipe_a_kill_or_a_thread(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     outcome = bench.run("memory_error")
@@ -176,38 +174,18 @@ def test_a_memory_error_is_out_of_memory_and_recycles_the_worker(
     assert outcome.exit.detector is Detector.MEMORY_ERROR
     assert isinstance(bench.run("echo"), Succeeded)
     assert "invalid frame" not in caplog.text
-
-
-def test_a_worker_that_closes_its_pipe_is_ended(bench: Bench) -> None:
     assert isinstance(bench.run("close_everything"), Died)
     assert isinstance(bench.run("echo"), Succeeded)
-
-
-def test_an_idle_worker_that_is_killed_is_replaced(bench: Bench) -> None:
     pid = bench.run("context").result["pid"]
     os.kill(pid, signal.SIGKILL)
     wait_gone(pid)
     for _ in range(4):
         assert isinstance(bench.run("echo"), Succeeded | Died)
     assert bench.run("context").result["pid"] != pid
-
-
-def test_a_task_past_its_time_out_is_stopped(either: Bench) -> None:
-    outcome = either.run("hang", timeout_seconds=0.05)
-    assert isinstance(outcome, Died)
-    assert outcome.exit.kind is ExitKind.TIMED_OUT
-
-
-def test_a_task_that_ignores_its_time_out_is_killed(make_bench: MakeBench) -> None:
-    bench = make_bench(cancel_grace_seconds=0.05)
-    outcome = bench.run("ignore_terminate", timeout_seconds=0.3)
-    assert outcome.exit.kind is ExitKind.TIMED_OUT
-
-
-def test_a_child_that_a_task_forks_has_none_of_the_worker_s_handlers(either: Bench) -> None:
-    outcome = either.run("terminate_a_child")
-    assert outcome.result == -signal.SIGTERM
-    assert not (either.home / f"{outcome.task_id}.log").exists()  # it would have a traceback
+    task_id = bench.run("leave_thread").task_id
+    used = bench.recorder.started(task_id).pid
+    assert bench.run("context").result["pid"] != used
+    wait_gone(used)
 
 
 # ---------------------------------------------------------------------- it is cancelled
@@ -237,14 +215,6 @@ def test_cancelling_twice_makes_one_event_and_that_of_a_finished_or_unknown_task
     assert len(bench.recorder.of(Cancelled, task_id)) == 1
 
 
-def test_a_waiting_task_is_cancelled_without_having_started(make_bench: MakeBench) -> None:
-    bench = make_bench()
-    task_id = bench.submit("echo")  # the zygote is still preloading
-    assert bench.executor.cancel(task_id)
-    assert isinstance(bench.recorder.outcome(task_id), Cancelled)
-    assert not bench.recorder.of((Started, Succeeded), task_id)
-
-
 def test_a_task_cancelled_at_any_moment_has_exactly_one_outcome(bench: Bench) -> None:
     for turn in range(150):
         task_id = bench.submit("huge", {"size": 2**turn if turn < 20 else 1000})
@@ -258,13 +228,17 @@ def test_a_task_cancelled_at_any_moment_has_exactly_one_outcome(bench: Bench) ->
     assert len(finals) == len(set(finals)) == 170
 
 
-def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(make_bench: MakeBench) -> None:
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_or_time_out(
+    make_bench: MakeBench,
+) -> None:
     bench = make_bench(cancel_grace_seconds=0.05)
     task_id = bench.submit("ignore_terminate")
     pid = bench.recorder.progress(task_id)["pid"]
     assert bench.executor.cancel(task_id)
     assert isinstance(bench.recorder.outcome(task_id), Cancelled)
     wait_gone(pid)
+    outcome = bench.run("ignore_terminate", timeout_seconds=0.3)
+    assert outcome.exit.kind is ExitKind.TIMED_OUT
 
 
 # ---------------------------------------------------------------------- its descendants
@@ -292,13 +266,6 @@ def test_processes_that_a_task_leaves_running_are_killed(bench: Bench, then: str
         wait_gone(pid)
 
 
-def test_a_worker_with_a_thread_left_in_it_is_not_used_again(bench: Bench) -> None:
-    task_id = bench.run("leave_thread").task_id
-    used = bench.recorder.started(task_id).pid
-    assert bench.run("context").result["pid"] != used
-    wait_gone(used)
-
-
 # ---------------------------------------------------------------------- many, and more than fit
 
 
@@ -313,7 +280,9 @@ def test_ten_thousand_quick_tasks_are_all_answered(bench: Bench) -> None:
     assert set(done) == submitted
 
 
-def test_a_burst_worker_that_has_nothing_to_do_leaves(make_bench: MakeBench) -> None:
+def test_an_idle_burst_worker_leaves_and_a_guaranteed_one_is_replaced(
+    make_bench: MakeBench,
+) -> None:
     bench = make_bench(timing=Timing(burst_idle=0.05))
     gate = bench.home / "gate"
     running = [bench.submit("wait_for", {"path": str(gate)}, schedule=LONG) for _ in range(4)]
@@ -326,29 +295,20 @@ def test_a_burst_worker_that_has_nothing_to_do_leaves(make_bench: MakeBench) -> 
         assert isinstance(bench.recorder.outcome(task_id), Succeeded)
     for pid in burst:
         wait_gone(pid)
-
-
-def test_a_guaranteed_worker_that_idles_after_a_task_is_replaced_by_a_fresh_one(
-    make_bench: MakeBench,
-) -> None:
-    """SkyPilot kept 3 GB after a burst: a worker that has worked has pages of its own."""
-    bench = make_bench(timing=Timing(burst_idle=0.05))
+    # SkyPilot kept 3 GB after a burst: a worker that has worked has pages of its own.
     worked = bench.run("context").result["pid"]
     wait_gone(worked)
     fresh = bench.run("context").result["pid"]
     assert fresh != worked
 
 
-def test_a_worker_that_has_grown_is_recycled(bench: Bench) -> None:
+def test_a_worker_that_has_grown_is_recycled_and_the_kernel_picks_it_first(bench: Bench) -> None:
     """SkyPilot #9964, #9032: guaranteed workers only ever grew."""
     pids = {bench.run("keep", {"size": size}).result for size in (0, 150 * 2**20)}
     assert len(pids) == 1
     [pid] = pids
     wait_gone(pid)
     assert bench.run("context").result["pid"] != pid
-
-
-def test_the_kernel_picks_workers_before_the_zygote_when_memory_runs_out(bench: Bench) -> None:
     pid = bench.run("context").result["pid"]
     assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) == WORKER_OOM_SCORE_ADJ
     zygote = psutil.Process(pid).ppid()
@@ -523,16 +483,14 @@ def test_sweep_ends_an_orphaned_worker_and_spares_a_reused_pid() -> None:
 # ---------------------------------------------------------------------- starting and stopping
 
 
-def test_stop_may_be_called_before_start_and_twice(make_bench: MakeBench) -> None:
+def test_stop_may_be_called_before_start_and_twice_where_submitting_is_refused(
+    make_bench: MakeBench,
+) -> None:
     bench = make_bench(start=False)
     bench.executor.stop()
     bench.executor.start()
     bench.executor.stop()
     bench.executor.stop()
-
-
-def test_submitting_before_start_is_refused(make_bench: MakeBench) -> None:
-    bench = make_bench(start=False)
     assert bench.executor.room(SHORT) == 0
     with pytest.raises(NotRunning):
         bench.submit("echo")
@@ -561,11 +519,18 @@ def test_closing_a_source_closes_the_descriptors_of_workers_not_yet_taken(tmp_pa
     os.close(writing)
 
 
-def test_stop_right_after_start_leaves_no_process_or_descriptor(make_bench: MakeBench) -> None:
+def test_a_waiting_task_is_cancelled_or_stopped_right_after_the_start(
+    make_bench: MakeBench,
+) -> None:
     bench = make_bench()
     task_id = bench.submit("echo")
     bench.executor.stop(grace_seconds=5.0)
     assert isinstance(bench.recorder.outcome(task_id), Died | Succeeded)
+    bench = make_bench()
+    task_id = bench.submit("echo")  # the zygote is still preloading
+    assert bench.executor.cancel(task_id)
+    assert isinstance(bench.recorder.outcome(task_id), Cancelled)
+    assert not bench.recorder.of((Started, Succeeded), task_id)
 
 
 def test_status_and_process_titles_show_workers_and_what_they_run(bench: Bench) -> None:

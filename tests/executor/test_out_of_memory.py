@@ -57,13 +57,10 @@ def test_a_worker_over_its_cap_is_named_with_the_evidence(capped: Bench, schedul
     assert not capped.recorder.of(Died, neighbour)
 
 
-def test_a_grandchild_killed_for_memory_is_out_of_memory(capped: Bench) -> None:
+def test_a_grandchilds_kill_is_out_of_memory_and_explains_no_later_exit(capped: Bench) -> None:
     outcome = capped.run("grow_child", {"size": 200 * MB})
     assert isinstance(outcome, Died)
     assert outcome.exit.detector is Detector.CGROUP
-
-
-def test_a_kill_under_an_earlier_task_does_not_explain_a_later_exit(capped: Bench) -> None:
     assert capped.run("grow", {"size": 200 * MB}).exit.is_oom
     assert not capped.run("die", {"how": "SIGKILL"}).exit.is_oom
 
@@ -112,12 +109,9 @@ def test_a_kill_right_after_a_grandchilds_is_only_probably_out_of_memory(
     assert "was probably killed" in outcome.exit.sentence()
 
 
-def test_a_cap_too_small_ends_with_the_task_that_asked_for_it(capped: Bench) -> None:
+def test_a_task_may_ask_for_a_cap_of_its_own_which_ends_with_it(capped: Bench) -> None:
     assert capped.run("grow", {"size": 40 * MB}, memory_bytes=16 * MB).exit.is_oom
     assert isinstance(capped.run("grow", {"size": MB}), Succeeded)
-
-
-def test_a_task_may_ask_for_a_cap_of_its_own(capped: Bench) -> None:
     outcome = capped.run("grow", {"size": 100 * MB}, memory_bytes=400 * MB)
     assert isinstance(outcome, Succeeded)
     assert (outcome.peak_bytes or 0) > 100 * MB
@@ -149,15 +143,12 @@ def test_without_cgroups_a_watchdog_kills_a_worker_over_its_cap(
     assert not watched.recorder.of(Died, neighbour)
 
 
-def test_the_watchdog_holds_a_task_to_the_cap_it_asked_for(watched: Bench) -> None:
+def test_the_watchdog_holds_a_task_to_its_cap_and_a_kill_by_hand_is_none(watched: Bench) -> None:
     task_id = watched.submit("grow_and_hang", {"size": 100 * MB}, memory_bytes=400 * MB)
     watched.recorder.progress(task_id)
     other = watched.run("grow_and_hang", {"size": 100 * MB})
     assert other.exit.detector is Detector.WATCHDOG
     assert not watched.recorder.of(Died, task_id)
-
-
-def test_without_cgroups_a_kill_by_hand_is_never_out_of_memory(watched: Bench) -> None:
     assert watched.run("die", {"how": "SIGKILL"}).exit.kind is ExitKind.SIGNALED
 
 

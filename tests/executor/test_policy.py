@@ -76,7 +76,7 @@ def test_a_plan_for_too_little_memory_fails_with_the_amount_needed() -> None:
     assert "or more" in caught.value.hint
 
 
-def test_settings_bound_the_plan() -> None:
+def test_settings_and_the_pids_limit_bound_the_plan_and_a_cgroup_halves_the_reserve() -> None:
     made = plan(
         Machine(4, 16_384 * MB),
         max_long=3,
@@ -86,17 +86,11 @@ def test_settings_bound_the_plan() -> None:
     )
     assert (made.capacity(LONG), made.capacity(SHORT)) == (3, 2)
     assert (made.worker_bytes, made.reserve_bytes) == (256 * MB, 100 * MB)
-
-
-def test_a_cgroup_keeps_half_of_a_machines_reserve() -> None:
-    group, machine = Machine(1, 2000 * MB), Machine(1, 2000 * MB, machine_memory_bytes=2000 * MB)
-    assert (plan(group).reserve_bytes, plan(machine).reserve_bytes) == (100 * MB, 200 * MB)
-
-
-def test_the_pids_limit_bounds_the_plan() -> None:
-    """SkyPilot #10559: 40 launches made 1,805 threads, and hit the limit."""
+    # SkyPilot #10559: 40 launches made 1,805 threads, and hit the limit.
     made = plan(Machine(4, 262_144 * MB, pids=256))
     assert made.capacity(LONG) + made.capacity(SHORT) <= 32
+    group, machine = Machine(1, 2000 * MB), Machine(1, 2000 * MB, machine_memory_bytes=2000 * MB)
+    assert (plan(group).reserve_bytes, plan(machine).reserve_bytes) == (100 * MB, 200 * MB)
 
 
 @pytest.mark.parametrize(
@@ -133,20 +127,17 @@ def test_a_worker_that_leaves_is_replaced_only_for_work() -> None:
         assert pool.wanted() == 5  # of six, beside the one that stays
 
 
-def test_a_worker_is_recycled_once_it_has_grown() -> None:
+def test_a_worker_is_recycled_once_it_has_grown_and_back_off_grows_to_a_bound() -> None:
     assert reason_to_recycle(grown_bytes=None) is None
     assert reason_to_recycle(grown_bytes=MB) is None
     assert reason_to_recycle(grown_bytes=500 * MB) == "it had grown by 500 MB"
-
-
-def test_back_off_grows_to_a_bound() -> None:
     waits = [back_off_seconds(failures) for failures in range(100)]
     assert waits[0] == 0
     assert waits == sorted(waits)
     assert waits[-1] == 5.0
 
 
-def test_frames_are_parsed_however_the_stream_is_split() -> None:
+def test_frames_are_parsed_however_the_stream_is_split_or_refused() -> None:
     messages = [{"n": n, "text": "x" * n} for n in range(50)]
     stream = b"".join(encode_frame(message) for message in messages)
     reader = FrameReader()
@@ -156,9 +147,6 @@ def test_frames_are_parsed_however_the_stream_is_split() -> None:
         for frame in reader.feed(stream[start : start + 7])
     ]
     assert heard == messages
-
-
-def test_invalid_frames_are_refused() -> None:
     with pytest.raises(FrameError):
         FrameReader().feed(b"\xff\xff\xff\xff rubbish")
     with pytest.raises(FrameError):
@@ -213,16 +201,10 @@ def test_which_tasks_start(sizes: list[int], free: FreeMemory, waited: float, st
     assert admitted(sizes, free, waited=waited) == starts
 
 
-def test_no_more_start_than_there_are_workers_for() -> None:
+def test_no_more_start_than_workers_a_waiting_task_has_a_reason_and_all_fit_in_much() -> None:
     assert admitted([10, 10, 10], memory(1000), most=2) == "ab"
-
-
-def test_a_waiting_task_has_a_reason() -> None:
     found = admit([Need("a", 210 * MB, NOW)], memory(95), most=8, now=NOW)
     assert found.short["a"].sentence() == "waiting for memory: needs 210 MB, 95 MB free"
-
-
-def test_any_tasks_fit_when_free_memory_exceeds_their_largest_needs() -> None:
     assert memory(640, 10_000).fits_all(64, 10 * MB)
     assert not memory(640, 639).fits_all(64, 10 * MB)
 
@@ -247,16 +229,9 @@ def test_what_tasks_need_beyond_the_shares_is_taken_off_the_burst(
     assert bench.executor.free_memory(LONG).burst_bytes == plan.burst_bytes - 40 * MB
 
 
-def test_tasks_submitted_since_the_machine_was_last_read_are_counted(
+def test_a_peak_is_the_tasks_own_and_new_tasks_count_before_the_machine_is_read(
     make_bench: Callable[..., Bench],
 ) -> None:
-    bench = make_bench()
-    before = bench.executor.free_memory(LONG).available_bytes
-    bench.submit("hang", schedule=LONG, expected_bytes=100 * MB)
-    assert bench.executor.free_memory(LONG).available_bytes <= before - 50 * MB
-
-
-def test_a_peak_is_what_the_task_itself_used(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench()
     assert (bench.run("echo").peak_bytes or 0) < 20 * MB
     grown = bench.run("grow", {"size": 50 * MB}).peak_bytes  # which holds it twice
@@ -264,3 +239,6 @@ def test_a_peak_is_what_the_task_itself_used(make_bench: Callable[..., Bench]) -
     family = bench.run("grow_child", {"size": 50 * MB}).peak_bytes
     assert 95 * MB <= family < 150 * MB
     assert bench.run("grow_child", {"size": 50 * MB}).peak_bytes >= 95 * MB  # every time
+    before = bench.executor.free_memory(LONG).available_bytes
+    bench.submit("hang", schedule=LONG, expected_bytes=100 * MB)
+    assert bench.executor.free_memory(LONG).available_bytes <= before - 50 * MB

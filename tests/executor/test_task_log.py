@@ -21,12 +21,16 @@ def test_a_task_that_prints_nothing_leaves_no_log(bench: Bench, schedule: str) -
     assert logs(bench) == []
 
 
-def test_a_line_can_be_read_while_the_task_that_printed_it_runs(bench: Bench) -> None:
+def test_a_line_can_be_read_while_its_task_runs_and_survives_the_worker(bench: Bench) -> None:
     task_id = bench.submit("print_and_hang")
     bench.recorder.progress(task_id)
     assert bench.log(task_id) == "so far\n"
     bench.executor.cancel(task_id)
     bench.recorder.outcome(task_id)
+    outcome = bench.run("print_by_child", {"then": "die"})
+    assert isinstance(outcome, Died)
+    assert outcome.log_tail == ("from a child",)
+    assert bench.log(outcome.task_id) == "from a child\n"
 
 
 def test_each_task_has_its_own_lines_and_no_others(bench: Bench) -> None:
@@ -35,13 +39,6 @@ def test_each_task_has_its_own_lines_and_no_others(bench: Bench) -> None:
     bench.run("context")
     assert logs(bench) == [f"{task_id}.log" for task_id in printed]
     assert {bench.log(task_id).count("from a child") for task_id in printed} == {1}
-
-
-def test_a_childs_output_survives_the_exit_of_the_worker(bench: Bench) -> None:
-    outcome = bench.run("print_by_child", {"then": "die"})
-    assert isinstance(outcome, Died)
-    assert outcome.log_tail == ("from a child",)
-    assert bench.log(outcome.task_id) == "from a child\n"
 
 
 def test_a_second_attempt_appends_to_the_log_of_the_first(bench: Bench) -> None:

@@ -10,10 +10,18 @@ from typing import Any
 import pytest
 from sqlalchemy import Executable
 
-from openenvd.requests_db.records import MemoryEstimate, Outcome, PeakSample, RequestError, Retry
+from openenvd.requests_db.records import (
+    MemoryEstimate,
+    Outcome,
+    PeakSample,
+    Request,
+    RequestError,
+    Retry,
+)
 from openenvd.requests_db.sql import queries, statements
 from openenvd.requests_db.sql.rows import PRIORITY_STEP_SECONDS, QueueClock
 from openenvd.requests_db.transactions import dispatching
+from openenvd.requests_db.transactions.dispatching import next_state
 from openenvd.schema.states import ErrorKind, InvalidTransition, RequestState, Schedule
 
 from .conftest import Queue
@@ -29,17 +37,13 @@ def data_of(events: Any) -> list[Any]:
     return [event.data for event in events]
 
 
-def test_claim_takes_the_oldest_first(queue: Queue) -> None:
+def test_claim_takes_its_schedule_alone_a_higher_priority_and_the_oldest_first(
+    queue: Queue,
+) -> None:
     ids = [queue.make().id for _ in range(5)]
     assert (queue.claimed(3), queue.claimed(3)) == (ids[:3], ids[3:])
-
-
-def test_claim_prefers_a_higher_priority(queue: Queue) -> None:
     low, high, lowest = (queue.make(priority=p).id for p in (0, 5, -5))
     assert queue.claimed(3) == [high, low, lowest]
-
-
-def test_claim_takes_its_own_schedule_alone(queue: Queue) -> None:
     request = queue.make(schedule=Schedule.LONG)
     assert queue.claimed(3) == []
     assert pending(queue, schedule=Schedule.LONG) == [request.id]
@@ -106,20 +110,17 @@ def test_what_is_read_often_has_an_index(
     assert not (is_sorted_by_it and "TEMP B-TREE" in plan)
 
 
-def test_progress_of_a_running_request_becomes_an_event(queue: Queue) -> None:
+def test_progress_becomes_an_event_unless_too_late_or_of_an_unknown_request(queue: Queue) -> None:
     request = queue.make(R.RUNNING, environment="trial")
     [event] = queue.record(progress=[(request.id, {"phase": "starting"}, 201.5)])
     assert (event.kind, event.at, event.data) == ("request.progress", 201.5, {"phase": "starting"})
     assert (event.request_id, event.environment) == (request.id, "trial")
-
-
-def test_what_comes_too_late_or_of_an_unknown_request_is_dropped(queue: Queue) -> None:
     request = queue.make(R.SUCCEEDED)
     assert queue.record(progress=[(request.id, {}, 201.5), ("0" * 16, {}, 201.5)]) == ()
     assert queue.end("0" * 16) == ()
 
 
-def test_an_outcome_is_written_with_its_error_and_peak(queue: Queue) -> None:
+def test_an_outcome_is_written_with_error_and_peak_and_a_second_dropped(queue: Queue) -> None:
     request = queue.make(R.RUNNING)
     error = RequestError(
         ErrorKind.OOM_KILLED, "out of memory", "give it more", {"pid": 7}, ("last", "words")
@@ -130,9 +131,6 @@ def test_an_outcome_is_written_with_its_error_and_peak(queue: Queue) -> None:
     found = queue.get(request.id)
     assert (found.state, found.finished_at) == (R.FAILED, 300.5)
     assert (found.error, found.peak_bytes) == (error, 2**40)
-
-
-def test_a_second_outcome_is_dropped(queue: Queue) -> None:
     request = queue.make(R.RUNNING)
     first = Outcome(request.id, R.SUCCEEDED, 300.5, result="first")
     second = Outcome(request.id, R.CANCELLED, 301.5)
@@ -175,11 +173,17 @@ def test_a_released_request_keeps_its_place_in_the_queue(queue: Queue) -> None:
     assert queue.claimed(2) == [first.id, second.id]
 
 
-def test_release_cancels_a_request_that_is_to_be_cancelled(queue: Queue) -> None:
+def test_release_or_retry_cancels_a_request_that_is_to_be_cancelled(queue: Queue) -> None:
     request = queue.make(R.RUNNING)
     queue.cancel(request)
     assert data_of(queue.release(request)) == [{"state": "CANCELLED"}]
     assert queue.get(request.id).finished_at == 400.5
+    request = queue.make(R.RUNNING)
+    queue.cancel(request)
+    again = [Retry(request.id, 300.5, 512, "again")]
+    queue.record(retries=again)
+    assert queue.get(request.id).state is R.CANCELLED
+    assert queue.record(retries=again) == ()
 
 
 def test_memory_estimates_are_listed_latest_first_and_a_new_one_replaces_the_old(
@@ -247,10 +251,74 @@ def test_a_retry_returns_to_the_queue_with_its_new_memory(queue: Queue) -> None:
     assert queue.claim().requests[0].attempts == 2
 
 
-def test_a_retry_of_a_request_that_is_to_be_cancelled_cancels_it(queue: Queue) -> None:
-    request = queue.make(R.RUNNING)
-    queue.cancel(request)
-    again = [Retry(request.id, 300.5, 512, "again")]
-    queue.record(retries=again)
-    assert queue.get(request.id).state is R.CANCELLED
-    assert queue.record(retries=again) == ()
+# What becomes of requests whose daemon was lost.
+
+
+AGAIN = frozenset({"launch"})
+
+
+def recover(queue: Queue) -> list[Request]:
+    return queue.write(dispatching.recover, 400.5, idempotent=AGAIN)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, R.PENDING),
+        ({"attempts": 2}, R.PENDING),  # its last attempt
+        ({"lost_daemons": 9}, R.PENDING),
+        ({"lost_daemons": 10}, R.FAILED),
+        ({"operation": "down"}, R.FAILED),  # not idempotent
+        ({"cancel_requested_at": 2.5}, R.CANCELLED),
+        ({"operation": "down", "cancel_requested_at": 2.5}, R.CANCELLED),
+    ],
+)
+def test_the_next_state_of_a_lost_request(fields: dict[str, Any], expected: R) -> None:
+    known: dict[str, Any] = {"operation": "launch", "attempts": 1, "max_attempts": 2, **fields}
+    lost = Request(
+        id="7f3a", schedule=Schedule.LONG, payload={}, state=R.RUNNING, created_at=1.5, **known
+    )
+    assert next_state(lost, AGAIN) is expected
+
+
+def test_running_names_the_workers_of_a_lost_daemon_and_a_requeued_request_forgets_its_own(
+    queue: Queue,
+) -> None:
+    request = queue.make(R.RUNNING, operation="launch", max_attempts=2)
+    queue.make()
+    queue.record(started=[(request.id, "short-1", 4711, 190.5, 201.5)])
+    [found] = queue.read(queries.RUNNING)
+    assert (found.id, found.worker, found.started_at) == (request.id, "short-1", 201.5)
+    assert (found.worker_pid, found.worker_started_at) == (4711, 190.5)
+    [requeued] = recover(queue)
+    assert queue.get(request.id) == requeued
+    assert requeued.state is R.PENDING
+    assert (requeued.worker, requeued.worker_pid, requeued.started_at) == (None, None, None)
+    [event] = queue.read(queries.newest_events(request.id, 1))
+    assert event.data == {"state": "PENDING"}
+
+
+def test_lost_daemons_do_not_count_as_attempts_and_what_ends_every_daemon_is_given_up(
+    queue: Queue,
+) -> None:
+    request = queue.make(R.RUNNING, operation="launch", max_attempts=3)
+    for lost_daemons in range(1, 11):
+        [requeued] = recover(queue)
+        assert (requeued.attempts, requeued.lost_daemons) == (0, lost_daemons)
+        [again] = queue.claim().requests
+        assert (again.id, again.attempts) == (request.id, 1)
+    [failed] = recover(queue)
+    assert failed.error is not None
+    assert failed.error.message.endswith("while this request ran, 11 times in all")
+
+
+def test_what_is_not_idempotent_fails_as_lost_and_recovery_touches_it_once(queue: Queue) -> None:
+    request = queue.make(R.RUNNING, operation="down")
+    [failed] = recover(queue)
+    assert queue.get(request.id) == failed
+    assert failed.error is not None
+    assert (failed.error.kind, failed.finished_at) == (ErrorKind.WORKER_LOST, 400.5)
+    for state in RequestState:
+        queue.make(state)
+    assert [request.state for request in recover(queue)] == [R.FAILED]
+    assert recover(queue) == []

@@ -35,16 +35,15 @@ def test_the_list_of_revisions_is_that_of_the_files() -> None:
     assert script.get_current_head() == LATEST
 
 
-def test_alembic_reads_the_stamp_of_a_fresh_database(queue: Queue) -> None:
-    with queue.transaction() as connection:
-        assert MigrationContext.configure(connection).get_current_revision() == LATEST
-
-
-def test_opening_again_changes_nothing(queue: Queue, path: Path) -> None:
+def test_opening_again_changes_nothing_and_alembic_reads_the_stamp(
+    queue: Queue, path: Path
+) -> None:
     before = queue.sql(SCHEMA)
     open_database(path)
     assert "ck_requests_state" in before
     assert queue.sql(SCHEMA) == before
+    with queue.transaction() as connection:
+        assert MigrationContext.configure(connection).get_current_revision() == LATEST
 
 
 def test_a_database_at_an_earlier_revision_is_upgraded(
@@ -79,16 +78,15 @@ def test_threads_that_open_at_once_make_one_database(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_a_database_of_a_newer_version_is_left_alone(queue: Queue, path: Path) -> None:
+def test_a_database_of_a_newer_version_or_of_something_else_is_left_alone(
+    queue: Queue, path: Path, tmp_path: Path
+) -> None:
     queue.sql("UPDATE alembic_version SET version_num = '9999'")
     told = "is at revision 9999; this version knows revisions up to"
     with pytest.raises(DatabaseTooNew, match=told) as caught:
         open_database(path)
     assert "upgrade openenvd" in str(caught.value.hint)
-
-
-def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    file = tmp_path / "requests.db"
+    file = tmp_path / "other.db"
     queue = Queue(file)
     queue.sql("CREATE TABLE songs (title)")
     with pytest.raises(DatabaseCorrupt, match="not one of openenvd's"):
@@ -97,20 +95,16 @@ def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
     queue.close()
 
 
-def modules_after(code: str) -> set[str]:
-    script = f"{code}\nimport sys; print(*sys.modules)"
-    output = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    return set(output.stdout.split())
-
-
 def test_an_up_to_date_database_is_opened_without_alembic_or_the_orm(path: Path) -> None:
-    modules = modules_after(
+    script = (
+        "import sys\n"
         "from openenvd.requests_db.migrate import open_database\n"
         "from openenvd.requests_db.connections import WriteConnection\n"
         "from openenvd.requests_db.async_store import AsyncStore\n"
         "from openenvd.requests_db.sql import queries\n"
-        f"open_database({str(path)!r}); WriteConnection({str(path)!r}).read(queries.RUNNING)"
+        f"open_database({str(path)!r}); WriteConnection({str(path)!r}).read(queries.RUNNING)\n"
+        "print(*sys.modules)"
     )
-    assert not modules & {"alembic", "sqlalchemy.orm", "sqlalchemy.ext.asyncio"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & {"alembic", "sqlalchemy.orm", "sqlalchemy.ext.asyncio"}

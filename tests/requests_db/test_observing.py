@@ -27,16 +27,15 @@ async def trial(api: Api) -> Environment:
     return await api.environment()
 
 
-async def test_a_change_of_state_is_written_with_its_event(api: Api, trial: Environment) -> None:
+async def test_a_change_of_state_is_written_with_its_event_unless_it_is_unknown(
+    api: Api, trial: Environment
+) -> None:
     event = await api.goes(E.READY, address=ADDRESS)
     assert event is not None
     assert (event.kind, event.environment, event.at) == ("environment.state", "trial", 200.5)
     assert event.data == {"state": "READY", "address": ADDRESS}
     ready = replace(trial, state=E.READY, address=ADDRESS, updated_at=200.5)
     assert await api.environment() == ready
-
-
-async def test_an_unknown_environment_has_no_state_to_change(api: Api) -> None:
     assert await api.goes(E.READY, name="nobody") is None
     assert await api.read(queries.environment("nobody")) is None
 
@@ -102,15 +101,13 @@ async def test_replicas_are_listed_by_environment_and_ordinal(api: Api) -> None:
 
 
 @pytest.mark.usefixtures("trial")
-async def test_a_new_launch_under_an_old_name_starts_without_its_replicas(api: Api) -> None:
+async def test_replicas_are_forgotten_with_a_new_launch_and_when_drained_and_stopped(
+    api: Api,
+) -> None:
     await api.put(REPLICA)
     await api.goes(E.FAILED)
     await api.launch()
     assert await api.read(queries.replicas("trial")) == []
-
-
-@pytest.mark.usefixtures("trial")
-async def test_a_replica_that_was_drained_is_forgotten_when_it_has_stopped(api: Api) -> None:
     for state in (ReplicaState.READY, ReplicaState.DRAINING):
         await api.put(replace(REPLICA, state=state))
     assert [r.state for r in await api.read(queries.replicas("trial"))] == ["DRAINING"]

@@ -46,20 +46,19 @@ def test_old_requests_are_collected_by_age(queue: Queue, later: float) -> None:
     assert collect(queue, bound, KEEP_ALL) == []
 
 
-def test_age_is_the_time_that_daemons_have_run(queue: Queue, path: Path) -> None:
+def test_age_is_the_time_that_daemons_have_run_and_few_marks_are_kept(
+    queue: Queue, path: Path
+) -> None:
     queue.make(R.FAILED)
     last = note_time(queue, 0.0, 0.0)
     assert [note_time(queue, DAY / 4) for _ in range(3)] == [0, 0, 0]
     queue.close()
     again = Queue(path)  # the next daemon goes on, whenever that is
     assert note_time(again, DAY / 4) == last
-    again.close()
-
-
-def test_few_marks_are_kept(queue: Queue) -> None:
     for _ in range(500):
-        note_time(queue, DAY / 100)
-    assert queue.sql("SELECT count(*) FROM marks") < 110
+        note_time(again, DAY / 100)
+    assert again.sql("SELECT count(*) FROM marks") < 110
+    again.close()
 
 
 def test_the_newest_requests_are_kept_by_number_and_unfinished_ones_always(queue: Queue) -> None:

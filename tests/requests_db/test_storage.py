@@ -27,27 +27,10 @@ from openenvd.requests_db.records import NewRequest, Outcome
 from openenvd.requests_db.sql import queries
 from openenvd.schema.states import RequestState, Schedule
 
+from ..disks import fill_disk, use_up_files
 from .conftest import Api, Queue
 
 PAGE_OF_TEXT = NewRequest("noop", Schedule.SHORT, {"text": "x" * 20_000})
-
-
-def fill(folder: Path) -> Path:
-    ballast = folder / "ballast"
-    with suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while file.write(b"\0" * 4096):
-            pass
-    return ballast
-
-
-def use_up_files(folder: Path) -> list[Path]:
-    made: list[Path] = []
-    with suppress(OSError):
-        while True:
-            path = folder / f"file-{len(made)}"
-            path.touch()
-            made.append(path)
-    return made
 
 
 @pytest.fixture
@@ -87,7 +70,7 @@ async def test_an_outcome_that_met_a_full_disk_can_be_recorded_again(
 ) -> None:
     _, queue = sides
     request = queue.make(RequestState.RUNNING)
-    ballast = fill(small_disk)
+    ballast = fill_disk(small_disk)
     with pytest.raises(DatabaseFull):
         queue.end(request.id, result="y" * 200_000)
     ballast.unlink()
@@ -96,7 +79,7 @@ async def test_an_outcome_that_met_a_full_disk_can_be_recorded_again(
 
 
 def test_a_database_cannot_be_made_on_a_full_disk(small_disk: Path) -> None:
-    ballast = fill(small_disk)
+    ballast = fill_disk(small_disk)
     with pytest.raises(DatabaseFull, match=f"no space left on the disk of {small_disk}") as caught:
         open_database(small_disk / "requests.db")
     assert f"df -h {small_disk}" in str(caught.value.hint)
@@ -110,8 +93,7 @@ def test_a_disk_without_room_for_another_file_is_no_matter_of_permissions(
     small_disk: Path, files_left: int
 ) -> None:
     """SQLite says of the -wal and -shm files that they cannot be opened."""
-    made = use_up_files(small_disk)
-    for path in made[:files_left]:
+    for path in use_up_files(small_disk)[:files_left]:
         path.unlink()
     with pytest.raises(DatabaseFull, match="no space left on the disk"):
         open_database(small_disk / "requests.db")
@@ -144,31 +126,22 @@ def test_a_folder_that_cannot_be_written_is_named(read_only: Path) -> None:
     assert what_helps in str(caught.value.hint)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_what_is_no_database_is_named_and_left_alone(tmp_path: Path) -> None:
     with pytest.raises(DatabaseUnwritable, match="No such file") as caught:
         open_database(tmp_path / "nowhere" / "requests.db")
     assert "OPENENV_HOME" in str(caught.value.hint)
-
-
-def test_a_folder_is_no_database(tmp_path: Path) -> None:
     with pytest.raises(DatabaseUnwritable, match="Is a directory") as caught:
         open_database(tmp_path)
     assert "move the folder away" in str(caught.value.hint)
-
-
-def test_a_database_that_was_moved_away_is_named_and_not_made_again(tmp_path: Path) -> None:
     queue = Queue(tmp_path / "gone" / "requests.db")
     with pytest.raises(DatabaseUnwritable, match="cannot be opened"):
         queue.read(queries.RUNNING)
     queue.close()
-
-
-def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "requests.db"
     file.write_bytes(b"not a database" * 1000)
-    with pytest.raises(DatabaseCorrupt, match="not a SQLite database") as caught:
+    with pytest.raises(DatabaseCorrupt, match="not a SQLite database") as refused:
         open_database(file)
-    assert "move the file away" in str(caught.value.hint)
+    assert "move the file away" in str(refused.value.hint)
     assert file.read_bytes().startswith(b"not a database")
 
 
@@ -201,9 +174,14 @@ def damaged(queue: Queue, path: Path) -> Path:
     return path
 
 
-def test_a_damaged_page_is_found_when_the_database_is_opened(damaged: Path) -> None:
+def test_a_damaged_page_is_found_in_a_search_that_is_bounded_in_time(
+    damaged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(DatabaseCorrupt, match=r"the file is damaged .*[Pp]age"):
         open_database(damaged)
+    monkeypatch.setattr(connections, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(connections, "_CHECK_STEPS", 1)
+    open_database(damaged)
 
 
 @pytest.mark.parametrize("offset", [0, 20, 60, 100])
@@ -248,14 +226,6 @@ def _overwrite(path: Path, text: bytes, offset: int) -> None:
             file.write(b"\xff")
 
 
-def test_the_search_for_damaged_pages_is_bounded_in_time(
-    damaged: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "CHECK_SECONDS", 0.0)
-    monkeypatch.setattr(connections, "_CHECK_STEPS", 1)
-    open_database(damaged)
-
-
 def test_another_process_that_holds_the_file_too_long_is_named(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,7 +237,7 @@ def test_another_process_that_holds_the_file_too_long_is_named(
     queue.close()
 
 
-def test_a_failed_transaction_leaves_nothing_and_the_next_one_works(queue: Queue) -> None:
+def test_a_failed_transaction_or_closed_store_leaves_nothing_and_works_again(queue: Queue) -> None:
     def fail(connection: Connection) -> None:
         connection.exec_driver_sql("UPDATE tally SET last_event = 7")
         connection.exec_driver_sql("SELECT * FROM songs")
@@ -275,15 +245,12 @@ def test_a_failed_transaction_leaves_nothing_and_the_next_one_works(queue: Queue
     with pytest.raises(DatabaseError, match="no such table"):
         queue.write(fail)
     assert queue.sql("SELECT last_event FROM tally") == 0
+    queue.close()
+    queue.close()
+    assert queue.read(queries.RUNNING) == []
 
 
 def test_an_error_of_the_disk_has_sqlites_own_name(tmp_path: Path) -> None:
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_NOTADB, "SQLITE_NOTADB"
     assert str(connections.error_of(error, tmp_path)).endswith("(SQLITE_NOTADB)")
-
-
-def test_a_store_may_be_closed_twice_and_before_it_was_used(queue: Queue) -> None:
-    queue.close()
-    queue.close()
-    assert queue.read(queries.RUNNING) == []

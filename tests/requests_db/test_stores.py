@@ -72,17 +72,16 @@ async def test_calls_that_arrive_while_the_writer_is_busy_share_a_transaction(ap
     assert len(set(map(id, transactions))) == 1
 
 
-async def test_a_limit_holds_within_a_shared_transaction(api: Api) -> None:
+async def test_a_shared_transaction_has_its_limit_and_a_cancelled_caller_disturbs_none(
+    api: Api,
+) -> None:
     results = await asyncio.gather(*(api.offer(CHECK, max_pending=3) for _ in range(10)))
     assert [type(result) for result in results] == [Submitted] * 3 + [QueueFull] * 7
-
-
-async def test_a_cancelled_caller_disturbs_no_other(api: Api) -> None:
     calls = [asyncio.ensure_future(api.submit()) for _ in range(3)]
     await asyncio.sleep(0)
     calls[1].cancel()
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(result) for result in results] == [Submitted, asyncio.CancelledError, Submitted]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(result) for result in outcomes] == [Submitted, asyncio.CancelledError, Submitted]
 
 
 async def test_closing_a_store_finishes_the_calls_that_wait(path: Path) -> None:
@@ -128,22 +127,16 @@ def reader_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if "reader" in t.name]
 
 
-async def test_a_read_waits_for_no_writer(api: Api, queue: Queue) -> None:
+async def test_a_read_waits_for_no_writer_sees_all_writes_and_leaves_no_snapshot(
+    api: Api, queue: Queue, path: Path
+) -> None:
     with queue.transaction():
         assert await api.read(queries.COUNTS) == dict.fromkeys(RequestState, 0)
         assert await api.read(queries.list_requests()) == []
-
-
-async def test_a_read_sees_every_acknowledged_write(api: Api) -> None:
     for count in range(1, 51):
         request = (await api.submit()).request
         assert await api.read(queries.get(request.id)) == request
         assert (await api.read(queries.COUNTS))["PENDING"] == count
-
-
-async def test_a_read_leaves_no_snapshot_that_would_hold_up_a_checkpoint(
-    api: Api, path: Path
-) -> None:
     await api.submit()
     await api.read(queries.list_requests())
     await api.submit()
@@ -151,12 +144,6 @@ async def test_a_read_leaves_no_snapshot_that_would_hold_up_a_checkpoint(
     [(busy, in_log, moved)] = other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     other.close()
     assert (busy, in_log, moved) == (0, 0, 0)
-
-
-async def test_a_reader_cannot_write(reader: Reader) -> None:
-    with pytest.raises(DatabaseUnwritable, match="may not be written"):
-        await reader.rows("UPDATE tally SET last_event = 7", ())
-    assert await reader.rows("SELECT last_event FROM tally", ()) == [(0,)]
 
 
 async def test_a_missing_database_is_named_and_not_created(tmp_path: Path) -> None:
@@ -168,18 +155,26 @@ async def test_a_missing_database_is_named_and_not_created(tmp_path: Path) -> No
     assert reader_threads() == []
 
 
-async def test_a_reader_opens_another_connection_after_an_error(reader: Reader) -> None:
+async def test_readers_share_a_connection_that_cannot_write_whatever_becomes_of_another(
+    reader: Reader,
+) -> None:
+    assert await asyncio.gather(*(reader.rows(COUNT, ()) for _ in range(200))) == [[(0,)]] * 200
+    assert reader_threads() == ["requests-db-reader"]
+    with pytest.raises(DatabaseUnwritable, match="may not be written"):
+        await reader.rows("UPDATE tally SET last_event = 7", ())
+    assert await reader.rows("SELECT last_event FROM tally", ()) == [(0,)]
     calls = [reader.rows(COUNT, ()), reader.rows("SELECT * FROM songs", ()), reader.rows(COUNT, ())]
     first, broken, second = await asyncio.gather(*calls, return_exceptions=True)
     assert first == second == [(0,)]
     assert isinstance(broken, DatabaseError)
     assert await reader.rows(COUNT, ()) == [(0,)]
     assert len(reader_threads()) == 1
-
-
-async def test_any_number_of_readers_at_once_share_one_connection(reader: Reader) -> None:
-    assert await asyncio.gather(*(reader.rows(COUNT, ()) for _ in range(200))) == [[(0,)]] * 200
-    assert reader_threads() == ["requests-db-reader"]
+    reads = [asyncio.ensure_future(reader.rows(COUNT, ())) for _ in range(3)]
+    await asyncio.sleep(0)
+    reads[1].cancel()
+    results = await asyncio.gather(*reads, return_exceptions=True)
+    assert results[::2] == [[(0,)], [(0,)]]
+    assert isinstance(results[1], asyncio.CancelledError)
 
 
 async def test_closing_answers_the_reads_that_wait_and_ends_the_thread(reader: Reader) -> None:
@@ -198,16 +193,6 @@ async def test_a_reader_that_is_closed_while_it_opens_leaves_no_thread(reader: R
     await reader.close()
     assert await opening == [(0,)]
     assert reader_threads() == []
-
-
-async def test_a_cancelled_read_disturbs_no_other(reader: Reader) -> None:
-    await reader.rows(COUNT, ())
-    reads = [asyncio.ensure_future(reader.rows(COUNT, ())) for _ in range(3)]
-    await asyncio.sleep(0)
-    reads[1].cancel()
-    results = await asyncio.gather(*reads, return_exceptions=True)
-    assert results[::2] == [[(0,)], [(0,)]]
-    assert isinstance(results[1], asyncio.CancelledError)
 
 
 async def test_a_path_may_contain_url_metacharacters(tmp_path: Path) -> None:

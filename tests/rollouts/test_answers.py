@@ -21,12 +21,17 @@ def frame(kind: str, **data: Any) -> bytes:
     return json.dumps({"type": kind, "data": data}).encode()
 
 
-def test_the_observation_stays_the_received_text() -> None:
+def test_the_observation_stays_the_received_text_beside_metadata_and_nan_becomes_null() -> None:
     text = b'{"type":"observation","data":{"observation":{"a" : [1.50, "\xc3\xa9"]},"reward":1}}'
     answer = answer_of(text)
     assert answer.observation_json == b'{"a" : [1.50, "\xc3\xa9"]}'
     assert (answer.reward, answer.done) == (1.0, False)
     assert answer.observation == {"a": [1.5, "é"]}
+    answer = answer_of(frame("observation", observation={}, done=True, metadata={"a": 1}))
+    assert (answer.metadata_json, answer.done) == (b'{"a": 1}', True)
+    assert answer_of(frame("observation", observation={"a": float("nan")})).observation == {
+        "a": None
+    }
 
 
 @pytest.mark.parametrize("reward", [None, 1, 0.5, True])
@@ -52,17 +57,6 @@ def test_a_reward_that_is_no_number_is_kept_as_text(
     data = f'{{"observation": {observation}, "reward": {reward}}}'
     answer = answer_of(f'{{"type": "observation", "data": {data}}}'.encode())
     assert (answer.reward, answer.odd_reward) == (None, expected)
-
-
-def test_metadata_is_kept_beside_the_policys_info() -> None:
-    answer = answer_of(frame("observation", observation={}, done=True, metadata={"a": 1}))
-    assert (answer.metadata_json, answer.done) == (b'{"a": 1}', True)
-
-
-def test_nan_becomes_null() -> None:
-    assert answer_of(frame("observation", observation={"a": float("nan")})).observation == {
-        "a": None
-    }
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import subprocess
 import sys
 import threading
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+import openenvd.rollouts as rollouts
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import NoEnvironment
@@ -35,7 +37,7 @@ async def collect(collector: RolloutCollector, episodes: int) -> list[Episode]:
     return []
 
 
-async def test_each_episode_comes_back_once_with_its_steps_and_reward(serve: Serve) -> None:
+async def test_each_episode_comes_back_once_in_batches_of_a_size(serve: Serve) -> None:
     collector = RolloutCollector(address_of(serve()), go, concurrency=8, seed=100)
     episodes = await collect(collector, 20)
     assert [e.id for e in episodes] == [f"{n:06d}" for n in range(20)]
@@ -52,9 +54,6 @@ async def test_each_episode_comes_back_once_with_its_steps_and_reward(serve: Ser
         assert episode.size_bytes == sum(s.size_bytes for s in episode.steps) + len(
             episode.final_observation_json
         )
-
-
-async def test_batches_have_their_size_and_the_last_has_the_rest(serve: Serve) -> None:
     collector = RolloutCollector(address_of(serve()), go, concurrency=4)
     sizes = [len(batch) async for batch in collector.batches(4, episodes=10)]
     assert sizes == [4, 4, 2]
@@ -350,3 +349,17 @@ async def test_an_abandoned_connection_logs_no_error(
             await collecting
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+# What others use is in `openenvd.rollouts`, and costs nothing until it is asked for.
+
+
+def test_every_public_name_and_nothing_else_can_be_imported() -> None:
+    assert "RolloutCollector" in dir(rollouts)
+    for name in dir(rollouts):
+        assert getattr(rollouts, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Rollouts'"):
+        _ = rollouts.Rollouts
+    code = "import sys, openenvd.rollouts as r; print([n for n in sys.modules if r.__name__ in n])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "['openenvd.rollouts']"

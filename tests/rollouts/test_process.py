@@ -25,14 +25,11 @@ def table_size() -> int:
     return int(line.split()[1])
 
 
-def test_reserving_descriptors_leaves_none_open() -> None:
+def test_reserving_descriptors_leaves_none_open_and_a_lower_limit_is_no_error() -> None:
     before = set(Path("/proc/self/fd").iterdir())
     reserve_descriptors(3000)
     assert table_size() >= 3000
     assert len(set(Path("/proc/self/fd").iterdir()) - before) <= 1  # that of the folder itself
-
-
-def test_a_lower_descriptor_limit_is_no_error() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     reserve_descriptors(100_000)

@@ -17,7 +17,8 @@ from .conftest import Serve, address_of
 from .made import rows
 
 POLICIES = """
-import asyncio, threading
+import asyncio, pathlib, threading
+DONE = pathlib.Path(__file__).with_name("done")
 def go(observation): return {"what": "go"}
 def stumble(observation):
     bad = observation["episode"].endswith("3") and observation["step"] == 2
@@ -28,6 +29,10 @@ def fail(observation): raise OSError("no weights")
 async def wait(observation): await asyncio.Event().wait()
 async def hold(observation):
     threading.Event().wait(0.3)
+    return {"what": "go"}
+async def late(observation):
+    while observation["episode"].endswith("99") and not DONE.exists():
+        await asyncio.sleep(0.01)
     return {"what": "go"}
 """
 

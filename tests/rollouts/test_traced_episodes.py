@@ -14,6 +14,7 @@ from openenvd.rollouts.episode_runner import Attempt
 from openenvd.rollouts.episodes import Episode
 
 from ..server.tracing.conftest import KeptSpans, attributes_of, ids_of
+from ..server.tracing.conftest import kept as kept
 from .conftest import Serve, address_of
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -38,11 +39,10 @@ async def play(kept: KeptSpans, address: str, policy: Any, episodes: int = 3) ->
 
 
 async def test_each_episode_is_a_trace_of_its_reset_and_steps(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, kept: KeptSpans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRACEPARENT", f"00-{TRACE}-{SPAN}-01")
-    kept, address = KeptSpans(), address_of(serve())
-    await play(kept, address, go)
+    await play(kept, address_of(serve()), go)
     episodes = kept.named("episode")
     assert len({ids_of(span)[0] for span in episodes}) == 3
     for episode in episodes:
@@ -59,11 +59,9 @@ async def test_each_episode_is_a_trace_of_its_reset_and_steps(
         assert told["openenvd.episode.reward"] == 15
         assert told["openenvd.episode.status"] == "done"
         assert told["openenvd.episode.seed"] == 100 + int(told["openenvd.episode.id"])
-    kept.provider.shutdown()
 
 
-async def test_an_episode_that_fails_says_what_of_it_did(serve: Serve) -> None:
-    kept = KeptSpans()
+async def test_an_episode_that_fails_says_what_of_it_did(serve: Serve, kept: KeptSpans) -> None:
     await play(kept, address_of(serve()), fail, episodes=1)
     episodes, policies = kept.named("episode"), kept.named("policy")
     attempts = [attributes_of(span)["openenvd.episode.attempt"] for span in episodes]
@@ -73,12 +71,12 @@ async def test_an_episode_that_fails_says_what_of_it_did(serve: Serve) -> None:
         assert attributes_of(span)["error.type"] == "policy_error"
         assert span.status.description == "RuntimeError: no idea"
     assert not kept.named("step")
-    kept.provider.shutdown()
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_spans_that_a_policy_makes_are_below_its_own(serve: Serve, is_async: bool) -> None:
-    kept = KeptSpans()
+async def test_spans_that_a_policy_makes_are_below_its_own(
+    serve: Serve, kept: KeptSpans, is_async: bool
+) -> None:
 
     def ask(observation: dict[str, Any]) -> dict[str, Any]:
         with kept.tracer.start_as_current_span("model"):
@@ -90,7 +88,6 @@ async def test_spans_that_a_policy_makes_are_below_its_own(serve: Serve, is_asyn
     await play(kept, address_of(serve()), ask_later if is_async else ask, episodes=1)
     policies = {ids_of(span)[1] for span in kept.named("policy")}
     assert {ids_of(span)[2] for span in kept.named("model")} == policies
-    kept.provider.shutdown()
 
 
 def leak(observation: dict[str, Any]) -> dict[str, Any]:
@@ -98,16 +95,14 @@ def leak(observation: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_what_a_failure_says_is_a_bounded_line_without_secrets(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, kept: KeptSpans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MODEL_API_KEY", "open-sesame")
-    kept = KeptSpans()
     await play(kept, address_of(serve()), leak, episodes=1)
     for span in (*kept.named("episode"), *kept.named("policy")):
         told = span.status.description or ""
         assert told.startswith("RuntimeError: https://***@host/ says no to ***!")
         assert len(told) == 500
-    kept.provider.shutdown()
 
 
 async def test_episodes_that_the_sampler_does_not_want_are_plain(
@@ -121,8 +116,8 @@ async def test_episodes_that_the_sampler_does_not_want_are_plain(
         plain(self, *given)
 
     monkeypatch.setattr(Attempt, "__init__", noted)
-    kept = KeptSpans(ALWAYS_OFF)
-    await play(kept, address_of(serve()), go)
+    unwanted = KeptSpans(ALWAYS_OFF)
+    await play(unwanted, address_of(serve()), go)
     assert made == [Attempt] * 3
-    assert kept.all == []
-    kept.provider.shutdown()
+    assert unwanted.all == []
+    unwanted.provider.shutdown()

@@ -15,6 +15,7 @@ from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.migrate import open_database
 from openenvd.schema.settings import Paths
 from openenvd.server.events import EventBus
+from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 
 from .tracing.conftest import kept as kept
 
@@ -56,3 +57,9 @@ async def until(bus: EventBus, check: Callable[[], Awaitable[bool]]) -> None:
         async with asyncio.timeout(WAIT_SECONDS):
             while not await check():
                 await subscription.next()
+
+
+def oom_killed(pid: int, peak_bytes: int, limit_bytes: int, **known: Any) -> ExitReason:
+    """A process that the kernel killed for memory, by its cgroup's count."""
+    known |= {"peak_bytes": peak_bytes, "limit_bytes": limit_bytes, "detector": Detector.CGROUP}
+    return ExitReason(ExitKind.OOM_KILLED, pid, signal_number=9, **known)

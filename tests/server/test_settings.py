@@ -24,7 +24,8 @@ def home(tmp_path: Path) -> Paths:
     return paths
 
 
-def test_a_flag_counts_before_a_variable_and_that_before_the_file(home: Paths) -> None:
+def test_a_flag_counts_before_a_variable_and_that_before_a_file(home: Paths) -> None:
+    assert given_settings(home, {}, {}) == {}
     home.config_file.write_text("port = 1\nkeep-requests = 2\nmax_pending = 3\n")
     environ = {"OPENENV_PORT": "4", "OPENENV_KEEP_REQUESTS": "5", "OPENENV_KEEP_DAYS": ""}
     assert given_settings(home, {"port": 6}, environ) == {
@@ -32,19 +33,16 @@ def test_a_flag_counts_before_a_variable_and_that_before_the_file(home: Paths) -
         "keep_requests": Given(5, "OPENENV_KEEP_REQUESTS"),
         "max_pending": Given(3, "config.toml"),
     }
-
-
-def test_without_a_file_all_is_as_it_is_by_default(home: Paths) -> None:
-    assert given_settings(home, {}, {}) == {}
-
-
-def test_a_file_has_values_of_all_kinds(home: Paths) -> None:
     text = 'keep_days = 2\ndurability = "POWER"\ngateway-certificate = "tls/cert.pem"\n'
     home.config_file.write_text(text)
     given = given_settings(home, {}, {})
     settings = Settings(**{name: each.value for name, each in given.items()})
     assert (settings.keep_days, settings.durability) == (2.0, "power")
     assert settings.gateway_certificate == str(home.home / "tls" / "cert.pem")
+    # Only the gateway asks for it, and says that there is no such file.
+    home.config_file.write_text('gateway_key = "~nosuchuser/k.pem"')
+    given = given_settings(home, {}, {})
+    assert given["gateway_key"].value == str(home.home / "~nosuchuser" / "k.pem")
 
 
 @pytest.mark.parametrize(
@@ -67,13 +65,6 @@ def test_what_cannot_be_is_named_with_the_file(home: Paths, text: str, why: str)
     with pytest.raises(ValueError, match=r"config\.toml") as caught:
         given_settings(home, {}, {})
     assert why in str(caught.value)
-
-
-def test_a_file_of_a_user_who_is_not_there_is_no_error_of_ours(home: Paths) -> None:
-    """Only the gateway asks for it, and says that there is no such file."""
-    home.config_file.write_text('gateway_key = "~nosuchuser/k.pem"')
-    given = given_settings(home, {}, {})
-    assert given["gateway_key"].value == str(home.home / "~nosuchuser" / "k.pem")
 
 
 def test_a_daemon_says_where_its_settings_come_from_and_the_next_one_has_its_flags(

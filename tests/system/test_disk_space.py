@@ -23,30 +23,19 @@ from openenvd.server.errors import DaemonError
 from openenvd.server.listening import hold_lock
 from openenvd.system.files import disk_space
 
-
-@pytest.mark.parametrize(
-    ("number", "reason", "is_full"),
-    [
-        (errno.ENOSPC, os.strerror(errno.ENOSPC), True),
-        (errno.EDQUOT, os.strerror(errno.EDQUOT), True),
-        (errno.EACCES, os.strerror(errno.EACCES), False),
-    ],
-)
-def test_a_full_disk_is_known_by_its_error(number: int, reason: str, is_full: bool) -> None:
-    assert disk_space.is_full(OSError(number, reason)) is is_full
+from ..disks import use_up_files
 
 
-def test_a_tree_that_is_copied_to_a_full_disk_is_known_by_its_error(
+def test_a_full_disk_is_known_by_its_error_also_of_a_copied_tree_whose_target_is_named(
     full_disk: Path, tmp_path: Path
 ) -> None:
+    for number, is_full in ((errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EACCES, False)):
+        assert disk_space.is_full(OSError(number, os.strerror(number))) is is_full, number
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "file").write_text("content")
     with pytest.raises(shutil.Error) as told:
         shutil.copytree(tmp_path / "tree", full_disk, dirs_exist_ok=True)
     assert disk_space.is_full(told.value)
-
-
-def test_of_a_copy_the_folder_that_is_written_to_is_named() -> None:
     exc = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/from/file", None, "/to/file")
     assert disk_space.folder_of(exc, Path("/home")) == Path("/to")
 
@@ -71,13 +60,8 @@ def test_the_folder_that_permits_no_access_is_named(mode: int) -> None:
 @pytest.fixture
 def full_disk(small_disk: Path) -> Path:
     """A disk that has no room for another file."""
-    number = 0
-    while True:
-        try:
-            (small_disk / f"file-{number}").touch()
-        except OSError:
-            return small_disk
-        number += 1
+    use_up_files(small_disk)
+    return small_disk
 
 
 def test_a_home_that_cannot_be_made_on_a_full_disk_is_no_matter_of_permissions(

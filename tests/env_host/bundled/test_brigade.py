@@ -63,12 +63,14 @@ def gain(singers: int) -> float:
 # The codec
 
 
-def test_encoding_and_decoding_preserve_a_voice() -> None:
+def test_encoding_and_decoding_preserve_a_voice_and_half_a_frame_is_not_encoded() -> None:
     voice = tone(220)
     frames = Encoder().encode(voice.tobytes())
     heard = np.frombuffer(Decoder().decode(frames), np.int16)
     assert len(frames) == FRAMES
     assert likeness(voice[:20_000], heard[LOOKAHEAD_SAMPLES:][:20_000]) > 0.99
+    with pytest.raises(ValueError, match="no whole number of frames"):
+        Encoder().encode(bytes(FRAME_BYTES // 2))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
@@ -88,11 +90,6 @@ def test_an_invalid_packet_is_refused(frame: bytes) -> None:
         decoder.decode([frame])
     [good] = Encoder().encode(bytes(FRAME_BYTES))
     assert len(decoder.decode([good])) == FRAME_BYTES
-
-
-def test_half_a_frame_is_not_encoded() -> None:
-    with pytest.raises(ValueError, match="no whole number of frames"):
-        Encoder().encode(bytes(FRAME_BYTES // 2))
 
 
 def test_frames_are_packed_and_unpacked() -> None:
@@ -123,16 +120,13 @@ def test_audio_is_heard_at_its_position_only() -> None:
     assert most == 1
 
 
-def test_voices_are_added_and_the_more_the_softer() -> None:
+def test_voices_are_added_the_more_the_softer_and_clipped_not_wrapped_around() -> None:
     buffer = MixingBuffer(100_000)
     for _ in range(4):
         buffer.write(0, np.full(100, 1000, np.int16), now=100)
     heard, most = buffer.read(0, 100, now=100)
     np.testing.assert_allclose(heard, 4000 * gain(4), atol=1)
     assert most == 4
-
-
-def test_too_loud_audio_is_clipped_not_wrapped_around() -> None:
     buffer = MixingBuffer(100_000)
     for _ in range(10):
         buffer.write(0, np.full(10, 32_000, np.int16), now=10)
@@ -274,17 +268,15 @@ async def test_when_the_leader_leaves_the_song_is_over(links: list[StateLink]) -
     assert seen.singers == 1
 
 
-async def test_a_broken_packet_is_the_singers_own_error(links: list[StateLink]) -> None:
+async def test_a_broken_packet_and_an_overwritten_position_are_the_singers_errors(
+    links: list[StateLink],
+) -> None:
     env = singer(links[0])
     await begin(env, at=-100_000)
     for audio in ("!", "AA", base64.b64encode(pack([b"garbage" * 10])).decode()):
         with pytest.raises(NotOpus):
             await env.step_async(BrigadeAction(audio=audio, write_at=-50_000, read_at=-50_000))
     assert (await sing(env, tone(220), at=-50_000)).written
-
-
-async def test_a_position_that_was_overwritten_is_an_error(links: list[StateLink]) -> None:
-    env = singer(links[0])
     await begin(env)
     await env.world.start_song(at=-(10**9))
     with pytest.raises(WorldCallFailed, match=r"WrongTime: .* s ago is no longer there"):

@@ -146,15 +146,15 @@ def test_a_factory_functions_class_is_found(factory: Any, answer: tuple[bool, st
     assert all(text.startswith(f"OSError: no licence ({__file__}, line ") for text in failures)
 
 
-def test_a_factory_that_takes_too_long_is_known_by_its_code() -> None:
-    found = supports_concurrency(made(slow), pytest.fail, seconds=0.1)
-    assert found == (True, "EchoEnvironment")
+@pytest.mark.parametrize(
+    ("factory", "found"),
+    [(slow, (True, "EchoEnvironment")), (slow_in_two_lines, (False, "slow_in_two_lines"))],
+)
+def test_a_slow_factory_is_known_by_its_code_or_runs_alone(
+    factory: Any, found: tuple[bool, str]
+) -> None:
+    assert supports_concurrency(made(factory), pytest.fail, seconds=0.1) == found
     assert children_of(os.getpid()) == []
-
-
-def test_a_factory_that_takes_too_long_and_whose_code_names_no_class_runs_alone() -> None:
-    found = supports_concurrency(made(slow_in_two_lines), pytest.fail, seconds=0.1)
-    assert found == (False, "slow_in_two_lines")
 
 
 def test_a_factory_that_ends_its_process_is_told() -> None:
@@ -193,11 +193,18 @@ def test_keyword_arguments_are_filtered_by_signature() -> None:
 # Where environments are created: threads, or the loop for what has been seen to be quick
 
 
-def test_the_factory_moves_to_the_loop_after_a_quick_first_creation() -> None:
+def test_the_factory_moves_to_the_loop_when_quick_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     factory = Factory(BenchmarkEnvironment, may_use_loop=True)
     assert factory.create_on_loop() is None
     factory.create()
     assert isinstance(factory.create_on_loop(), BenchmarkEnvironment)
+    with monkeypatch.context() as slow:
+        slow.setattr(time, "monotonic", count(0.0, 2 * STALL_SECONDS).__next__)
+        assert [bool(factory.create_on_loop()) for _ in range(MAX_STALLS + 1)] == [
+            *[True] * MAX_STALLS, False,
+        ]  # fmt: skip
+    factory.create()
+    assert not factory.uses_loop
 
 
 @pytest.mark.parametrize(
@@ -219,20 +226,6 @@ def test_one_that_is_slow_on_a_thread_is_created_there(
     clock = "thread_time" if seconds == QUICK_CPU_SECONDS else "monotonic"
     monkeypatch.setattr(time, clock, count(0.0, seconds).__next__)
     factory = Factory(BenchmarkEnvironment, may_use_loop=True)
-    factory.create()
-    assert not factory.uses_loop
-
-
-def test_creations_that_hold_the_loop_up_go_back_to_threads_for_good(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    factory = Factory(BenchmarkEnvironment, may_use_loop=True)
-    factory.create()
-    with monkeypatch.context() as slow:
-        slow.setattr(time, "monotonic", count(0.0, 2 * STALL_SECONDS).__next__)
-        assert [bool(factory.create_on_loop()) for _ in range(MAX_STALLS + 1)] == [
-            *[True] * MAX_STALLS, False,
-        ]  # fmt: skip
     factory.create()
     assert not factory.uses_loop
 

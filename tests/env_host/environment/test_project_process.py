@@ -83,7 +83,6 @@ OWN_SIGNALS = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT]
 
 
 @pytest.mark.parametrize("kind", ["forked", "program"])
-@pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
 def test_sessions_find_what_the_import_has_set(
     serve: StartHost, tmp_path: Path, isolate: bool, kind: str
 ) -> None:
@@ -160,14 +159,10 @@ class Async(Plain):
 """
 
 
-@pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
 @pytest.mark.parametrize("kind", ["Patched", "Async"])
-def test_the_host_uses_what_was_there_before(
-    serve: StartHost, tmp_path: Path, kind: str, isolate: bool
-) -> None:
-    (tmp_path / "patched.py").write_text(PATCHED)
-    env = {"OPENENVD_TRIAL": "1"}
-    host = serve(f"patched:{kind}", isolate=isolate, max_sessions=2, shards=2, env=env)
+def test_the_host_uses_what_was_there_before(serve: StartHost, kind: str, isolate: bool) -> None:
+    how = {"isolate": isolate, "max_sessions": 2, "shards": 2, "env": {"OPENENVD_TRIAL": "1"}}
+    host = serve(f"patched:{kind}", files={"patched.py": PATCHED}, **how)
     with host.open() as client, host.open() as other:
         for each in (client, other):
             each.ask("reset")
@@ -224,7 +219,6 @@ def make_venv(folder: Path, *, is_projects: bool) -> Path:
     return folder / "bin" / "python"
 
 
-@pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
 @pytest.mark.parametrize("kind", ["Sync", "Async"])
 @pytest.mark.parametrize("whose", ["project", "host", "neither"])
 def test_a_project_sees_the_loop_and_the_libraries_that_are_its_own(
@@ -269,7 +263,6 @@ SERVER_OF_UPSTREAM = (
 )
 
 
-@pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
 @pytest.mark.parametrize("env_class", ["plain:Plain", "samples:Async"])
 def test_no_file_of_the_project_is_taken_for_a_module_of_the_host(
     serve: StartHost, tmp_path: Path, env_class: str, isolate: bool
@@ -366,7 +359,6 @@ class Starts(Plain):
 """
 
 
-@pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
 def test_a_step_starts_children_although_gevent_watches_them_on_the_main_thread_alone(
     serve: StartHost, tmp_path: Path, isolate: bool
 ) -> None:

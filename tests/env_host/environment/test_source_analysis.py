@@ -81,11 +81,13 @@ def test_code_that_imports_what_may_be_bound_stays_on_its_thread(
     assert is_bound_to_thread(made_by(package, head, body))
 
 
-def test_the_modules_of_base_classes_count(package: Path) -> None:
+def test_base_classes_and_a_class_that_is_not_thread_safe_count(package: Path) -> None:
     (package / "base.py").write_text("import threading\nclass Base:\n    pass\n")
     base = importlib.import_module(f"{package.name}.base").Base
     made = made_by(package, "")
     assert is_bound_to_thread(type("Both", (made, base), {"__module__": made.__module__}))
+    assert not is_bound_to_thread(made)
+    assert is_bound_to_thread(type("Own", (made,), {"THREAD_SAFE": False}))
 
 
 DECLARED: dict[str, object] = {"REQUIRES_SINGLE_THREAD_EXECUTOR": True}
@@ -110,12 +112,6 @@ def test_what_a_class_declares_comes_first_and_a_function_declares_nothing(
         factory = type("Made", (), {"__module__": "uuid", **factory})
     made = Definition("made", factory, AnyAction, AnyAction, AnyAction, AnyAction)
     assert made.may_change_threads is may_change
-
-
-def test_a_class_that_says_that_it_is_not_thread_safe_stays_on_its_thread(package: Path) -> None:
-    made = made_by(package, "")
-    assert not is_bound_to_thread(made)
-    assert is_bound_to_thread(type("Own", (made,), {"THREAD_SAFE": False}))
 
 
 def test_code_of_any_depth_can_be_read_and_of_any_length_counts_as_bound(package: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +13,9 @@ from websockets.frames import Opcode
 from openenvd.env_host.serving.ws_session import MAX_WAITING, SessionSocket
 from openenvd.env_host.websocket.protocol import WebSocketProtocol
 
-from ..conftest import StartHost
+from ..conftest import Gate, StartHost
 from ..hosts import Host
 from ..raw import frame, opened
-from ..sessions.test_sessions import Gate
 from ..websocket.test_ws_protocol import AdmissionOnDemand, connected, session_socket_of, table_of
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -59,10 +57,9 @@ def host(serve: StartHost) -> Host:
 
 @pytest.mark.parametrize(("text", "code"), ODD.values(), ids=ODD)
 def test_an_odd_message_is_answered_and_the_session_goes_on(
-    host: Host, tmp_path: Path, text: str, code: str
+    host: Host, gate: Gate, text: str, code: str
 ) -> None:
     """Also where it waits behind another, and others wait behind it."""
-    gate = Gate(tmp_path)
     with opened(host) as client:
         client.text(text)
         assert client.answer()["data"]["code"] == code

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ..conftest import StartHost
@@ -65,10 +63,9 @@ MCPEnvironment.step_async = step_async
     [(False, "Sync", [1, 2]), (False, "AsyncInName", [1, 2]), (True, "AsyncInName", [1, 1])],
 )
 def test_an_mcp_connection_is_held_only_where_steps_use_it_on_the_same_loop(
-    serve: StartHost, tmp_path: Path, newer: bool, name: str, opened: list[int]
+    serve: StartHost, newer: bool, name: str, opened: list[int]
 ) -> None:
-    (tmp_path / "tools.py").write_text(PROJECT + NEWER * newer)
-    with serve(f"tools:{name}").open() as client:
+    with serve(f"tools:{name}", files={"tools.py": PROJECT + NEWER * newer}).open() as client:
         client.ask("reset")
         steps = [client.ask("step", {}) for _ in opened]
     assert [step["data"]["metadata"]["opened"] for step in steps] == opened

@@ -18,16 +18,14 @@ from ..hosts import Json
 from ..samples import TOOLS
 
 
-def test_a_body_that_is_not_utf8_is_the_clients_error(serve: StartHost) -> None:
-    assert serve().http("POST", "/step", b"\xff")[0] == 422
-
-
-def test_a_step_that_raises_is_500_with_the_reason_and_its_environment_is_closed(
+def test_a_body_not_utf8_is_the_clients_error_and_a_step_that_raises_500(
     serve: StartHost, tmp_path: Path
 ) -> None:
-    status, answer = serve().http("POST", "/step", {"action": {"what": "raise"}})
+    host = serve()
+    assert host.http("POST", "/step", b"\xff")[0] == 422
+    status, answer = host.http("POST", "/step", {"action": {"what": "raise"}})
     assert (status, answer["detail"]) == (500, "RuntimeError: the level file is missing")
-    assert (tmp_path / "closed.log").read_text() == "closed\n"
+    assert (tmp_path / "closed.log").read_text() == "closed\n"  # its environment was closed
 
 
 @pytest.mark.parametrize(
@@ -67,9 +65,8 @@ class Async(Named):
 
 
 @pytest.mark.parametrize("kind", ["Named", "Async"])
-def test_parameters_may_have_any_name(serve: StartHost, tmp_path: Path, kind: str) -> None:
-    (tmp_path / "named.py").write_text(NAMED)
-    host = serve(f"named:{kind}")
+def test_parameters_may_have_any_name(serve: StartHost, kind: str) -> None:
+    host = serve(f"named:{kind}", files={"named.py": NAMED})
     names = ("method", "is_async", "call", "function")
     given = {name: name for name in (*names, "self", "cls", "args")} | {"this": "the instance"}
     more = ["args", "cls", "self"]
@@ -113,9 +110,8 @@ def test_an_isolated_session_begun_over_http_ends_when_nothing_uses_it(serve: St
         host.emptied()
 
 
-def test_mcp_is_spoken_in_upstreams_dialect_alone(serve: StartHost, tmp_path: Path) -> None:
-    (tmp_path / "tools.py").write_text(TOOLS)
-    host = serve("tools:Tools", shards=2)
+def test_mcp_is_spoken_in_upstreams_dialect_alone(serve: StartHost) -> None:
+    host = serve("tools:Tools", files={"tools.py": TOOLS}, shards=2)
     session = host.create_session()
     for count in (1, 2):
         arguments = {"session_id": session, "name": "count", "arguments": {}}

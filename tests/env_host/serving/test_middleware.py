@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import select
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from openenvd.env_host.startup import sessions_of_process
 from ..conftest import StartHost
 from ..hosts import WAIT_SECONDS, python_with_few_descriptors, uvicorn_serving
 from ..raw import HEAD, HEALTH, raw
-from ..upstream import write_upstream
 
 FEW_FDS = 300
 PROJECT = """
@@ -135,16 +133,6 @@ NOT_COMPARED = {"date", "server", "content-length", "connection", "upgrade", "co
 NOT_COMPARED |= {"sec-websocket-accept", "sec-websocket-extensions"}
 
 Seen = tuple[int, dict[str, str]]
-Write = Callable[[str], None]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def write_project(middleware: str) -> None:
-        write_upstream(tmp_path)
-        (tmp_path / "app.py").write_text(PROJECT + middleware)
-
-    return write_project
 
 
 def handshake(port: int, path: str, token: str) -> Seen:
@@ -183,12 +171,11 @@ def conversation(port: int) -> list[Seen]:
 
 @pytest.mark.parametrize("name", PROJECTS)
 def test_middleware_sees_what_it_sees_on_upstreams_server(
-    serve: StartHost, write: Write, tmp_path: Path, name: str
+    serve: StartHost, tmp_path: Path, name: str
 ) -> None:
-    write(PROJECTS[name])
+    host = serve(app=PROJECT + PROJECTS[name], shards=2, max_sessions=8)
     with uvicorn_serving("app", tmp_path) as port:
         expected = conversation(port)
-    host = serve(None, app_candidates=("app:app",), shards=2, max_sessions=8)
     with ExitStack() as stack:
         if name == "http alone":  # so that there are two shards
             stack.enter_context(host.open())
@@ -211,12 +198,11 @@ Counter.__init__ = made
 
 @pytest.mark.parametrize("config", [{"shards": 2}, {"isolate": True}], ids=["shared", "isolated"])
 def test_each_handshake_that_middleware_accepts_makes_one_environment(
-    start: StartHost, write: Write, tmp_path: Path, config: dict[str, Any]
+    start: StartHost, tmp_path: Path, config: dict[str, Any]
 ) -> None:
-    write(CLOSES + COUNTS)
     made = tmp_path / "made"
     env = {"MADE": str(made)}
-    host = start(None, app_candidates=("app:app",), max_sessions=8, env=env, **config)
+    host = start(app=PROJECT + CLOSES + COUNTS, max_sessions=8, env=env, **config)
     assert any("Closes" in note for note in host.ready()["notes"])
     with ExitStack() as stack:
         for _ in range(6):
@@ -227,11 +213,11 @@ def test_each_handshake_that_middleware_accepts_makes_one_environment(
 
 
 def test_what_middleware_adds_to_a_handshake_reaches_the_client_of_an_isolated_session(
-    serve: StartHost, write: Write
+    serve: StartHost,
 ) -> None:
     chosen = 'message = {**message, "subprotocol": "b", "headers"'
-    write(ADDS.replace('message = {**message, "headers"', chosen))
-    host = serve(None, app_candidates=("app:app",), isolate=True, max_sessions=2)
+    adds = ADDS.replace('message = {**message, "headers"', chosen)
+    host = serve(app=PROJECT + adds, isolate=True, max_sessions=2)
     with host.open(subprotocols=[Subprotocol("a"), Subprotocol("b")]) as client:
         assert client.connection.response is not None
         assert client.connection.response.headers["x-seen"] == "yes"
@@ -240,20 +226,18 @@ def test_what_middleware_adds_to_a_handshake_reaches_the_client_of_an_isolated_s
 
 
 @pytest.mark.parametrize("token", ["419", "499", "520", "text"])
-def test_an_answer_of_any_kind_refuses(serve: StartHost, write: Write, token: str) -> None:
-    write(ODD)
-    host = serve(None, app_candidates=("app:app",))
+def test_an_answer_of_any_kind_refuses(serve: StartHost, token: str) -> None:
+    host = serve(app=PROJECT + ODD)
     status = 500 if token == "text" else int(token)
     assert handshake(host.port, "/ws", token)[0] == status
     assert handshake(host.port, "/ws", "good")[0] == 101
 
 
 def test_handshakes_that_the_middleware_keeps_count_as_connections(
-    serve: StartHost, write: Write, tmp_path: Path
+    serve: StartHost, tmp_path: Path
 ) -> None:
-    write(WAITS)
     python = python_with_few_descriptors(tmp_path, FEW_FDS)
-    host = serve(None, app_candidates=("app:app",), max_sessions=4, python=python)
+    host = serve(app=PROJECT + WAITS, max_sessions=4, python=python)
     with ExitStack() as stack:
         asked = [stack.enter_context(raw(host)) for _ in range(2 * sessions_of_process(FEW_FDS))]
         for client in asked:
@@ -264,11 +248,9 @@ def test_handshakes_that_the_middleware_keeps_count_as_connections(
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_handshake_may_follow_a_request_on_its_connection(
-    serve: StartHost, write: Write, shards: int
-) -> None:
-    write(CLOSES.replace('elif scope["type"] == "http"', "elif False"))
-    host = serve(None, app_candidates=("app:app",), shards=shards, max_sessions=8)
+def test_a_handshake_may_follow_a_request_on_its_connection(serve: StartHost, shards: int) -> None:
+    closes = CLOSES.replace('elif scope["type"] == "http"', "elif False")
+    host = serve(app=PROJECT + closes, shards=shards, max_sessions=8)
     with ExitStack() as stack:
         for token, status in [(b"good", b"101"), (b"bad", b"403")] * 3:
             client = stack.enter_context(raw(host))
@@ -286,12 +268,9 @@ def test_a_handshake_may_follow_a_request_on_its_connection(
 
 
 def test_an_app_whose_middleware_cannot_be_run_around_sessions_is_served_as_it_is(
-    start: StartHost, write: Write
+    start: StartHost,
 ) -> None:
-    write(
-        "app.routes[:] = [r for r in app.routes if r.path != '/ws' and r.path != '/mcp']" + CLOSES
-    )
-    host = start(None, app_candidates=("app:app",))
-    ready = host.ready()
+    without = "app.routes[:] = [r for r in app.routes if r.path != '/ws' and r.path != '/mcp']"
+    ready = start(app=PROJECT + without + CLOSES).ready()
     assert ready["serving"] == "as_is"
     assert "cannot be run around sessions" in ready["notes"][0]

@@ -100,13 +100,6 @@ def home_of(host: Host) -> int:
     return pid
 
 
-def note(host: Host, body: str = "x") -> dict[str, Any]:
-    status, answer = host.http("POST", "/note", body)
-    assert status == 200
-    found: dict[str, Any] = answer
-    return found
-
-
 class Kept:
     """A connection that is kept alive."""
 
@@ -154,27 +147,24 @@ def kept(host: Host, *, by_another: bool = True) -> Iterator[Kept]:
         made.close()
 
 
-def test_requests_for_an_own_route_are_all_answered_by_the_same_process(host: Host) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: note(host), range(40)))
-    assert sorted(answer["count"] for answer in answers) == list(range(1, 41))
-    assert {answer["pid"] for answer in answers} == {home_of(host)}
-
-
-def test_a_websocket_of_the_projects_own_is_served_by_that_process(host: Host) -> None:
+def test_own_routes_and_hooks_are_those_of_one_process(host: Host, project: Path) -> None:
     home = home_of(host)
     for count in range(1, 13):
         with connect(f"ws://127.0.0.1:{host.port}/chat/x") as socket:
             assert json.loads(socket.recv(WAIT_SECONDS)) == {"pid": home, "count": count}
-
-
-def test_a_kept_connection_reaches_the_own_routes_too(host: Host) -> None:
-    home = home_of(host)
     with kept(host) as connection:
         assert connection.ask("GET", "/health") != home
-        assert connection.ask("POST", "/note", b"xy") == {"pid": home, "count": 1, "size": 2}
+        assert connection.ask("POST", "/note", b"xy") == {"pid": home, "count": 13, "size": 2}
         assert connection.ask("GET", "/health") == home, "it goes back and forth"
-        assert connection.ask("POST", "/note")["count"] == 2
+        assert connection.ask("POST", "/note")["count"] == 14
+    with ThreadPoolExecutor(8) as pool:
+        answers = [
+            answer for _, answer in pool.map(lambda _: host.http("POST", "/note", "x"), range(40))
+        ]
+    assert sorted(answer["count"] for answer in answers) == list(range(15, 55))
+    assert {answer["pid"] for answer in answers} == {home}
+    assert host.stop() == 0
+    assert (project / "hooks.log").read_text() == f"start {home}\nstop {home}\n"
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
@@ -195,12 +185,6 @@ def test_a_pipelined_request_for_an_own_route_is_refused_where_it_cannot_be_pass
         assert raw.head().startswith(b"HTTP/1.1 200")
         assert int(raw.read(len(str(home := home_of(host))))) != home
         assert raw.head().startswith(b"HTTP/1.1 421")
-
-
-def test_the_hooks_are_run_once_for_all_processes(host: Host, project: Path) -> None:
-    home = home_of(host)
-    assert host.stop() == 0
-    assert (project / "hooks.log").read_text() == f"start {home}\nstop {home}\n"
 
 
 def test_the_successor_of_the_home_shard_answers_what_waits_for_it(

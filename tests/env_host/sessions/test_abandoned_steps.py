@@ -21,15 +21,8 @@ from openenvd.env_host.supervisor.shard_policies import (
 from openenvd.system.process.diagnose import explain_child
 from openenvd.system.process.exit_reason import ExitKind
 
-from ..conftest import StartHost
+from ..conftest import Gate, StartHost
 from ..hosts import WAIT_SECONDS, Client, Host, until
-from .test_sessions import Gate
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Gate:
-    return Gate(tmp_path)
-
 
 STARVED = Replacement.STARVED.value
 SOON: dict[str, Any] = {"env": {"PATIENCE": "0.3"}, "step_timeout_seconds": 0.2}
@@ -101,7 +94,6 @@ def test_a_shard_whose_sessions_are_starved_is_replaced_at_once(
 
 
 @pytest.mark.parametrize("limit", [0.2, None])
-@pytest.mark.parametrize("isolate", [False, True])
 def test_a_shard_that_a_step_blocks_is_replaced_when_its_time_is_over_or_no_client_is_left(
     serve: StartHost, isolate: bool, limit: float | None
 ) -> None:
@@ -295,37 +287,26 @@ def test_an_asynchronous_step_that_hangs_is_cancelled(serve: StartHost, tmp_path
     assert step(host, "count")[0] == 200
 
 
-def test_tools_that_hang_are_answered_with_an_error_of_json_rpc(serve: StartHost) -> None:
+def test_tools_that_hang_are_an_error_and_end_their_session(serve: StartHost) -> None:
     host = serve("SlowTools", **LIMITS)
-    for _ in range(SLOTS + 1):
-        status, answer = host.http("POST", "/mcp", LIST_TOOLS)
-        assert (status, answer["id"], answer["error"]["code"]) == (200, 7, -32000)
-        assert "tools/list did not finish within 0.2 s" in answer["error"]["message"]
-    assert step(host, "count")[0] == 200
-
-
-def test_a_session_whose_tools_hang_ends(serve: StartHost) -> None:
-    host = serve("SlowTools", **LIMITS)
+    sentence = "tools/list did not finish within 0.2 s"
     session_id = host.create_session()
-    request = {**LIST_TOOLS, "params": {"session_id": session_id}}
-    _, answer = host.http("POST", "/mcp", request)
-    assert (answer["id"], answer["error"]["code"]) == (7, -32000)
-    assert "tools/list did not finish within 0.2 s" in answer["error"]["message"]
+    of_session = {**LIST_TOOLS, "params": {"session_id": session_id}}
+    for request in [LIST_TOOLS] * (SLOTS + 1) + [of_session]:
+        status, answer = host.http("POST", "/mcp", request)
+        assert (status, answer["id"], answer["error"]["code"]) == (200, 7, -32000)
+        assert sentence in answer["error"]["message"]
+    assert step(host, "count")[0] == 200
     host.emptied()
-    assert "Unknown session_id" in host.http("POST", "/mcp", request)[1]["error"]["message"]
-
-
-@pytest.mark.parametrize("is_attached", [False, True])
-def test_a_websocket_session_whose_tools_hang_ends(serve: StartHost, is_attached: bool) -> None:
-    host = serve("SlowTools", **LIMITS)
-    path = "/ws"
-    if is_attached:
-        path += f"?session_id={host.create_session()}"
-    with host.open(path) as client:
-        answer = client.ask("mcp", LIST_TOOLS)
-        assert answer["data"]["code"] == "SESSION_ERROR"
-        assert "tools/list did not finish within 0.2 s" in answer["data"]["message"]
-        host.emptied()
+    assert "Unknown session_id" in host.http("POST", "/mcp", of_session)[1]["error"]["message"]
+    for is_created in (False, True):
+        with host.open(
+            f"/ws?session_id={host.create_session()}" if is_created else "/ws"
+        ) as client:
+            answer = client.ask("mcp", LIST_TOOLS)
+            assert answer["data"]["code"] == "SESSION_ERROR"
+            assert sentence in answer["data"]["message"]
+            host.emptied()
 
 
 @pytest.mark.parametrize("what", ["cancel", "exit"])

@@ -38,7 +38,6 @@ def module(tmp_path: Path) -> None:
     (tmp_path / "resets.py").write_text(MODULE)
 
 
-@pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.usefixtures("module")
 def test_a_session_goes_on_after_a_refused_step(serve: StartHost, isolate: bool) -> None:
     with serve("resets:Undeclared", isolate=isolate).open() as client:
@@ -73,11 +72,9 @@ def test_the_launch_decides_over_the_manifest_and_that_over_the_class(
         assert first_step(client) == answer
 
 
-def test_a_class_that_says_nothing_needs_a_reset(serve: StartHost, tmp_path: Path) -> None:
-    (tmp_path / "plain.py").write_text(
-        "class Plain:\n    def reset(self): return {}\n    def step(self, action): return {}\n"
-    )
-    with serve("plain:Plain").open() as client:
+def test_a_class_that_says_nothing_needs_a_reset(serve: StartHost) -> None:
+    text = "class Bare:\n    def reset(self): return {}\n    def step(self, action): return {}\n"
+    with serve("bare:Bare", files={"bare.py": text}).open() as client:
         assert first_step(client) == "SESSION_NOT_RESET"
 
 

@@ -80,12 +80,20 @@ def test_one_connection_may_carry_requests_for_many_sessions(
     assert len(pids) == config.get("shards", len(ids))
 
 
-def test_large_requests_are_forwarded_to_other_shards(host: Callable[..., Host]) -> None:
+def test_large_requests_reach_other_shards_and_none_an_exited_one(
+    host: Callable[..., Host],
+) -> None:
     served = host(shards=2, max_sessions=20)
     text = "x" * (3 << 20)
     for session_id in [served.create_session() for _ in range(4)]:
         for _ in range(2):
             assert call(served, session_id, "length", text=text)["result"] == len(text)
+    session_id = served.create_session()
+    os.kill(call(served, session_id, "count")["result"]["pid"], signal.SIGKILL)
+    while "shard_exit" not in (served.note() or pytest.fail("no shard_exit")):
+        pass
+    answers = [call(served, session_id, "count") for _ in range(6)]
+    assert all("Unknown session_id" in answer["error"]["message"] for answer in answers)
 
 
 def test_a_session_is_created_where_there_is_room(host: Callable[..., Host]) -> None:
@@ -109,16 +117,6 @@ def test_a_shard_that_exits_before_it_has_answered_is_reported() -> None:
     asyncio.run(ask())
 
 
-def test_a_session_of_an_exited_shard_is_unknown(host: Callable[..., Host]) -> None:
-    served = host(shards=2, max_sessions=20)
-    session_id = served.create_session()
-    os.kill(call(served, session_id, "count")["result"]["pid"], signal.SIGKILL)
-    while "shard_exit" not in (served.note() or pytest.fail("no shard_exit")):
-        pass
-    answers = [call(served, session_id, "count") for _ in range(6)]
-    assert all("Unknown session_id" in answer["error"]["message"] for answer in answers)
-
-
 def test_a_response_that_was_cut_off_is_refused() -> None:
     assert body_of(b'HTTP/1.1 200 OK\r\n\r\n{"id": 1}') == {"id": 1}
     for cut in (b"", b"HTTP/1.1 200 OK\r\n", b'HTTP/1.1 200 OK\r\n\r\n{"id', b"x\r\n\r\n[]"):
@@ -140,7 +138,6 @@ def test_a_killed_isolated_session_ends_no_other(host: Callable[..., Host]) -> N
     )  # there is room again
 
 
-@pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
 def test_a_client_attaches_to_a_session(host: Callable[..., Host], isolate: bool) -> None:
     """The session goes on when the client has left."""
     served = host(isolate=isolate, max_sessions=1)

@@ -10,30 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..conftest import StartHost
+from ..conftest import Gate, StartHost
 from ..hosts import WAIT_SECONDS, Host
-from ..upstream import write_upstream
-
-
-class Gate:
-    """Meets a call inside the host: it says when it is there, and waits to be let go."""
-
-    def __init__(self, folder: Path, name: str = "gate") -> None:
-        self.name = name
-        self._in, self._out = folder / f"{name}.in", folder / f"{name}.out"
-        os.mkfifo(self._in)
-        os.mkfifo(self._out)
-
-    def reached(self) -> None:
-        self._in.read_bytes()
-
-    def open(self) -> None:
-        self._out.write_bytes(b"")
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Gate:
-    return Gate(tmp_path)
 
 
 def number_of_threads(host: Host) -> int:
@@ -105,7 +83,6 @@ def test_a_class_can_have_its_sessions_share_a_thread(
         assert len({client.step("thread_name") for client in clients}) <= most
 
 
-@pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
 def test_a_factory_that_raises_is_named_and_its_slot_is_free_again(
     serve: StartHost, isolate: bool
 ) -> None:
@@ -118,18 +95,14 @@ def test_a_factory_that_raises_is_named_and_its_slot_is_free_again(
     host.emptied()
 
 
-def test_a_slot_is_free_as_soon_as_its_client_sees_the_close(serve: StartHost) -> None:
+def test_a_slot_is_free_when_its_client_is_closed_or_leaves_in_a_step(
+    serve: StartHost, gate: Gate
+) -> None:
     host = serve(max_sessions=1)
     for _ in range(20):
         with host.open() as client:
             assert client.ask("reset")["type"] == "observation"
             client.leave()
-
-
-def test_a_client_that_leaves_in_the_middle_of_a_step_frees_its_slot(
-    serve: StartHost, gate: Gate
-) -> None:
-    host = serve(max_sessions=1)
     with host.open() as client:
         client.send("step", {"what": "wait", "gate": gate.name})
         gate.reached()
@@ -207,14 +180,21 @@ def test_a_step_that_times_out_ends_only_its_session(
         gate.open()
 
 
-def test_an_idle_session_is_closed_with_its_reason(serve: StartHost, tmp_path: Path) -> None:
-    write_upstream(tmp_path)
-    (tmp_path / "app.py").write_text(
-        "from types import SimpleNamespace as Some\nfrom plain import Plain\n"
-        "from openenv.core.env_server.http_server import create_app\n"
-        "app = create_app(Plain, None, None, config=Some(session_timeout=0.2))\n"
-    )
-    host = serve(None, app_candidates=("app:app",))
+IDLE = """
+from types import SimpleNamespace as Some
+from plain import Plain
+from openenv.core.env_server.http_server import create_app
+app = create_app(Plain, None, None, config=Some(session_timeout=0.2))
+"""
+OLDER = """
+from openenv.core.env_server.http_server import create_app
+from samples import Counter, Do, Seen
+app = create_app(Counter, Do, Seen)
+"""
+
+
+def test_an_idle_session_is_closed_with_its_reason(serve: StartHost) -> None:
+    host = serve(app=IDLE)
     with host.open() as client:
         client.ask("reset")
         answer = client.last_word()[0]["data"]
@@ -223,16 +203,10 @@ def test_an_idle_session_is_closed_with_its_reason(serve: StartHost, tmp_path: P
     host.emptied()
 
 
-@pytest.mark.parametrize("isolate", [False, True])
 def test_an_older_version_of_upstream_ignores_the_id_of_an_unknown_session(
-    serve: StartHost, tmp_path: Path, isolate: bool
+    serve: StartHost, isolate: bool
 ) -> None:
-    write_upstream(tmp_path)
-    (tmp_path / "app.py").write_text(
-        "from openenv.core.env_server.http_server import create_app\n"
-        "from samples import Counter, Do, Seen\napp = create_app(Counter, Do, Seen)\n"
-    )
-    host = serve(None, app_candidates=("app:app",), isolate=isolate)
+    host = serve(app=OLDER, isolate=isolate)
     for wanted in ("nobody", "00000000-0000-4000-a000-000000000001"):
         with host.open(f"/ws?session_id={wanted}") as client:
             assert client.ask("reset", {"episode_id": "e"})["type"] == "observation"
@@ -249,23 +223,13 @@ def test_a_class_without_base_or_types_is_served(serve: StartHost) -> None:
         assert client.ask("state")["data"] == {"here": True}
 
 
-def test_prints_of_a_step_are_in_the_log_at_once(serve: StartHost) -> None:
+def test_a_host_logs_prints_refuses_unknown_paths_and_stops(serve: StartHost, gate: Gate) -> None:
     host = serve()
     with host.open() as client:
         client.step("print")
         assert "said by a step" in host.log.read_text()
-
-
-def test_an_unknown_path_refuses_the_handshake(serve: StartHost) -> None:
-    host = serve()
     with pytest.raises(Exception, match="403"), host.open("/nowhere"):
         pass
-
-
-def test_a_step_that_never_returns_does_not_keep_the_host_from_stopping(
-    serve: StartHost, gate: Gate
-) -> None:
-    host = serve()
     with host.open() as client:
         client.send("step", {"what": "wait", "gate": gate.name})
         gate.reached()

@@ -80,7 +80,6 @@ def test_all_slots_of_all_shards_can_be_taken_at_once(serve: StartHost) -> None:
     host.note_that(sessions=0)
 
 
-@pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
 def test_a_waiting_connection_gets_the_next_free_slot_of_any_process(
     serve: StartHost, isolate: bool
 ) -> None:
@@ -96,7 +95,6 @@ def test_a_waiting_connection_gets_the_next_free_slot_of_any_process(
             third.connection.close()
 
 
-@pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
 @pytest.mark.parametrize(
     ("what", "how"),
     [
@@ -130,7 +128,6 @@ def test_a_killed_process_ends_its_own_sessions_alone(
     host.emptied()
 
 
-@pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
 def test_a_process_that_is_told_to_stop_by_another_says_so(serve: StartHost, isolate: bool) -> None:
     host = serve(shards=1, max_sessions=2, isolate=isolate)
     with host.open() as bystander, host.open() as client:

@@ -50,7 +50,7 @@ def stopped(state: StateProcess) -> Iterator[None]:
 # What a call carries
 
 
-async def test_a_call_returns_the_methods_result(world: StateProxy) -> None:
+async def test_results_and_bodies_of_any_size_return_unchanged(world: StateProxy) -> None:
     assert await world.nothing() is None
     assert await world.echo(a=1, b=[None, "ü", {"c": 0.5}]) == {
         "a": 1,
@@ -59,9 +59,6 @@ async def test_a_call_returns_the_methods_result(world: StateProxy) -> None:
     assert await world.echo(b"\0\xff") == b"\0\xff"
     assert await world.echo(b"", a=1) == ({"a": 1}, b"")
     assert await world.echo(memoryview(b"view")) == b"view"
-
-
-async def test_bodies_of_any_size_come_back_unchanged(world: StateProxy) -> None:
     sizes = [0, 1, 65_535, 65_536, 10 * MEGABYTE, *[3 * MEGABYTE] * 40]
     bodies = [os.urandom(size) for size in sizes]
     assert await asyncio.gather(*(world.echo(body) for body in bodies)) == bodies
@@ -150,9 +147,7 @@ async def test_every_reply_reaches_the_call_that_asked(link: StateLink) -> None:
     assert await asyncio.gather(*calls) == [f"{n % 10}/{n}" for n in range(2000)]
 
 
-async def test_the_reply_to_an_abandoned_call_reaches_no_other_call(
-    world: StateProxy,
-) -> None:
+async def test_the_reply_to_an_abandoned_call_reaches_no_other_call(world: StateProxy) -> None:
     given_up = asyncio.ensure_future(world.hold(token="first"))
     await world.held(at_least=1)
     given_up.cancel()
@@ -259,10 +254,11 @@ async def test_a_call_whose_time_was_over_has_no_effect(world: StateProxy) -> No
 
 
 async def test_an_asynchronous_method_is_ended_with_its_time(world: StateProxy) -> None:
-    with pytest.raises(WorldTimeout):
-        await world.within(0.05).hold()
+    while not await world.most_held():  # a busy machine may not even begin one in its time
+        with pytest.raises(WorldTimeout):
+            await world.within(0.05).hold()
     await world.release()
-    assert await world.most_held() == 1
+    assert await world.held(at_least=0) == 1  # one that went on would have left
 
 
 @pytest.fixture

@@ -177,14 +177,11 @@ def test_frames_are_the_same_however_the_stream_is_cut(piece: int) -> None:
     assert [frame.value for frame in found] == [{"n": n} for n in range(5)]
 
 
-def test_an_announced_body_takes_no_memory_before_it_arrives() -> None:
+def test_a_body_takes_no_memory_before_it_arrives_and_is_no_json() -> None:
     size = wire.MAX_BODY_BYTES
     reader = Reader()
     before = psutil.Process().memory_info().rss
     reader.data_received(wire.HEADER.pack(Kind.CALL, True, 3, 7, 0, size, 1) + bytes(100_000))
     assert psutil.Process().memory_info().rss - before < size / 10
-
-
-def test_large_data_does_not_go_as_json() -> None:
     with pytest.raises(BodyTooLarge, match="as bytes"):
         wire.encode_value("x" * wire.MAX_VALUE_BYTES)

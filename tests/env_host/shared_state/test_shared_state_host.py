@@ -167,7 +167,7 @@ def test_when_the_state_process_is_killed_every_session_gets_the_reason_and_the_
     assert again["state_pid"] != state_pid
 
 
-def test_the_state_forgets_the_sessions_of_an_exited_shard_only(
+def test_only_sessions_of_an_exited_shard_are_forgotten_and_a_stop_leaves_none(
     worlds: StartHost, stack: ExitStack
 ) -> None:
     host = worlds("Writer", shards=2, max_sessions=8)
@@ -179,6 +179,11 @@ def test_the_state_forgets_the_sessions_of_an_exited_shard_only(
     while seen["readers"] > 1:
         seen = seen_of(other.ask("step", {"line": "still here"}))
     assert "last words" in seen["lines"]
+    clients_of_shards(host, stack, 2)
+    family = psutil.Process(host.process.pid).children(recursive=True)
+    assert len(family) == 3
+    assert host.stop() == 0
+    assert not any(process.is_running() for process in family)
 
 
 def test_the_host_fails_when_the_state_cannot_be_created(worlds: StartHost) -> None:
@@ -186,12 +191,3 @@ def test_the_host_fails_when_the_state_cannot_be_created(worlds: StartHost) -> N
     failed = host.note_that_has("failed")
     assert "LookupError: no board" in str(failed)
     assert host.process.wait(30) == 3
-
-
-def test_nothing_is_left_when_the_host_is_stopped(worlds: StartHost, stack: ExitStack) -> None:
-    host = worlds("Writer", shards=2, max_sessions=8)
-    clients_of_shards(host, stack, 2)
-    family = psutil.Process(host.process.pid).children(recursive=True)
-    assert len(family) == 3
-    assert host.stop() == 0
-    assert not any(process.is_running() for process in family)

@@ -159,13 +159,24 @@ def test_the_oldest_go_first(house: MakeHouse) -> None:
     assert ages[0] < ages[-1] <= now_microseconds()
 
 
-def test_while_a_shard_starts_its_share_waits_for_it(house: MakeHouse) -> None:
+def test_a_starting_shards_share_waits_and_crowds_are_passed_at_once(house: MakeHouse) -> None:
     made = house(2)
     made.scoreboard[1][Field.READY] = 0
     made.connect(10)
     assert made.place(wanted=2) == [5, 0]
     made.scoreboard[1][Field.READY] = 1
     assert made.place(wanted=2) == [5, 5]
+    made = house(2)
+    made.connect(8 * MIN_IN_MESSAGE)
+    assert made.place() == [4 * MIN_IN_MESSAGE, 4 * MIN_IN_MESSAGE]
+    assert {len(message.fds) for message in made.take(0)} == {2 * MIN_IN_MESSAGE}
+    made = house(1)
+    made.connect(2)
+    assert not made.backlog.is_crowd_arriving
+    for _ in range(CROWD + 1):
+        made.clients.append(socket.create_connection(made.listener.getsockname()))
+    made.backlog.accept()
+    assert made.backlog.is_crowd_arriving
 
 
 def test_the_head_of_a_connection_that_is_taken_back_is_kept(house: MakeHouse) -> None:
@@ -222,23 +233,6 @@ def test_without_descriptors_connections_stay_in_the_queue_for_a_while(
         time.sleep(0.001)
     made.backlog.accept()
     assert len(made.backlog.waiting) == 1
-
-
-def test_in_a_crowd_shards_are_passed_more_at_once(house: MakeHouse) -> None:
-    made = house(2)
-    made.connect(8 * MIN_IN_MESSAGE)
-    assert made.place() == [4 * MIN_IN_MESSAGE, 4 * MIN_IN_MESSAGE]
-    assert {len(message.fds) for message in made.take(0)} == {2 * MIN_IN_MESSAGE}
-
-
-def test_a_crowd_is_seen_while_it_arrives(house: MakeHouse) -> None:
-    made = house(1)
-    made.connect(2)
-    assert not made.backlog.is_crowd_arriving
-    for _ in range(CROWD + 1):
-        made.clients.append(socket.create_connection(made.listener.getsockname()))
-    made.backlog.accept()
-    assert made.backlog.is_crowd_arriving
 
 
 def test_connections_are_lost_not_the_host_when_descriptors_are_short(house: MakeHouse) -> None:

@@ -64,7 +64,6 @@ def wait_until_closed(host: Host) -> None:
         pass
 
 
-@pytest.mark.parametrize("config", [{}, {"shards": 2}, {"isolate": True, "max_sessions": 4}])
 def test_a_host_with_a_secret_is_drained_by_who_sends_it(
     serve: StartHost, config: dict[str, Any]
 ) -> None:
@@ -103,7 +102,6 @@ def closes_after_answer(connection: HTTPConnection) -> bool:
     return answer.will_close
 
 
-@pytest.mark.parametrize("config", [{}, {"shards": 2}, {"isolate": True, "max_sessions": 4}])
 def test_a_session_goes_on_and_the_host_exits_when_it_has_ended(
     serve: StartHost, config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -196,7 +194,6 @@ def wait_until_accepted(host: psutil.Process, port: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-@pytest.mark.parametrize("config", [{}, {"shards": 2}, {"isolate": True, "max_sessions": 4}])
 def test_a_client_that_has_connected_gets_its_session(
     serve: StartHost, tmp_path: Path, config: dict[str, Any], number: signal.Signals
 ) -> None:
@@ -277,7 +274,6 @@ def reset(client: Client) -> str:
     return response.headers[HEADER]
 
 
-@pytest.mark.parametrize("config", [{}, {"shards": 2}, {"isolate": True, "max_sessions": 4}])
 def test_a_hosts_successor_takes_its_address_when_the_gate_opens(
     start: StartHost, config: dict[str, Any]
 ) -> None:
@@ -312,7 +308,6 @@ def slept(host: Host) -> int:
     return host.process.wait(WAIT_SECONDS)
 
 
-@pytest.mark.parametrize("config", [{}, {"shards": 2}, {"isolate": True, "max_sessions": 4}])
 def test_a_host_sleeps_after_its_last_session(serve: StartHost, config: dict[str, Any]) -> None:
     host = serve(sleep_after_seconds=1.0, **config)
     with host.open() as client:

@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
 from websockets.exceptions import ConnectionClosed
 
 from openenvd.schema.protocol import TRIAL_VARIABLE
@@ -78,13 +77,10 @@ def cause(host: Host) -> Any:
     return host.note_that_has("sessions_fail")
 
 
-@pytest.mark.parametrize("isolate", [False, True])
 def test_a_factory_that_fails_is_told_before_ready_and_until_a_session_succeeds(
     start: StartHost, tmp_path: Path, isolate: bool
 ) -> None:
-    write_upstream(tmp_path)
-    (tmp_path / "app.py").write_text(PROJECT)
-    host = start(None, app_candidates=("app:app",), isolate=isolate, max_sessions=None)
+    host = start(app=PROJECT, isolate=isolate, max_sessions=None)
     place = f" ({tmp_path / 'app.py'}, line 8)"
     assert cause(host) == CAUSE + place
     host.ready()
@@ -96,19 +92,13 @@ def test_a_factory_that_fails_is_told_before_ready_and_until_a_session_succeeds(
     assert cause(host) == CAUSE + place
 
 
-def test_a_class_that_is_not_tried_is_told_with_its_first_session(
-    start: StartHost, tmp_path: Path
-) -> None:
-    write_upstream(tmp_path)
-    project, _, _ = PROJECT.partition("def create")
-    (tmp_path / "app.py").write_text(project + CLASS)
-    host = start(None, app_candidates=("app:app",))
+def test_a_class_that_is_not_tried_is_told_with_its_first_session(start: StartHost) -> None:
+    host = start(app=PROJECT.partition("def create")[0] + CLASS)
     assert "sessions_fail" not in host.ready()
     assert try_session(host) == "error"
     assert cause(host).startswith(CAUSE)
 
 
-@pytest.mark.parametrize("isolate", [False, True])
 def test_a_class_that_fails_is_told_before_ready_when_a_launch_starts_it(
     start: StartHost, isolate: bool
 ) -> None:
@@ -117,14 +107,11 @@ def test_a_class_that_fails_is_told_before_ready_when_a_launch_starts_it(
     host.ready()
 
 
-def test_a_class_whose_sessions_share_a_state_is_not_tried(
-    start: StartHost, tmp_path: Path
-) -> None:
-    (tmp_path / "shared.py").write_text(SHARED)
-    assert "ready" in (start("shared:World", env={TRIAL_VARIABLE: "1"}).note() or {})
+def test_a_class_whose_sessions_share_a_state_is_not_tried(start: StartHost) -> None:
+    host = start("shared:World", files={"shared.py": SHARED}, env={TRIAL_VARIABLE: "1"})
+    assert "ready" in (host.note() or {})
 
 
-@pytest.mark.parametrize("isolate", [False, True])
 def test_a_request_without_a_session_reports_whether_an_environment_was_created(
     start: StartHost, tmp_path: Path, isolate: bool
 ) -> None:

@@ -41,12 +41,6 @@ def stop_responding(made: Scoreboard, index: int) -> None:
     made[index][Field.HEARTBEAT] = NOW - int(ALIVE_SECONDS * MICROSECONDS) - 1
 
 
-def test_a_promised_slot_is_no_room() -> None:
-    made = scoreboard(99)
-    made[0][Field.PROMISED] = 1
-    assert made[0].room == 0
-
-
 def place(made: Scoreboard, index: int, since: int = NOW) -> int | None:
     return place_of(since, made[index], made.others(index), NOW)
 
@@ -55,6 +49,9 @@ def test_a_connection_is_placed_here_or_where_there_is_most_room() -> None:
     assert place(scoreboard(99, 0), 0) == 0
     assert place(scoreboard(100, 98, 20), 0) == 2
     assert place(scoreboard(100, 100), 0) is None
+    promised = scoreboard(99)
+    promised[0][Field.PROMISED] = 1
+    assert promised[0].room == 0
 
 
 def test_the_connection_that_waited_longest_in_any_shard_goes_first() -> None:
@@ -159,14 +156,11 @@ def test_a_plan_follows_from_what_is_asked_of_which_machine(
     assert {name: getattr(found, name) for name in planned} == planned
 
 
-def test_several_sessions_in_a_process_of_a_class_for_one_are_refused() -> None:
-    with pytest.raises(NotConcurrent, match="--max-sessions 1"):
-        plan(is_concurrent=False, isolate=False, max_sessions=2)
-
-
-def test_the_sessions_are_shared_evenly() -> None:
+def test_sessions_are_shared_evenly_and_several_in_a_process_of_a_class_for_one_refused() -> None:
     shared = plan(max_sessions=402)
     assert [shared.share(index) for index in range(4)] == [101, 101, 100, 100]
+    with pytest.raises(NotConcurrent, match="--max-sessions 1"):
+        plan(is_concurrent=False, isolate=False, max_sessions=2)
 
 
 def test_early_exits_delay_restarts_until_a_shard_runs_long_enough() -> None:
@@ -190,14 +184,9 @@ def test_a_shard_that_could_not_start_is_retried_later_unless_restarts_are_cance
     assert restarts.take_due(99.0) == []
 
 
-def test_each_session_wants_a_shard_up_to_what_was_planned() -> None:
+def test_each_session_wants_a_shard_up_to_what_was_planned_and_fewer_only_after_a_while() -> None:
     demand = ShardDemand(4)
     assert [demand.update(load, 0.0) for load in (0, 1, 2, 3, 9)] == [1, 1, 2, 3, 4]
-
-
-def test_fewer_shards_are_wanted_only_after_a_while_without_more_sessions() -> None:
-    demand = ShardDemand(4)
-    demand.update(4, 0.0)
     assert demand.update(0, 10.0) == 4  # until then there was no reason to look
     assert demand.due() == 10.0 + LINGER_SECONDS
     assert demand.update(2, 20.0) == 4

@@ -259,7 +259,7 @@ async def test_a_client_that_leaves_as_its_slot_becomes_free_does_not_keep_it(tu
     peer.close()
 
 
-async def test_a_hung_call_is_logged_again_when_it_has_lasted_twice_as_long(
+async def test_a_hung_call_is_logged_again_and_an_unused_session_expires(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     table = table_of(AdmissionOnDemand(is_open=True))
@@ -272,12 +272,7 @@ async def test_a_hung_call_is_logged_again_when_it_has_lasted_twice_as_long(
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [f"session {session.id}: step has not returned for {n} s" for n in (61, 123)]
     await table.close(session)
-
-
-async def test_a_session_without_a_websocket_expires_when_no_call_uses_it() -> None:
-    table = table_of(AdmissionOnDemand(is_open=True))
     table.unattached_seconds = 10.0
-    watch = SessionWatch(table)
     session = await table.open()
     session.busy = 1
     assert not watch._end_idle(session, session.last_used + 11.0)

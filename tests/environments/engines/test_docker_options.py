@@ -48,11 +48,8 @@ def test_an_option_becomes_a_part_of_the_host_config(
     assert host_config({name: value}, sandbox=False) == (host, {})
 
 
-def test_the_user_belongs_to_the_container_itself() -> None:
+def test_the_user_is_the_containers_own_and_a_sandbox_is_read_only_without_capabilities() -> None:
     assert host_config({"user": "1000"}, sandbox=False) == ({}, {"User": "1000"})
-
-
-def test_a_sandbox_is_read_only_and_has_no_capabilities() -> None:
     host, _ = host_config({"tmpfs": "/data", "cap-drop": "NET_RAW"}, sandbox=True)
     assert host["ReadonlyRootfs"] is True
     assert host["CapDrop"] == ["ALL", "NET_RAW"]
@@ -106,14 +103,11 @@ def test_no_option_takes_back_what_a_sandbox_drops(provider: str, option: str) -
         LaunchPayload(**words, engine_options=[option])
 
 
-def test_options_that_open_nothing_are_allowed_in_a_sandbox() -> None:
+def test_a_sandbox_allows_what_opens_nothing_and_refuses_the_unknown() -> None:
     options = ["volume=data:/data", "read-only=true", "security-opt=no-new-privileges"]
     options += ["privileged=false", "ipc=private", "runtime=runsc", "user=1000"]
     payload = LaunchPayload(source="docker://image:1", sandbox=True, engine_options=options)
     assert payload.provider == "docker"
-
-
-def test_an_option_that_is_not_known_is_refused_before_anything_starts() -> None:
     with pytest.raises(ValidationError, match="did you mean shm-size"):
         LaunchPayload(source="docker://image:1", engine_options=["shmsize=1g"])
     with pytest.raises(ValidationError, match="a service of Swarm cannot have"):
@@ -138,15 +132,12 @@ def test_the_name_of_a_service_has_no_dots_at_most_63_characters_and_is_no_other
     assert all(len(name) <= 63 and "." not in name for name in names)
 
 
-def test_volumes_are_mounted_with_their_rights() -> None:
+def test_volumes_are_mounted_with_their_rights_and_a_tmpfs_with_its_size_and_mode() -> None:
     mounts = spec_of({"volume": "/a:/b:ro,data:/c"})["Mounts"]
     assert mounts == [
         {"Type": "bind", "Source": "/a", "Target": "/b", "ReadOnly": True},
         {"Type": "volume", "Source": "data", "Target": "/c", "ReadOnly": False},
     ]
-
-
-def test_a_tmpfs_keeps_its_size_and_its_mode() -> None:
     [mount] = spec_of({"tmpfs": "/run:size=8m,mode=700"})["Mounts"]
     assert mount["TmpfsOptions"] == {"SizeBytes": 8 * 2**20, "Mode": 0o700}
 

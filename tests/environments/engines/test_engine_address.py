@@ -50,7 +50,7 @@ def make_context(folder: Path, name: str, host: str, **endpoint: Any) -> str:
     return digest
 
 
-def test_docker_is_where_its_command_finds_it(tmp_path: Path) -> None:
+def test_docker_is_where_its_command_finds_it_and_no_unknown_context(tmp_path: Path) -> None:
     config = {"DOCKER_CONFIG": str(tmp_path)}
     assert docker_address(config) == USUAL
     make_context(tmp_path, "one", "unix:///one.sock")
@@ -66,6 +66,9 @@ def test_docker_is_where_its_command_finds_it(tmp_path: Path) -> None:
         "DOCKER_TLS_VERIFY": "",
         "DOCKER_CERT_PATH": "/certs",
     }
+    environ = {"DOCKER_CONFIG": str(tmp_path), "DOCKER_CONTEXT": "nowhere"}
+    with pytest.raises(EngineFailed, match="no context 'nowhere'"):
+        docker_address(environ)
 
 
 @pytest.mark.parametrize(("skip", "verify"), [(False, "1"), (True, "")])
@@ -76,12 +79,6 @@ def test_a_context_brings_its_certificates(tmp_path: Path, skip: bool, verify: s
     found = docker_address({"DOCKER_CONFIG": str(tmp_path), "DOCKER_CONTEXT": "far"})
     assert (found["DOCKER_CERT_PATH"], found["DOCKER_TLS_VERIFY"]) == (str(certificates), verify)
     assert docker_address(found) == found
-
-
-def test_a_context_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    environ = {"DOCKER_CONFIG": str(tmp_path), "DOCKER_CONTEXT": "nowhere"}
-    with pytest.raises(EngineFailed, match="no context 'nowhere'"):
-        docker_address(environ)
 
 
 def test_a_replica_is_asked_for_where_it_was_launched_whoever_starts_the_next_agent(

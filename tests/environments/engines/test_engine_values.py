@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from openenvd.environments.agent.instance import where_it_answers
 from openenvd.environments.agent.replica_status import EngineReplicaStatus
 from openenvd.environments.engines.base import EngineRefused, ExitFacts, Labels
 from openenvd.environments.engines.docker.engine import exit_of
+from openenvd.environments.engines.instance_logs import pieces_after, since_of
 from openenvd.environments.engines.registry import load
 from openenvd.environments.replica_state import Event
 from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
@@ -52,7 +55,7 @@ def test_an_exit_is_explained_from_what_the_engine_knows(
     assert (reason.kind, reason.exit_code, reason.signal_number) == (kind, code, number)
 
 
-def test_an_engines_word_for_a_kill_for_memory_reads_as_a_local_one() -> None:
+def test_an_engines_kill_for_memory_reads_as_a_local_one_and_a_failed_start() -> None:
     facts = ExitFacts(exit_code=137, is_oom=True, evidence="container 3f2a, OOMKilled")
     reason = exit_reason(facts, pid=7, stopped_by_us=False, limit_bytes=64 * 2**20)
     assert reason.detector is Detector.ENGINE
@@ -61,9 +64,6 @@ def test_an_engines_word_for_a_kill_for_memory_reads_as_a_local_one() -> None:
         "(container 3f2a, OOMKilled)"
     )
     assert ExitReason.from_json(reason.to_json()) == reason
-
-
-def test_what_could_not_be_started_says_why() -> None:
     facts = ExitFacts(exit_code=127, error="exec: serve: not found")
     reason = exit_reason(facts, pid=0, stopped_by_us=False, limit_bytes=None)
     assert reason.sentence() == "exec: serve: not found"
@@ -175,3 +175,43 @@ async def test_a_server_is_called_at_its_own_address_unless_it_answers_at_the_us
 
     assert await where_it_answers("own", "usual", why_not) == found
     assert next(left, "all were asked") == "all were asked"
+
+
+# Where an output with times is gone on in, whatever the order of its times.
+
+
+def log_of(*seconds: float) -> list[bytes]:
+    return [f"2026-05-04T10:00:{at:012.9f}Z {n}\n".encode() for n, at in enumerate(seconds)]
+
+
+def numbers(frames: Sequence[bytes], cursor: str | None) -> list[int]:
+    return [int(chunk.data) for chunk in pieces_after(frames, cursor)]
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        (1.0, 2.0, 3.0),
+        (1.0, 1.0, 1.0, 2.0, 2.0),  # of one time
+        (1.3, 1.1, 1.4, 1.2, 1.5),  # of two streams that are copied side by side
+        (1.9, 2.1, 1.95, 2.2, 2.0, 2.3),
+    ],
+)
+def test_each_piece_is_once_on_one_side_of_any_cursor(seconds: tuple[float, ...]) -> None:
+    frames = log_of(*seconds)
+    cursors = [chunk.cursor for chunk in pieces_after(frames, None)]
+    for place, cursor in enumerate(cursors):
+        assert numbers(frames, cursor) == list(range(place + 1, len(frames)))
+
+
+def test_of_a_log_without_the_cursors_piece_what_is_later_is_left() -> None:
+    frames = log_of(1.0, 2.0, 3.0, 3.5, 9.0)
+    assert numbers(frames[2:], "2026-05-04T10:00:02.000000000Z#1") == [2, 3, 4]
+    assert numbers(frames[2:3], "2026-05-04T10:00:02.000000000Z#1") == [2]
+
+
+def test_what_is_asked_for_again_begins_before_all_that_may_stand_behind_the_cursor() -> None:
+    assert since_of(None) is None
+    assert since_of("2026-05-04T10:00:02.250000000Z#3") == datetime(
+        2026, 5, 4, 10, 0, 1, tzinfo=UTC
+    )

@@ -247,18 +247,13 @@ async def test_a_pods_end_is_overdue_by_the_clock_of_the_cluster(
     assert await state_of(engine) is InstanceState.EXITED
 
 
-async def test_a_pod_without_a_shell_is_deleted_when_it_is_stopped(
+async def test_a_pod_without_a_shell_is_deleted_and_a_lost_stop_asked_again(
     engine: KubernetesEngine, kmock: ApiServer
 ) -> None:
     instance = await running(engine, kmock)
     kmock.command_ends = NO_SHELL
     await to_thread(engine.stop, instance, 5.0)
     assert await state_of(engine) is None
-
-
-async def test_a_stop_whose_connection_is_lost_is_asked_for_again_while_there_is_grace(
-    engine: KubernetesEngine, kmock: ApiServer
-) -> None:
     instance = await running(engine, kmock)
     kmock.command_ends = None
     with pytest.raises(EngineGone):
@@ -316,19 +311,13 @@ async def test_a_command_that_cannot_be_begun_says_why_in_kubernetes_words_alone
         await to_thread(engine.signal, instance, 10)
 
 
-async def test_a_service_that_is_not_there_is_made_when_its_pod_is_found(
+async def test_a_service_is_made_again_and_leads_to_the_newest_pods_port(
     engine: KubernetesEngine, kmock: ApiServer
 ) -> None:
     await started(engine)
     service_of(kmock).delete()
     await started(engine)
     assert not service_of(kmock).deleted
-
-
-async def test_a_service_leads_to_the_port_of_the_newest_pod(
-    engine: KubernetesEngine, kmock: ApiServer
-) -> None:
-    await started(engine)
     await started(engine, replace(SECOND, options={"port": "9001"}))
     service = service_of(kmock)
     assert [each["targetPort"] for each in service["spec"]["ports"]] == [9001]

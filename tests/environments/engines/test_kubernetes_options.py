@@ -47,12 +47,9 @@ def container(plan: ReplicaPlan = PLAN, **options: str) -> Any:
     return found
 
 
-def test_a_pod_is_never_restarted_by_kubernetes_and_gets_no_rights_in_it() -> None:
+def test_a_pod_has_no_rights_its_limits_gpus_and_a_check_of_health() -> None:
     wanted = {"restartPolicy": "Never", "automountServiceAccountToken": False}
     assert pod()["spec"].items() >= (wanted | {"shareProcessNamespace": True}).items()
-
-
-def test_a_pod_has_its_limits_and_its_gpus() -> None:
     plan = replace(PLAN, memory_bytes=512 * 2**20, cpus=1.5, gpus=2)
     limits = {"memory": "536870912", "cpu": "1500m"}
     assert container(plan)["resources"] == {
@@ -64,22 +61,16 @@ def test_a_pod_has_its_limits_and_its_gpus() -> None:
         "limits": {**limits, "nvidia.com/mig-1g.5gb": "2"},
         "requests": {"memory": "100Mi"},
     }
-
-
-def test_a_pod_is_asked_for_its_health_by_a_name_that_every_server_may_be_called_by() -> None:
     probe = container(port="9001")["readinessProbe"]["httpGet"]
     assert (probe["path"], probe["port"]) == ("/health", 9001)
     assert probe["httpHeaders"] == [{"name": "Host", "value": "127.0.0.1"}]
 
 
-def test_a_server_in_a_pod_may_be_called_by_the_pods_address() -> None:
+def test_variables_stay_as_they_are_and_a_server_may_be_called_by_its_pods_address() -> None:
     plan = replace(PLAN, env={HOST_OPTIONS_VARIABLE: '{"cores": 2}', "A": "1"})
     env = {each["name"]: each["value"] for each in container(plan)["env"]}
     assert json.loads(env[HOST_OPTIONS_VARIABLE]) == {"cores": 2, "host": "0.0.0.0"}
     assert env["A"] == "1"
-
-
-def test_what_kubernetes_would_put_a_variable_in_place_of_is_left_as_it_is() -> None:
     made = container(replace(PLAN, env={"A": "$(B) $$ $C"}, command=("sh", "-c", "$(D)")))
     assert made["env"][0] == {"name": "A", "value": "$$(B) $$$$ $$C"}
     assert made["args"] == ["sh", "-c", "$$(D)"]
@@ -151,15 +142,12 @@ def test_a_patch_cannot_open_a_sandbox_but_may_add_labels() -> None:
     assert added["metadata"]["labels"]["team"] == "rl"
 
 
-def test_names_that_kubernetes_does_not_take_get_others_that_stay_apart() -> None:
+def test_names_and_labels_that_kubernetes_does_not_take_stay_apart_and_are_kept_whole() -> None:
     names = ["echo", "Echo", "e_cho", "e.cho", "9echo", "echo-" + "x" * 90, "echo-" + "x" * 91]
     found = [dns_name(name) for name in names]
     assert found[0] == "echo"
     assert len(set(found)) == len(names)
     assert all(len(name) <= 63 for name in found)
-
-
-def test_labels_that_kubernetes_does_not_take_are_kept_whole_in_annotations() -> None:
     labels = replace(LABELS, environment="_my_env.", replica="r" * 80)
     made = pod(replace(PLAN, labels=labels))["metadata"]
     assert Labels.of(made["annotations"]) == labels

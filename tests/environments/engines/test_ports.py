@@ -97,10 +97,12 @@ def port_of(port: int | None = None) -> Iterator[int]:
             one.close()
 
 
-def test_without_a_port_a_free_one_of_the_range_is_taken() -> None:
+def test_without_a_port_a_free_one_of_the_range_is_taken_which_accepts_at_once() -> None:
     with port_of() as first, port_of() as second:
         assert first != second
         assert all(FIRST_PORT <= port <= LAST_PORT for port in (first, second))
+    with port_of() as port, socket.create_connection((LOOPBACK, port)):
+        assert holder_of(port) is not None
 
 
 def test_a_reserved_port_is_not_even_tried(
@@ -174,11 +176,6 @@ def test_a_free_port_among_many_reserved_ones_is_found_with_few_reads(
     assert run_files.of_environment(tmp_path / "run", "many", known) == many
     before = [f"env{number}-0-1" for number in range(first)]
     assert read_folders == [*before, many[0].replica_id]  # and none of the owner's
-
-
-def test_a_listener_accepts_at_once() -> None:
-    with port_of() as port, socket.create_connection((LOOPBACK, port)):
-        assert holder_of(port) is not None
 
 
 def test_an_address_of_another_machine_is_an_error_of_the_system(reservations: Path) -> None:

@@ -31,19 +31,18 @@ def plan(**fields: object) -> ReplicaPlan:
     return ReplicaPlan(**(known | fields))  # type: ignore[arg-type]
 
 
-def test_limits_and_custom_resources_are_the_bundle() -> None:
+def test_limits_are_the_bundle_options_json_and_no_sandbox() -> None:
     assert bundle(plan()) == {"CPU": 1.0}
     options = {"resources": '{"disk": 0.5}'}
     asked = plan(cpus=2.0, memory_bytes=1 << 30, gpus=2, options=options)
     assert bundle(asked) == {"CPU": 2.0, "memory": float(1 << 30), "GPU": 2, "disk": 0.5}
     assert bundle(plan(gpus=1, options={"gpus": "0.25"}))["GPU"] == 0.25  # a share
-
-
-def test_options_are_json_objects() -> None:
     options = {"runtime-env": '{"pip": ["numpy"]}', "label-selector": '{"zone": "a"}'}
     check_options(options, sandbox=False)
     found = {"runtime-env": {"pip": ["numpy"]}, "label-selector": {"zone": "a"}}
     assert options_of(options) == found
+    with pytest.raises(EngineRefused, match="no sandbox"):
+        check_options({}, sandbox=True)
 
 
 @pytest.mark.parametrize(
@@ -62,11 +61,6 @@ def test_options_are_json_objects() -> None:
 def test_what_cannot_be_is_refused_by_name(options: dict[str, str], words: str) -> None:
     with pytest.raises(EngineRefused, match=words):
         check_options(options, sandbox=False)
-
-
-def test_a_sandbox_is_refused() -> None:
-    with pytest.raises(EngineRefused, match="no sandbox"):
-        check_options({}, sandbox=True)
 
 
 def test_the_cluster_is_the_one_of_the_variable_else_that_which_runs_here(tmp_path: Path) -> None:

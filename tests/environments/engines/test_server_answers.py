@@ -51,9 +51,12 @@ async def test_servers_that_do_not_answer_delay_no_question_to_another() -> None
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_a_silent_server_is_given_up_after_the_time() -> None:
+async def test_a_silent_server_is_given_up_and_an_absent_one_told() -> None:
     async with serving(None) as silent:
         assert "timed out" in str(await why_not_healthy(silent, 0.1))
+    async with serving(None) as url:
+        pass
+    assert "nothing answers at" in str(await why_not_healthy(url))
 
 
 @pytest.mark.parametrize(
@@ -70,12 +73,6 @@ async def test_the_reason_is_told(answer: bytes, why: str | None) -> None:
     async with serving(answer) as url:
         found = await why_not_healthy(url)
         assert found is None if why is None else why in str(found)
-
-
-async def test_nobody_listens() -> None:
-    async with serving(None) as url:
-        pass
-    assert "nothing answers at" in str(await why_not_healthy(url))
 
 
 async def test_a_server_without_capacity_has_none_and_a_busy_one_may_have() -> None:

@@ -51,7 +51,7 @@ def plan_of(**options: Any) -> ReplicaPlan:
     )
 
 
-def test_a_plan_is_limits_labels_and_a_job_that_slurm_does_not_requeue() -> None:
+def test_a_plan_is_limits_labels_and_options_and_its_job_waits_for_none_that_was_left() -> None:
     arguments = sbatch_arguments(plan_of(memory_bytes=300 * MB + 1, cpus=1.5, gpus=2))
     assert {"--mem=301M", "--cpus-per-task=2", "--gres=gpu:2", "--no-requeue"} <= set(arguments)
     assert "--job-name=openenvd-echo-0-abc" in arguments
@@ -59,14 +59,15 @@ def test_a_plan_is_limits_labels_and_a_job_that_slurm_does_not_requeue() -> None
     assert "--output=/shared/run/a%%b/slurm-%j.out" in arguments  # its own is no pattern
     [comment] = [each for each in arguments if each.startswith("--comment=")]
     assert Labels.of(json.loads(comment.partition("=")[2])) == LABELS
-
-
-def test_options_are_passed_on_as_they_are() -> None:
     options = {"partition": "gpu", "exclusive": "true", "gpus": "a100:1", "requeue": "true"}
     arguments = sbatch_arguments(plan_of(gpus=1, options={**options, "dependency": "afterok:7"}))
     assert {"--partition=gpu", "--exclusive", "--gpus=a100:1", "--requeue"} <= set(arguments)
     assert "--dependency=singleton,afterok:7" in arguments
     assert not {"--no-requeue", "--gres=gpu:1"} & set(arguments)
+    plan = plan_of(options={"exclude": "n1"})
+    arguments = sbatch_arguments(plan, earlier=2, avoided=["n2", "n3"])
+    assert f"--job-name={plan.name}-2" in arguments
+    assert "--exclude=n1,n2,n3" in arguments
 
 
 @pytest.mark.parametrize("more", [{}, {"time": "1:00:00"}])
@@ -75,13 +76,6 @@ def test_each_job_is_warned_of_its_end_as_its_partition_may_have_one(more: dict[
         options = {**more, **signalled}
         assert f"--signal=B:USR1@{seconds}" in sbatch_arguments(plan_of(options=options))
         assert warned_seconds(options) == seconds
-
-
-def test_a_job_does_not_wait_for_one_that_was_left_and_goes_elsewhere() -> None:
-    plan = plan_of(options={"exclude": "n1"})
-    arguments = sbatch_arguments(plan, earlier=2, avoided=["n2", "n3"])
-    assert f"--job-name={plan.name}-2" in arguments
-    assert "--exclude=n1,n2,n3" in arguments
 
 
 def test_a_duration_of_slurm_is_seconds_if_there_is_a_limit() -> None:
@@ -109,12 +103,9 @@ def test_options_by_which_jobs_are_found_are_refused(name: str) -> None:
         sbatch_arguments(plan_of(options={name: "x"}))
 
 
-def test_a_sandbox_is_refused() -> None:
+def test_a_sandbox_is_refused_and_the_script_tells_no_secret() -> None:
     with pytest.raises(EngineRefused, match="sandbox"):
         sbatch_arguments(plan_of(sandbox=True))
-
-
-def test_the_script_tells_no_secret() -> None:
     script = job_script(plan_of(env={"TOKEN": "hunter2"}))
     assert "hunter2" not in script
     assert "exec " in script

@@ -22,7 +22,7 @@ def held(status: dict[str, Any]) -> int:
     return found
 
 
-def test_a_replica_holds_what_its_server_and_its_children_hold(one: Replica) -> None:
+def test_a_replica_holds_what_its_server_and_children_hold(one: Replica) -> None:
     before = held(one.status)
     one.tell("eat 40")
     one.tell("sessions 1")
@@ -30,9 +30,6 @@ def test_a_replica_holds_what_its_server_and_its_children_hold(one: Replica) -> 
     assert 40 * MB - FUZZ <= held(status) - before < 40 * MB + FUZZ
     # Without a cgroup it is counted by process, with its part of what the zygote has imported.
     assert 40 * MB <= held(status | {"cgroup": None}) < 70 * MB
-
-
-def test_a_replica_without_a_server_holds_nothing_that_is_known(one: Replica) -> None:
     one.tell("exit 0")
     assert replica_bytes(one.wait_state("exited")) is None
 

@@ -66,14 +66,11 @@ def test_its_variables_are_those_of_the_protocol() -> None:
     assert files.TRIAL_VARIABLE == protocol.TRIAL_VARIABLE
 
 
-def test_ready_status_carries_the_servers_message_and_identity(one: Replica) -> None:
+def test_ready_status_has_message_and_identity_of_the_server(one: Replica) -> None:
     status = one.status
     assert status["info"]["max_sessions"] == 4
     assert ProcessIdentity(status["pid"], status["pid_started_at"]).is_alive()
     assert (status["generation"], status["restarts"], status["exit"]) == (1, 0, None)
-
-
-def test_shim_is_in_its_own_session_and_written_into_the_run_file(one: Replica) -> None:
     run_file = read_run_file(one.run_dir)
     assert run_file is not None
     pid = run_file["shim"]["pid"]
@@ -154,7 +151,7 @@ def test_a_signal_that_another_sent_is_reported_though_the_server_stops_in_order
     assert _exit_of(one.wait_state("exited")).sentence() == "was killed by SIGTERM"
 
 
-def test_server_over_its_limit_is_reported_as_killed_for_memory(replica: Make) -> None:
+def test_server_over_its_limit_is_killed_for_memory_also_at_its_start(replica: Make) -> None:
     _needs_cgroups()
     one = replica(memory_limit_bytes=48 * MB).ready()
     one.tell("eat 200")
@@ -163,10 +160,6 @@ def test_server_over_its_limit_is_reported_as_killed_for_memory(replica: Make) -
     assert reason.limit_bytes == 48 * MB
     assert reason.peak_bytes is not None
     assert 40 * MB < reason.peak_bytes <= 48 * MB
-
-
-def test_server_killed_for_memory_as_soon_as_it_starts_is_reported_as_that(replica: Make) -> None:
-    _needs_cgroups()
     for _ in range(5):  # it may be dead before, or after, the shim hears that it has started
         one = replica(memory_limit_bytes=1 * MB)
         one.start()
@@ -207,17 +200,6 @@ def test_port_in_use_is_reported_and_start_tries_again(replica: Make) -> None:
     assert one.wait_state("ready")["port"] == port
 
 
-def test_start_after_an_exit_makes_a_new_generation_on_the_same_port(one: Replica) -> None:
-    before = one.status
-    one.tell("exit 1")
-    one.wait_state("exited")
-    one.link.send("start")
-    after = one.wait_state("ready", generation=2)
-    assert after["port"] == before["port"]
-    assert (after["restarts"], after["exit"]) == (1, None)
-    assert after["last_exit"]["exit_code"] == 1
-
-
 def test_a_client_that_connects_wakes_a_server_that_sleeps(one: Replica) -> None:
     one.tell("sleep 0")
     status = one.wait_state("asleep")
@@ -235,9 +217,7 @@ def test_a_client_that_connects_while_a_server_falls_asleep_wakes_the_next(one: 
         one.wait_state("ready", generation=2)
 
 
-def test_a_shim_killed_while_its_server_sleeps_is_replaced_by_one_that_serves(
-    one: Replica,
-) -> None:
+def test_a_shim_killed_while_its_server_sleeps_is_replaced_by_one_that_serves(one: Replica) -> None:
     one.tell("sleep 0")
     status = one.wait_state("asleep")
     os.kill(status["shim"]["pid"], signal.SIGKILL)
@@ -260,12 +240,20 @@ def test_a_shim_is_stopped_while_its_server_sleeps(one: Replica, op: str) -> Non
     one.wait_for_end()
 
 
-def test_start_while_running_changes_nothing(one: Replica) -> None:
+def test_start_changes_nothing_or_makes_a_new_generation(one: Replica) -> None:
     pid = one.status["pid"]
     one.link.send("start")
     one.tell("sessions 3")
     status = one.wait(lambda s: s["sessions"] == 3)
     assert (status["pid"], status["generation"]) == (pid, 1)
+    before = one.status
+    one.tell("exit 1")
+    one.wait_state("exited")
+    one.link.send("start")
+    after = one.wait_state("ready", generation=2)
+    assert after["port"] == before["port"]
+    assert (after["restarts"], after["exit"]) == (1, None)
+    assert after["last_exit"]["exit_code"] == 1
 
 
 def test_stop_ends_server_and_shim_and_leaves_no_socket(one: Replica) -> None:
@@ -432,7 +420,7 @@ def test_shims_that_come_and_go_at_once_all_get_their_groups(replica: Make) -> N
         assert new.wait_state("ready")["cgroup"] is not None
 
 
-def test_half_a_line_and_invalid_lines_do_not_disturb_the_shim(one: Replica) -> None:
+def test_no_half_invalid_or_endless_line_disturbs_the_shim(one: Replica) -> None:
     leaving = socket.socket(socket.AF_UNIX)
     leaving.connect(one.run_file["socket_path"])
     leaving.sendall(b'{"op": "st')
@@ -442,9 +430,6 @@ def test_half_a_line_and_invalid_lines_do_not_disturb_the_shim(one: Replica) -> 
     one.link._socket.sendall(b'{"op": "stop", "grace_seconds": ' + b"9" * 400 + b"}\n")
     one.tell("sessions 2")
     assert one.wait(lambda s: s["sessions"] == 2)["state"] == "ready"
-
-
-def test_line_without_end_drops_its_client_alone(one: Replica) -> None:
     with one.connect() as other:
         with contextlib.suppress(OSError):
             other._socket.sendall(b"x" * (1 << 20))
@@ -488,15 +473,23 @@ def test_second_shim_of_a_run_directory_leaves(one: Replica, tmp_path: Path) -> 
     assert one.status["state"] == "ready"
 
 
-def test_server_output_goes_to_the_log_and_its_environment_is_the_run_files(
-    one: Replica,
-) -> None:
+def test_server_has_its_log_variables_signals_and_oom_score(one: Replica) -> None:
     for name in ("SECRET", "HOME", "OPENENVD_CONTROL_FD"):
         one.tell(f"show {name}")
     one.tell("sessions 1")
     one.wait(lambda s: s["sessions"] == 1)
     assert "SECRET xyz\nHOME None\nOPENENVD_CONTROL_FD None\n" in one.log()
     assert f"server {one.status['pid']}" in one.log()
+    pid = one.status["pid"]
+    ignored = next(
+        int(line.split()[1], 16)
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("SigIgn:")
+    )
+    # SIGPIPE is Python's own to ignore, and SIGXFSZ
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        assert not ignored & (1 << (number - 1))
+    assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "500"
 
 
 def test_log_is_kept_bounded_while_the_server_writes(replica: Make) -> None:
@@ -550,25 +543,9 @@ def test_a_shim_is_not_picked_first_though_the_worker_that_started_it_is(replica
     assert Path(f"/proc/{server}/oom_score_adj").read_text().strip() == "500"
 
 
-def test_server_has_default_signals_and_the_oom_score_asked_for(one: Replica) -> None:
-    pid = one.status["pid"]
-    ignored = next(
-        int(line.split()[1], 16)
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-        if line.startswith("SigIgn:")
-    )
-    # SIGPIPE is Python's own to ignore, and SIGXFSZ
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
-        assert not ignored & (1 << (number - 1))
-    assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "500"
-
-
-def test_connecting_without_a_shim_raises_shim_gone(tmp_path: Path) -> None:
+def test_connecting_without_a_shim_that_accepts_raises_shim_gone(tmp_path: Path) -> None:
     with pytest.raises(ShimGone, match="no shim answers"):
         ShimClient.connect(str(tmp_path / "none.sock"), 1.0)
-
-
-def test_a_shim_that_accepts_nothing_is_given_up(tmp_path: Path) -> None:
     path = os.fspath(tmp_path / "s")
     with contextlib.ExitStack() as stack:
         deaf = stack.enter_context(socket.socket(socket.AF_UNIX))

@@ -38,11 +38,13 @@ MERGES = "a: &a {k: 1}\n" + "".join(
 GPUS = "name: x\nvalidation: {resources: {gpus: %s}}\n"
 
 
-def test_the_keys_that_matter_are_taken_and_the_rest_is_kept() -> None:
+def test_known_keys_are_taken_the_rest_kept_and_parts_written_once(tmp_path: Path) -> None:
     manifest = parse_manifest(PATH, TEMPLATE)
     assert (manifest.name, manifest.app) == ("my_env", "my_env.server.app:app")
     assert (manifest.gpus, manifest.episode_timeout_seconds) == (2, 60)
     assert manifest.data["port"] == 8000
+    manifest = parse_manifest(PATH, "name: x\na: &a {b: 1}\nc: *a\n")
+    assert manifest.data["c"] == {"b": 1}
 
 
 @pytest.mark.parametrize(
@@ -147,8 +149,3 @@ def test_a_manifest_that_cannot_be_read_says_nothing(
 def test_a_manifest_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "openenv.yaml")
     assert "is not a file" in str(read_manifest(tmp_path).fault)
-
-
-def test_a_repeated_part_may_be_written_once(tmp_path: Path) -> None:
-    manifest = parse_manifest(PATH, "name: x\na: &a {b: 1}\nc: *a\n")
-    assert manifest.data["c"] == {"b": 1}

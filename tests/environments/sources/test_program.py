@@ -104,9 +104,7 @@ def test_an_app_is_imported_in_its_package_first_where_it_cannot_be_without(
     assert config.app_candidates == (forms if is_packaged else forms[::-1])
 
 
-def test_a_package_that_is_the_folder_itself_gets_a_link_and_one_in_it_none(
-    tmp_path: Path,
-) -> None:
+def test_a_package_that_is_the_folder_itself_gets_a_link_and_one_in_it_none(tmp_path: Path) -> None:
     source = project(tmp_path / "p", MAPPED)
     program = program_of(EnvironmentSpec("x", "p"), source, PYTHON)
     assert program.links == {"the_thing": source.folder}
@@ -133,7 +131,7 @@ def test_what_json_has_not_becomes_text(tmp_path: Path) -> None:
     json.dumps(data, allow_nan=False)
 
 
-def test_a_replica_inherits_the_way_to_the_world_and_no_secrets() -> None:
+def test_a_replica_inherits_the_way_to_the_world_no_secrets_and_the_users_variables_win() -> None:
     inherited = {
         "PATH": "/bin", "https_proxy": "p", "CUDA_VISIBLE_DEVICES": "0", "LC_ALL": "C",
         "HF_TOKEN": "secret", "PYTHONPATH": "/x", "VIRTUAL_ENV": "/v", "OMP_NUM_THREADS": "1",
@@ -143,16 +141,13 @@ def test_a_replica_inherits_the_way_to_the_world_and_no_secrets() -> None:
         "PATH", "https_proxy", "CUDA_VISIBLE_DEVICES", "LC_ALL",
     }  # fmt: skip
     assert "MAX_CONCURRENT_ENVS" not in environ
-
-
-def test_the_session_limit_is_a_variable_and_the_users_variables_win() -> None:
     assert child_environment({}, home="/h", max_sessions=4)["MAX_CONCURRENT_ENVS"] == "4"
     given = {"PATH": "/mine", "MAX_CONCURRENT_ENVS": "9"}
     environ = child_environment({"PATH": "/bin"}, home="/h", max_sessions=4, given=given)
     assert environ.items() >= given.items()
 
 
-def test_serve_options_reach_the_host(tmp_path: Path) -> None:
+def test_serve_options_reach_the_host_and_override_the_manifest(tmp_path: Path) -> None:
     said = EnvironmentSpec(
         "x", "echo", shards=3, admission_timeout_seconds=0.5, isolate=True, session_memory_mb=64
     )
@@ -166,9 +161,6 @@ def test_serve_options_reach_the_host(tmp_path: Path) -> None:
         assert (config.shards, config.gpus, config.isolate) == (3, 2, True)
         assert (config.admission_timeout_seconds, config.session_memory_bytes) == (0.5, 2**26)
         assert config.step_timeout_seconds == 7.0
-
-
-def test_a_given_step_timeout_overrides_the_manifests() -> None:
     said = EnvironmentSpec("x", "echo", step_timeout_seconds=2.0)
     spec = said.or_else(gpus=None, step_timeout_seconds=7.0)
     assert program_of(spec, resolve("echo", Path()), None).config.step_timeout_seconds == 2.0

@@ -31,10 +31,12 @@ def refusal(source: str, cwd: Path) -> UnknownSource:
     return caught.value
 
 
-def test_a_bundled_name_wins_over_a_folder(tmp_path: Path) -> None:
+def test_a_bundled_name_wins_and_a_class_and_an_image_are_sources(tmp_path: Path) -> None:
     make_project(tmp_path / "echo")
     assert isinstance(resolve("echo", tmp_path), Bundled)
     assert isinstance(resolve("./echo", tmp_path), Project)
+    assert resolve("pkg.module:Class", tmp_path) == ClassSource("pkg.module:Class", tmp_path)
+    assert resolve("docker://org/echo:1", tmp_path) == Image("org/echo:1")
 
 
 def test_a_folder_is_meant_from_where_the_user_is(tmp_path: Path) -> None:
@@ -43,10 +45,6 @@ def test_a_folder_is_meant_from_where_the_user_is(tmp_path: Path) -> None:
         found = resolve(source, cwd)
         assert isinstance(found, Project)
         assert found.folder == folder
-
-
-def test_a_class_is_looked_for_from_where_the_user_is(tmp_path: Path) -> None:
-    assert resolve("pkg.module:Class", tmp_path) == ClassSource("pkg.module:Class", tmp_path)
 
 
 def test_an_unknown_name_is_answered_with_similar_and_bundled_names(tmp_path: Path) -> None:
@@ -114,10 +112,6 @@ def test_a_source_that_cannot_be_had_is_refused_as_such(
     refused = refusal(source, tmp_path)
     assert why in refused.message
     assert "supported" in why or "launch a bundled name" in str(refused.hint)
-
-
-def test_an_image_is_a_source(tmp_path: Path) -> None:
-    assert resolve("docker://org/echo:1", tmp_path) == Image("org/echo:1")
 
 
 @pytest.mark.parametrize("text", ["name: x\n bad: [", "", "- a list\n", "just text\n"])

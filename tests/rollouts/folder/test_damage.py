@@ -151,7 +151,7 @@ async def test_an_episode_whose_file_is_damaged_while_it_is_written_is_played_ag
 async def test_a_folder_that_is_removed_while_it_is_written_is_made_again(
     serve: Serve, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = order_of(address_of(serve()), tmp_path, episodes=100)
+    config = order_of(address_of(serve()), tmp_path, "late", episodes=100)
     commit, removed = Output.commit, list[Path]()
 
     def commit_and_remove(output: Output, ended: Sequence[Sequence[EpisodeFile]]) -> None:
@@ -160,6 +160,7 @@ async def test_a_folder_that_is_removed_while_it_is_written_is_made_again(
             shutil.rmtree(path := config.folder / name)
             (config.folder / RECORD).unlink()
             removed.append(path)
+            (tmp_path / "done").touch()  # only now the last episode may end
 
     monkeypatch.setattr(Output, "commit", commit_and_remove)
     result = await run(config, tmp_path)
@@ -232,7 +233,7 @@ async def test_a_damaged_record_is_set_aside(
 async def test_a_rollout_plays_again_what_is_damaged_while_it_runs(
     serve: Serve, tmp_path: Path
 ) -> None:
-    config = order_of(address_of(serve()), tmp_path, episodes=200)
+    config = order_of(address_of(serve()), tmp_path, "late", episodes=200)
     spoiled: list[Path] = []
 
     def tell(report: Report) -> None:
@@ -240,6 +241,7 @@ async def test_a_rollout_plays_again_what_is_damaged_while_it_runs(
         if not spoiled and path.exists():
             path.unlink()
             spoiled.append(path)
+            (tmp_path / "done").touch()
 
     result = await run(config, tmp_path, tell=tell)
     assert spoiled

@@ -120,16 +120,13 @@ def test_other_numbers_are_no_image(rows: list[Any]) -> None:
     assert image_of(rows) is None
 
 
-def test_numbers_have_the_shape_that_is_beside_them() -> None:
+def test_numbers_have_the_shape_beside_them_or_are_no_image() -> None:
     """As in Atari's observations: `screen` and `screen_shape`."""
     seen = {"screen": [7] * 32 * 40, "screen_shape": [32, 40], "ram": [1] * 128, "ram_shape": [128]}
     rest, [(place, image)] = take_images(seen)
     assert place == ("screen",)
     assert unpacked(image.data) == (40, 32, 0, bytes([7]) * 32 * 40)
     assert rest == {**seen, "screen": str(image)}
-
-
-def test_a_shape_that_does_not_fit_makes_no_image() -> None:
     for shape in ([32, 41], [32, 40, 3], ["32", 40], [-32, -40], [1 << 40, 1]):
         assert image_of_numbers([7] * 32 * 40, shape) is None
 

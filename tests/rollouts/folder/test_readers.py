@@ -44,7 +44,7 @@ def seen(rollouts: Rollouts) -> dict[str, list[int]]:
     return {found.id: [row.observation["number"] for row in found.steps()] for found in rollouts}
 
 
-async def test_everything_written_is_read_back(tmp_path: Path) -> None:
+async def test_everything_written_is_read_back_also_by_threads(tmp_path: Path) -> None:
     await write(tmp_path)
     rollouts = open_rollouts(tmp_path)
     rollouts.verify()
@@ -60,6 +60,8 @@ async def test_everything_written_is_read_back(tmp_path: Path) -> None:
             assert experts[0, 0, 0] == number + 10 * which
             assert set(row.arrays["image"].numpy()) == {number}
             assert bytes(row.arrays["large"].data) == bytes([number]) * 300_000
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(seen, [rollouts] * 8)) == [ABC] * 8
 
 
 async def test_arrays_without_elements_or_dimensions_are_numpys(tmp_path: Path) -> None:
@@ -146,13 +148,6 @@ async def test_rollouts_can_be_pickled_for_another_process(
     [again, *_] = pickle.loads(pickle.dumps(there.episode("b"))).steps()
     for copied in (again, pickle.loads(pickle.dumps(again))):
         assert (copied.info, copied.arrays["experts"].numpy()[0, 0, 0]) == ({"note": "b"}, 10)
-
-
-async def test_threads_may_share_a_folder(tmp_path: Path) -> None:
-    await write(tmp_path)
-    rollouts = open_rollouts(tmp_path)
-    with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(seen, [rollouts] * 8)) == [ABC] * 8
 
 
 @pytest.fixture

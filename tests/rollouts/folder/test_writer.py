@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.readers import UNFINISHED, open_rollouts
 from openenvd.rollouts.folder.writer import CHUNK_BYTES, HELD_SHARE, RolloutWriter
 
+from ...disks import mounted
 from ..made import episode, finish, names, step
 
 KB = 1024
@@ -107,13 +107,8 @@ async def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(path)]
-    if subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("this user may not mount a small disk")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
+    with mounted(tmp_path / "disk", "size=16m") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("size", [20 * KB, 700 * KB, 1700 * KB])

@@ -52,11 +52,6 @@ def test_advantages_compare_with_the_others(
     assert advantages([1.0, 2.0, 6.0]) == expected
 
 
-def test_an_episode_whose_reward_is_no_number_has_no_advantage() -> None:
-    verdicts = judge(group((1.0, 1), (math.nan, 1), (3.0, 1)), {}, centred)
-    assert [verdicts[name].advantage for name in "012"] == [-1.0, None, 1.0]
-
-
 @pytest.mark.parametrize("advantages", [group_normalised, leave_one_out, centred])
 @pytest.mark.parametrize("rewards", [[], [5.0], [5.0, 5.0, 5.0]])
 def test_equal_rewards_give_no_advantage(
@@ -97,10 +92,12 @@ def test_a_later_filter_sees_what_the_earlier_ones_kept() -> None:
     assert (kept, dropped) == ([], {"2": "long", "0": "same", "1": "same"})
 
 
-def test_dropped_episodes_do_not_count_for_the_advantages_of_others() -> None:
+def test_dropped_episodes_and_rewards_that_are_no_numbers_do_not_count_for_others() -> None:
     verdicts = judge(group((1.0, 9), (3.0, 9), (99.0, 1)), {"long": sinks.by_length(5)}, centred)
     assert [verdicts[i].advantage for i in "012"] == [-1.0, 1.0, None]
     assert verdicts["2"].filtered == "long"
+    verdicts = judge(group((1.0, 1), (math.nan, 1), (3.0, 1)), {}, centred)
+    assert [verdicts[name].advantage for name in "012"] == [-1.0, None, 1.0]
 
 
 def test_a_stage_answers_for_each_episode() -> None:
@@ -159,22 +156,16 @@ def conversation(turns: int, prompt: int = 3, answer: int = 2) -> list[TokenStep
     return steps
 
 
-def test_turns_become_one_sample() -> None:
+def test_turns_become_one_sample_a_rewritten_history_another_and_no_steps_none() -> None:
     [sample] = interleave(conversation(3), advantage=0.5)
     assert list(sample.token_ids) == list(range(15))
     assert sample.mask == bytes([0, 0, 0, 1, 1] * 3)
     assert list(sample.logprobs) == [0, 0, 0, -1, -1] * 3
     assert sample.advantage == 0.5
-
-
-def test_a_rewritten_history_begins_another_sample() -> None:
     first, second = conversation(2)
     other = TokenStep([7, 7], [8])
     samples = interleave([first, second, other])
     assert [list(sample.mask) for sample in samples] == [[0, 0, 0, 1, 1] * 2, [0, 0, 1]]
-
-
-def test_no_steps_are_no_samples() -> None:
     assert interleave([]) == []
 
 
@@ -212,7 +203,7 @@ def ids(*values: int, dtype: str = "int32") -> Array:
     return Array(np.array(values, dtype=dtype).tobytes(), dtype, (len(values),))
 
 
-def test_tokens_are_found_in_arrays() -> None:
+def test_tokens_are_found_in_arrays_and_in_the_info() -> None:
     arrays = {
         "prompt_ids": ids(1, 2),
         "completion_ids": ids(3, dtype="int64"),
@@ -222,9 +213,6 @@ def test_tokens_are_found_in_arrays() -> None:
     found = tokens_of(step(arrays=arrays))
     assert (list(found.prompt_ids), list(found.completion_ids)) == ([1, 2], [3])
     assert (list(found.logprobs), set(found.arrays)) == ([-2.0], {"experts"})
-
-
-def test_tokens_are_found_in_the_info() -> None:
     found = tokens_of(step(prompt_ids=[1, 2], completion_ids=[3], logprobs=[-2.0]))
     assert (list(found.prompt_ids), list(found.completion_ids)) == ([1, 2], [3])
     assert list(found.logprobs) == [-2.0]

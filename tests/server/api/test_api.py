@@ -186,7 +186,7 @@ def test_openapi_shows_every_operation_with_its_fields(http_client: HttpClient) 
 # Streams.
 
 
-def test_a_stream_sends_states_progress_and_log_in_order_and_ends(
+def test_a_stream_sends_states_progress_and_log_in_order_and_their_end(
     client: DaemonClient, name: str
 ) -> None:
     request = client.submit("launch", {"source": "echo", "name": name})
@@ -198,6 +198,11 @@ def test_a_stream_sends_states_progress_and_log_in_order_and_ends(
     log = "".join(event.data["text"] for event in events if event.name == "log")
     assert log == "".join(client.request_log(request["id"]))
     assert f"{name} is ready at" in log
+    events = list(client.request_events(request["id"], logs=True, after=None))
+    assert [event.name for event in events] == ["progress", "state", "log"]
+    whole = "".join(client.request_log(request["id"])).splitlines()
+    assert "".join(client.request_log(request["id"], tail=1)).splitlines() == whole[-1:]
+    assert "".join(client.request_log(request["id"], tail=0)) == ""
 
 
 def test_a_stream_continues_where_it_was(client: DaemonClient, name: str) -> None:
@@ -221,17 +226,6 @@ def test_a_log_is_followed_to_the_end_of_its_request(client: DaemonClient, stuck
     client.cancel(stuck["id"])
     text += "".join(pieces)
     assert text == "".join(client.request_log(stuck["id"]))
-
-
-def test_the_stream_of_an_ended_request_is_its_end_and_its_log_which_has_a_tail(
-    client: DaemonClient, name: str
-) -> None:
-    request = run(client, "launch", {"source": "echo", "name": name})
-    events = list(client.request_events(request["id"], logs=True, after=None))
-    assert [event.name for event in events] == ["progress", "state", "log"]
-    whole = "".join(client.request_log(request["id"])).splitlines()
-    assert "".join(client.request_log(request["id"], tail=1)).splitlines() == whole[-1:]
-    assert "".join(client.request_log(request["id"], tail=0)) == ""
 
 
 # Cancelling, waiting, dying.
@@ -369,7 +363,9 @@ def metrics(client: DaemonClient, paths: Paths) -> Callable[[], str]:
     return lambda: tcp(client, "/metrics", Authorization=token)[1]
 
 
-def test_secrets_are_shown_nowhere(client: DaemonClient, paths: Paths, name: str) -> None:
+def test_secrets_are_shown_nowhere_and_every_file_is_private(
+    client: DaemonClient, paths: Paths, name: str
+) -> None:
     env = {"API_TOKEN": "hush-1", "DATABASE": "postgres://me:hush-2@db/x", "MODEL": "small"}
     request = run(client, "launch", {"source": "echo", "name": name, "env": env})
     answer = json.dumps([request, client.status(), client.info(), client.environment(name)])
@@ -380,6 +376,9 @@ def test_secrets_are_shown_nowhere(client: DaemonClient, paths: Paths, name: str
     )
     assert "hush" not in answer
     assert request["payload"]["env"] == {"API_TOKEN": "***", "DATABASE": "***", "MODEL": "small"}
+    for path in [paths.home, *paths.home.rglob("*")]:
+        if not path.is_symlink():
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
 def test_secrets_in_the_reason_of_a_failure_are_shown_nowhere(
@@ -395,17 +394,10 @@ def test_secrets_in_the_reason_of_a_failure_are_shown_nowhere(
     assert "hush" not in answer + paths.daemon_log.read_text()
 
 
-def test_every_file_and_folder_is_private(client: DaemonClient, paths: Paths, name: str) -> None:
-    run(client, "launch", {"source": "echo", "name": name})
-    for path in [paths.home, *paths.home.rglob("*")]:
-        if not path.is_symlink():
-            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
-
-
 # The daemon itself.
 
 
-def test_metrics_are_what_prometheus_reads_with_the_capacity_that_replicas_report(
+def test_metrics_are_what_prometheus_reads_and_grafana_shows(
     client: DaemonClient, name: str, metrics: Callable[[], str]
 ) -> None:
     run(client, "launch", {"source": "echo", "name": name})
@@ -421,9 +413,6 @@ def test_metrics_are_what_prometheus_reads_with_the_capacity_that_replicas_repor
     lag = [line for line in samples if line.startswith("openenvd_loop_lag_seconds")]
     assert re.findall(r'quantile="([\d.]+)"', "".join(lag)) == ["0.5", "0.99", "1"]
     assert lint(page) == []
-
-
-def test_the_dashboard_of_grafana_shows_metrics_that_there_are(metrics: Callable[[], str]) -> None:
     nothing: Json = {"shards": [], "isolated": []}
     page = metrics() + metrics_of_shards("any", nothing)
     known = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))

@@ -70,7 +70,7 @@ def healthy(paths: Paths) -> bool:
         return peer.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_an_endless_head_takes_no_memory_and_no_time(home: Paths) -> None:
+def test_endless_bodies_are_refused_and_workers_have_no_such_limit(home: Paths) -> None:
     process = psutil.Process(identity(home)["pid"])
     before = process.memory_info().rss
     with connect(home) as peer:
@@ -81,6 +81,20 @@ def test_an_endless_head_takes_no_memory_and_no_time(home: Paths) -> None:
         assert healthy(home)
         assert peer.recv(100).startswith(b"HTTP/1.1 431")
     assert process.memory_info().rss - before < 20 * MB
+    with connect(home) as peer:
+        peer.sendall(head_of(home, "POST /v1/requests", **{"Content-Length": str(6 << 30)}))
+        assert peer.recv(100).startswith(b"HTTP/1.1 413")
+    assert process.rlimit(resource.RLIMIT_NOFILE) == (FEW_FDS, FEW_FDS)
+    [zygote] = process.children()
+    assert zygote.rlimit(resource.RLIMIT_NOFILE) == (FEW_FDS // 2, FEW_FDS)
+    zygote.kill()
+    client = daemon.find(home)
+    assert client is not None
+    done = following.wait(client, client.submit("check", {})["id"])
+    assert done["state"] == "SUCCEEDED"
+    [successor] = process.children()
+    assert successor.pid != zygote.pid
+    assert successor.rlimit(resource.RLIMIT_NOFILE) == (FEW_FDS // 2, FEW_FDS)
 
 
 @pytest.mark.parametrize("kind", [socket.AF_INET, socket.AF_UNIX])
@@ -99,27 +113,6 @@ def test_silent_strangers_do_not_keep_the_owner_out(
         assert healthy(home)
         fds = psutil.Process(told["pid"]).num_fds()
         assert connections_within(FEW_FDS, shares=4) < fds < FEW_FDS
-
-
-def test_a_body_is_refused_before_it_is_sent(home: Paths) -> None:
-    with connect(home) as peer:
-        peer.sendall(head_of(home, "POST /v1/requests", **{"Content-Length": str(6 << 30)}))
-        assert peer.recv(100).startswith(b"HTTP/1.1 413")
-
-
-def test_the_daemon_raises_its_own_limit_and_not_that_of_its_workers(home: Paths) -> None:
-    process = psutil.Process(identity(home)["pid"])
-    assert process.rlimit(resource.RLIMIT_NOFILE) == (FEW_FDS, FEW_FDS)
-    [zygote] = process.children()
-    assert zygote.rlimit(resource.RLIMIT_NOFILE) == (FEW_FDS // 2, FEW_FDS)
-    zygote.kill()
-    client = daemon.find(home)
-    assert client is not None
-    done = following.wait(client, client.submit("check", {})["id"])
-    assert done["state"] == "SUCCEEDED"
-    [successor] = process.children()
-    assert successor.pid != zygote.pid
-    assert successor.rlimit(resource.RLIMIT_NOFILE) == (FEW_FDS // 2, FEW_FDS)
 
 
 @pytest.mark.parametrize(

@@ -62,14 +62,11 @@ async def test_a_body_that_cannot_be_right_is_refused_by_field(
     assert message in error["message"]
 
 
-async def test_an_unknown_operation_is_refused_with_near_matches() -> None:
+async def test_an_unknown_operation_or_query_is_refused_by_name() -> None:
     status, error = await answer('{"operation": "lanch", "payload": {}}')
     assert status == 422
     assert error["message"] == "there is no operation 'lanch'"
     assert (error["near"], error["hint"]) == (["launch"], "did you mean launch?")
-
-
-async def test_a_wrong_query_is_refused_by_its_name() -> None:
     status, error = await answer("", "/v1/requests?state=bogus")
     assert (status, error["field"]) == (422, "state.0")
 

@@ -113,17 +113,16 @@ def test_a_session_is_its_cookie_and_its_key_and_neither_alone(sessions: Browser
         assert not sessions.is_valid(one, other)
 
 
-def test_a_link_that_nobody_has_used_ends(sessions: BrowserSessions, clock: Clock) -> None:
-    code = sessions.new_code()
-    clock.now += LINK_SECONDS
-    assert sessions.begin(code) is None
-
-
-def test_the_oldest_of_too_many_links_ends_and_each_works_once(sessions: BrowserSessions) -> None:
+def test_each_link_works_once_and_ends_unused_or_as_the_oldest(
+    sessions: BrowserSessions, clock: Clock
+) -> None:
     codes = [sessions.new_code() for _ in range(MAX_LINKS + 1)]
     assert sessions.begin(codes[0]) is None
     assert sessions.begin(codes[1]) is not None
     assert sessions.begin(codes[1]) is None
+    code = sessions.new_code()
+    clock.now += LINK_SECONDS
+    assert sessions.begin(code) is None
 
 
 @pytest.mark.parametrize("code", ["", "nonsense", "ö"])

@@ -30,9 +30,11 @@ from openenvd.server.api.views import (
     serving_view,
     sessions_fail,
 )
-from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
+from openenvd.system.process.exit_reason import ExitKind, ExitReason
 from openenvd.system.text.safe_text import REDACTED, redact
 from openenvd.system.text.units import MB
+
+from ..conftest import oom_killed
 
 
 def live(**info: Any) -> Any:
@@ -95,14 +97,7 @@ def test_nothing_is_said_before_a_replica_is_ready() -> None:
     assert exit_views({"exits": []}) == []
 
 
-KILLED = ExitReason(
-    ExitKind.OOM_KILLED,
-    pid=7,
-    signal_number=9,
-    detector=Detector.CGROUP,
-    peak_bytes=160 * MB,
-    limit_bytes=300 * MB,
-)
+KILLED = oom_killed(7, 160 * MB, 300 * MB)
 ISOLATED = {"isolated": True, "out_of_memory": "was killed for memory"}
 
 
@@ -222,14 +217,11 @@ def test_that_clients_need_a_token_is_told(host: str | None, token: str | None) 
 # What is hidden.
 
 
-def test_tokens_are_hidden_and_addresses_shown_without_them() -> None:
+def test_tokens_credentials_in_urls_and_variables_of_a_patched_pod_are_hidden() -> None:
     payload = {"token": "hush", "name": "http://h?token=hush", "more_names": ["http://h?token=x&a"]}
     hidden = {"token": REDACTED, "name": f"http://h?token={REDACTED}"}
     assert redact(payload) == {**hidden, "more_names": [f"http://h?token={REDACTED}&a"]}
     assert redact({"token": None, "env": None}) == {"token": None, "env": None}
-
-
-def test_the_variables_of_a_patched_pod_are_hidden_as_others_are() -> None:
     variables = [{"name": "API_KEY", "value": "hush"}, {"name": "MODEL", "value": "small"}]
     options = ["namespace=lab", "image-pull-secret=regcred", "memory=1e3"]
     patch = {"spec": {"containers": [{"env": variables, "tty": True}]}}
@@ -237,6 +229,13 @@ def test_the_variables_of_a_patched_pod_are_hidden_as_others_are() -> None:
     variables[0]["value"] = REDACTED
     assert shown[:3] == options
     assert json.loads(shown[3].removeprefix("patch=")) == patch
+    value, shown = "https://me:hush@h/r", f"https://{REDACTED}@h/r"
+    assert redact({"policy": value, "source": value}) == {"policy": shown, "source": shown}
+    assert redact({"more_names": [value]}) == {"more_names": [shown]}
+    failed = RequestError(ErrorKind.OPERATION_ERROR, f"cannot reach {value}", hint=value)
+    answer = error_view(failed, {})
+    assert answer is not None
+    assert (answer["message"], answer["hint"]) == (f"cannot reach {shown}", shown)
 
 
 def test_what_replicas_say_is_shown_without_credentials() -> None:
@@ -247,16 +246,6 @@ def test_what_replicas_say_is_shown_without_credentials() -> None:
     replica = Replica("trial-0", "trial", 0, "docker", ReplicaState.STARTING, "/run", 1.0)
     sentence = f"{replica_view(replica, live)['message']} {sessions_fail([live])}"
     assert sentence == f"GET https://{REDACTED}@registry/v2: 401 no db://{REDACTED}@h"
-
-
-def test_credentials_in_urls_are_hidden_wherever_they_stand() -> None:
-    value, shown = "https://me:hush@h/r", f"https://{REDACTED}@h/r"
-    assert redact({"policy": value, "source": value}) == {"policy": shown, "source": shown}
-    assert redact({"more_names": [value]}) == {"more_names": [shown]}
-    failed = RequestError(ErrorKind.OPERATION_ERROR, f"cannot reach {value}", hint=value)
-    answer = error_view(failed, {})
-    assert answer is not None
-    assert (answer["message"], answer["hint"]) == (f"cannot reach {shown}", shown)
 
 
 def test_why_sessions_fail_is_shown_without_the_secrets_of_the_environment() -> None:

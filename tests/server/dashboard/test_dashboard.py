@@ -180,11 +180,7 @@ def test_every_file_comes_with_the_security_headers(stranger: Browser) -> None:
             assert headers[name] == value, (path, name)
 
 
-def test_the_page_is_small(stranger: Browser) -> None:
-    assert sum(path.stat().st_size for path in STATIC.rglob("*") if path.is_file()) < MAX_BYTES
-
-
-def test_the_page_has_nothing_inline_and_nothing_from_elsewhere() -> None:
+def test_the_page_is_small_with_all_modules_and_nothing_inline_or_foreign() -> None:
     html = (STATIC / "index.html").read_text()
     assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)", html)
     for path in STATIC.rglob("*.*"):
@@ -193,17 +189,11 @@ def test_the_page_has_nothing_inline_and_nothing_from_elsewhere() -> None:
         assert not found, path
         assert "innerHTML" not in text, path
         assert not re.search(r"\.toLocale\w+\(|Intl\.", text), f"{path} is slow at first"
-
-
-def test_all_modules_are_asked_for_at_once() -> None:
-    """Else the browser finds each only when it has read the one that imports it.
-
-    But those of pages that are loaded when they are first shown.
-    """
-    html = (STATIC / "index.html").read_text()
+    # Else the browser finds each only after the one that imports it. Pages shown later load theirs.
     loaded = set(re.findall(r'(?:href|src)="/dashboard/([^"]+\.js)"', html))
     known = {str(path.relative_to(STATIC)) for path in STATIC.rglob("*.js")}
     assert loaded == known - LATER
+    assert sum(path.stat().st_size for path in STATIC.rglob("*") if path.is_file()) < MAX_BYTES
 
 
 @pytest.mark.parametrize("path", ["/", "/dashboard/app.js"])
@@ -311,7 +301,7 @@ def text_of(log: FollowedLog) -> str:
     return "".join(json.loads(each.raw_data or "")["text"] for each in log.messages())
 
 
-async def test_the_line_without_an_end_is_shown_at_the_end(tmp_path: Path) -> None:
+async def test_the_unended_line_is_last_and_who_is_behind_gets_the_newest(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("whole\ncut")
     end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     log = FollowedLog(end)
@@ -319,6 +309,13 @@ async def test_the_line_without_an_end_is_shown_at_the_end(tmp_path: Path) -> No
     assert text_of(log) == "whole\n"
     end.set_result(None)
     assert text_of(log) == "cut"
+    line = "x" * 999 + "\n"
+    (tmp_path / "log").write_text(line * (MAX_BEHIND_BYTES // 1000 + 5))
+    log = FollowedLog(asyncio.get_running_loop().create_future(), "log:0")
+    await log.show(tmp_path / "log", 100_000)
+    first, *rest = [json.loads(each.raw_data or "") for each in log.messages()]
+    assert (first["is_first"], first["text"]) == (True, "")
+    assert "".join(each["text"] for each in rest) == line * (MAX_BEHIND_BYTES // 1000 - 1)
 
 
 @pytest.mark.parametrize(
@@ -339,16 +336,6 @@ async def test_who_comes_back_is_told_the_lines_since(
     [*_, last] = messages = [json.loads(each.raw_data or "") for each in log.messages()]
     assert messages[0]["is_first"] == is_first
     assert last == {"text": expected, "is_first": False, "place": "log:14"}
-
-
-async def test_who_is_far_behind_is_sent_the_newest_lines_alone(tmp_path: Path) -> None:
-    line = "x" * 999 + "\n"
-    (tmp_path / "log").write_text(line * (MAX_BEHIND_BYTES // 1000 + 5))
-    log = FollowedLog(asyncio.get_running_loop().create_future(), "log:0")
-    await log.show(tmp_path / "log", 100_000)
-    first, *rest = [json.loads(each.raw_data or "") for each in log.messages()]
-    assert (first["is_first"], first["text"]) == (True, "")
-    assert "".join(each["text"] for each in rest) == line * (MAX_BEHIND_BYTES // 1000 - 1)
 
 
 A, B, C = (Path(f"echo-{ordinal}-launch.log") for ordinal in range(3))  # the oldest first
@@ -402,7 +389,7 @@ def test_what_a_request_does_is_seen_by_who_comes_later_and_is_not_submitted_aga
     assert wait(client, launch["id"])["state"] == "CANCELLED"
 
 
-def test_a_launch_that_runs_again_with_more_memory_keeps_all_else(client: DaemonClient) -> None:
+def test_a_launch_again_with_more_memory_keeps_all_else(client: DaemonClient) -> None:
     told = {"source": "echo", "name": "hog", "memory_mb": 300, "session_memory_mb": 100}
     more = {"max_sessions": 7, "env": {"FOO": "bar"}, "token": "auto", "cwd": "/tmp"}
     first = wait(client, client.submit("launch", {**told, **more})["id"])
@@ -416,9 +403,6 @@ def test_a_launch_that_runs_again_with_more_memory_keeps_all_else(client: Daemon
     assert (before["number"], after["number"]) == (1, 2)
     assert after["spec"] == {**before["spec"], **limits}
     wait(client, client.submit("down", {"name": "hog"})["id"])
-
-
-def test_what_was_scaled_stays_so_when_it_is_launched_again(client: DaemonClient) -> None:
     first = wait(client, client.submit("launch", {"source": "echo", "name": "wide"})["id"])
     scaled = client.submit("scale", {"name": "wide", "replicas": 2})
     assert wait(client, scaled["id"])["state"] == "SUCCEEDED"

@@ -45,19 +45,13 @@ from openenvd.server.dashboard.environments import (
 )
 from openenvd.server.dashboard.live_state import LiveState, Turn
 from openenvd.server.dashboard.requests import RequestSource
-from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
+from openenvd.system.process.exit_reason import ExitKind, ExitReason
 from openenvd.system.text.units import MB
 
-KILLED = ExitReason(
-    ExitKind.OOM_KILLED,
-    4711,
-    signal_number=9,
-    detector=Detector.CGROUP,
-    limit_bytes=100 * MB,
-    peak_bytes=100 * MB,
-    seconds=3.0,
-    evidence="cgroup openenvd/trial-0, oom_kill 0→1",
-)
+from ..conftest import oom_killed
+
+EVIDENCE = "cgroup openenvd/trial-0, oom_kill 0→1"
+KILLED = oom_killed(4711, 100 * MB, 100 * MB, seconds=3.0, evidence=EVIDENCE)
 TRIAL = Environment(
     "trial", {"source": "my env:Env"}, EnvironmentState.DEGRADED, 1.0, 1.0, request_id="a" * 16
 )
@@ -81,14 +75,11 @@ def parses(command: str) -> bool:
     return True
 
 
-def test_a_request_that_was_killed_has_its_evidence_and_command() -> None:
+def test_a_request_that_was_killed_has_evidence_and_command_and_another_can_be_run_again() -> None:
     fault = fault_of_request(failed(ErrorKind.OOM_KILLED, "openenv retry b0 --memory 200M"))
     assert (fault["kind"], fault["hint"]) == ("out_of_memory", "openenv retry b0 --memory 200M")
     assert (fault["subject"], fault["log_tail"]) == ("launch trial", ["the last line"])
     assert fault["evidence"]["evidence"] == KILLED.evidence
-
-
-def test_a_request_that_failed_otherwise_can_be_run_again() -> None:
     fault = fault_of_request(failed(ErrorKind.OPERATION_ERROR, "fix the error"))
     assert (fault["kind"], fault["hint"]) == ("failed", "fix the error")
     assert fault["command"] == f"openenv retry {'b' * 16}"
@@ -108,12 +99,23 @@ def test_a_death_after_which_a_request_runs_again_has_its_evidence_and_what_it_h
     assert death["id"] != death_of_attempt(request, replace(event, seq=9))["id"]
 
 
-def test_a_replica_that_was_killed_is_launched_again_with_twice_as_much() -> None:
+def test_a_killed_replica_is_launched_with_more_and_others_restarted() -> None:
     death = exit_of_replica(replace(REPLICA, exit=KILLED.to_json()), TRIAL)
     assert death is not None
     assert (death["kind"], death["subject"]) == ("out_of_memory", "trial replica 0")
     assert death["command"] == f"openenv retry {'a' * 16} --memory 200M"
     assert parses(death["command"])
+    signaled = ExitReason(ExitKind.SIGNALED, 1, signal_number=9).to_json()
+    fault = exit_of_replica(replace(REPLICA, exit=signaled, restarts=2), TRIAL)
+    assert fault is not None
+    assert (fault["kind"], fault["count"]) == ("restarting", 3)
+    assert parses(fault["command"])
+    back = exit_of_replica(replace(REPLICA, exit=signaled, state=ReplicaState.READY), TRIAL)
+    assert back is not None
+    assert back["command"] is None  # it serves again: nothing is to be restarted
+    assert exit_of_replica(replace(REPLICA, exit=None), TRIAL) is None
+    drained = replace(REPLICA, exit=signaled, state=ReplicaState.DRAINING)
+    assert exit_of_replica(drained, TRIAL) is None
 
 
 def test_each_death_of_a_replica_is_told_once_though_no_pid_is_known() -> None:
@@ -127,20 +129,6 @@ def test_each_death_of_a_replica_is_told_once_though_no_pid_is_known() -> None:
     assert first == still_first
     assert second == still_second
     assert first != second
-
-
-def test_an_exit_of_another_cause_is_a_restart() -> None:
-    signaled = ExitReason(ExitKind.SIGNALED, 1, signal_number=9).to_json()
-    fault = exit_of_replica(replace(REPLICA, exit=signaled, restarts=2), TRIAL)
-    assert fault is not None
-    assert (fault["kind"], fault["count"]) == ("restarting", 3)
-    assert parses(fault["command"])
-    back = exit_of_replica(replace(REPLICA, exit=signaled, state=ReplicaState.READY), TRIAL)
-    assert back is not None
-    assert back["command"] is None  # it serves again: nothing is to be restarted
-    assert exit_of_replica(replace(REPLICA, exit=None), TRIAL) is None
-    drained = replace(REPLICA, exit=signaled, state=ReplicaState.DRAINING)
-    assert exit_of_replica(drained, TRIAL) is None
 
 
 def test_the_gateway_and_steps_without_a_session_are_faults_as_well() -> None:

@@ -28,7 +28,7 @@ async def state() -> LiveState:
     return state
 
 
-async def test_nothing_is_sent_before_the_first_flush(state: LiveState) -> None:
+async def test_nothing_is_sent_before_a_flush_and_who_left_is_forgotten(state: LiveState) -> None:
     with state.viewer() as viewer:
         assert sent(state, viewer) == []
         state.flush()
@@ -36,6 +36,10 @@ async def test_nothing_is_sent_before_the_first_flush(state: LiveState) -> None:
         [(name, data)] = sent(state, viewer)
         assert name == "snapshot"
         assert data["put"] == {"workers": {"long-1": {"pid": 1}}}
+    with state.viewer(), state.viewer():
+        pass
+    looking = state.has_viewers
+    assert not looking
 
 
 async def test_a_change_has_the_entities_that_have_changed_alone(state: LiveState) -> None:
@@ -99,13 +103,6 @@ async def test_a_viewer_that_does_not_read_gets_a_snapshot_and_costs_no_more(
         state.put("workers", "long-1", {"pid": 5})
         state.flush()
         assert [name for name, _ in sent(state, slow)] == ["change"]
-
-
-async def test_who_has_left_is_forgotten(state: LiveState) -> None:
-    with state.viewer(), state.viewer():
-        pass
-    looking = state.has_viewers
-    assert not looking
 
 
 @pytest.mark.parametrize(

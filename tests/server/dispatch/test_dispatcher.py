@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -35,21 +35,14 @@ from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.memory_estimates import Declared, MemoryEstimates
 from openenvd.server.dispatch.request_traces import RequestTraces
 from openenvd.server.dispatch.running import DispatchContext, Timing
-from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 
+from ...disks import fill_disk
+from ..conftest import oom_killed
 from ..tracing.conftest import KeptSpans, attributes_of, ids_of
 
 MB = 2**20
 PATIENCE_SECONDS = 10.0
-KILLED = ExitReason(
-    ExitKind.OOM_KILLED,
-    7,
-    signal_number=9,
-    detector=Detector.CGROUP,
-    limit_bytes=256 * MB,
-    peak_bytes=255 * MB,
-    seconds=1.0,
-)
+KILLED = oom_killed(7, 255 * MB, 256 * MB, seconds=1.0)
 
 
 class Executor:
@@ -266,14 +259,6 @@ def refuse_once(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
     return refused
 
 
-def fill(folder: Path) -> Path:
-    ballast = folder / "ballast"
-    with suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while file.write(b"\0" * 4096):
-            pass
-    return ballast
-
-
 def test_a_request_that_was_pending_when_the_disk_was_full_starts_when_there_is_room_again(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -284,7 +269,7 @@ def test_a_request_that_was_pending_when_the_disk_was_full_starts_when_there_is_
         bench.eventually(lambda: bench.read(first).worker)  # it has written all, and sleeps
         for operation, payload in (("launch", {"source": "echo"}), ("check", {})):
             request_id = bench.write(operation, payload=payload)
-            ballast = fill(small_disk)
+            ballast = fill_disk(small_disk)
             caplog.clear()
             bench.dispatcher.submitted(_schedule_of(operation))
             bench.eventually(lambda: "no space left on the disk" in caplog.text)
@@ -449,8 +434,7 @@ def why_waited(kept: KeptSpans) -> dict[str, str]:
     return {each["openenvd.request.id"]: each["openenvd.queue.wait_reason"] for each in told}
 
 
-def test_a_trace_says_what_a_request_waited_for(tmp_path: Path) -> None:
-    kept = KeptSpans()
+def test_a_trace_says_what_a_request_waited_for(tmp_path: Path, kept: KeptSpans) -> None:
     traced = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
     with closing(Bench(tmp_path, traces=RequestTraces(kept.provider))) as bench:
         bench.executor.free_mb = 200  # one launch, or a check
@@ -469,11 +453,9 @@ def test_a_trace_says_what_a_request_waited_for(tmp_path: Path) -> None:
         bench.end(Succeeded(for_worker, None, None, time.time()))
         bench.eventually(lambda: kept.named("process check"))
     assert why_waited(kept) == {at_once: "nothing", for_memory: "memory", for_worker: "worker"}
-    kept.provider.shutdown()
 
 
-def test_the_worker_is_given_the_span_that_it_runs_in(tmp_path: Path) -> None:
-    kept = KeptSpans()
+def test_the_worker_is_given_the_span_that_it_runs_in(tmp_path: Path, kept: KeptSpans) -> None:
     with closing(Bench(tmp_path, traces=RequestTraces(kept.provider))) as bench:
         traced = bench.submit(traceparent=f"00-{TRACE}-b7ad6b7169203331-01")
         untraced = bench.submit()
@@ -486,4 +468,3 @@ def test_the_worker_is_given_the_span_that_it_runs_in(tmp_path: Path) -> None:
     trace_id, span_id, _ = ids_of(kept.one("process launch"))
     assert str(given[traced]).split("-")[1:3] == [trace_id, span_id]
     assert (trace_id, given[untraced]) == (TRACE, None)
-    kept.provider.shutdown()

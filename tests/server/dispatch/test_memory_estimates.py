@@ -70,15 +70,11 @@ def test_learned_samples_count_once_they_are_accepted_and_for_the_next_daemon() 
     assert MemoryEstimates(DECLARED, learned).of(request()) == peak
 
 
-def test_estimates_differ_by_source_and_not_by_name() -> None:
+def test_estimates_differ_by_source_and_not_by_name_of_no_more_than_so_many_samples() -> None:
     known = MemoryEstimates(DECLARED)
     learn(known, request(environment="one"), 300)
     assert known.of(request(environment="two")) == int(300 * MB * 1.15)
     assert known.of(request(payload={"source": "other"})) == 60 * MB
-
-
-def test_no_more_than_so_many_samples_are_kept() -> None:
-    known = MemoryEstimates(DECLARED)
     learn(known, request(), *range(1, 50))
     assert known.peaks_of(request()) == [peak * MB for peak in range(50 - MAX_SAMPLES, 50)]
 
@@ -95,15 +91,12 @@ def test_the_estimate_of_what_has_a_cap(fields: dict[str, Any], expected_mb: int
     assert MemoryEstimates(DECLARED).of(request(**fields)) == expected_mb * MB
 
 
-def test_typical_is_the_median_over_sources_not_the_largest() -> None:
+def test_typical_is_the_median_and_estimates_are_shown_by_source() -> None:
     known = MemoryEstimates(DECLARED)
     for source, peak in (("a", 50), ("b", 60), ("c", 900)):
         learn(known, request(payload={"source": source}), peak)
     assert known.typical("LONG") == int(60 * MB * 1.15)
     assert known.typical("SHORT") == 30 * MB
-
-
-def test_estimates_are_shown_by_operation_and_source() -> None:
     known = MemoryEstimates(DECLARED)
     learn(known, request(), 100, 90)
     shown = known.to_json()["launch echo"]
@@ -111,7 +104,7 @@ def test_estimates_are_shown_by_operation_and_source() -> None:
     assert shown["expected_bytes"] >= MIN_BYTES
 
 
-def test_what_a_launch_leaves_running_counts_for_each_replica() -> None:
+def test_what_a_launch_leaves_counts_and_few_unknown_sources_start() -> None:
     declared = {"launch": Declared("LONG", 60 * MB, leaves_bytes=40 * MB)}
     known = MemoryEstimates(declared, most_bytes=400 * MB)
     assert known.of(request()) == 100 * MB
@@ -121,10 +114,6 @@ def test_what_a_launch_leaves_running_counts_for_each_replica() -> None:
     assert known.of(three) == 3 * known.of(request()) == 3 * int(50 * MB * 1.15)
     known = MemoryEstimates(declared, most_bytes=400 * MB)
     assert known.typical("LONG") == 100 * MB
-
-
-def test_the_estimate_of_an_unknown_source_lets_few_start_at_once() -> None:
-    declared = {"launch": Declared("LONG", 60 * MB, leaves_bytes=40 * MB)}
     assert MemoryEstimates(declared, most_bytes=800 * MB).of(request()) == 200 * MB
     assert MemoryEstimates(declared, most_bytes=2**40).of(request()) == 256 * MB
 

@@ -20,19 +20,13 @@ from openenvd.server.dispatch.outcomes import (
     story,
 )
 from openenvd.system.memory.limits import HINT, NO_ROOM
-from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
+from openenvd.system.process.exit_reason import ExitKind, ExitReason
+
+from ..conftest import oom_killed
 
 MB = 2**20
-REASON = ExitReason(
-    ExitKind.OOM_KILLED,
-    41233,
-    signal_number=9,
-    detector=Detector.CGROUP,
-    limit_bytes=256 * MB,
-    peak_bytes=251 * MB,
-    seconds=12.4,
-    evidence="cgroup openenvd/long-3, oom_kill 0→1",
-)
+EVIDENCE = "cgroup openenvd/long-3, oom_kill 0→1"
+REASON = oom_killed(41233, 251 * MB, 256 * MB, seconds=12.4, evidence=EVIDENCE)
 KILLED_BY_HAND = ExitReason(ExitKind.SIGNALED, 7, signal_number=9)
 DIED = Died("id", "long-3", REASON, (), REASON.peak_bytes, at=5.0)
 

@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from openenvd.requests_db.records import NewRequest, Request, RequestError
 from openenvd.schema.states import ErrorKind, RequestState, Schedule
 from openenvd.server.dispatch.request_traces import RequestTraces, WaitReason
-from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 
+from ..conftest import oom_killed
 from ..tracing.conftest import KeptSpans, attributes_of, ids_of
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -29,14 +29,7 @@ REQUEST = Request(
     traceparent=f"00-{TRACE}-{SPAN}-01",
 )
 NEW = NewRequest("scale", Schedule.LONG, {})
-KILLED = ExitReason(
-    ExitKind.OOM_KILLED,
-    7,
-    signal_number=9,
-    detector=Detector.CGROUP,
-    limit_bytes=200,
-    peak_bytes=199,
-)
+KILLED = oom_killed(7, 199, 200)
 
 
 @pytest.fixture
@@ -143,11 +136,17 @@ def test_requests_without_a_trace_make_no_spans(traces: RequestTraces, kept: Kep
     assert kept.all == []
 
 
-def test_a_request_is_part_of_the_calls_trace(traces: RequestTraces, kept: KeptSpans) -> None:
+def test_a_request_is_part_of_the_calls_trace_or_has_its_own(
+    traces: RequestTraces, kept: KeptSpans
+) -> None:
     with kept.tracer.start_as_current_span("POST"):
         new = traces.traced(NEW)
     trace_id, span_id, _ = ids_of(kept.one("POST"))
     assert str(new.traceparent).split("-")[1:3] == [trace_id, span_id]
+    new = traces.traced(NEW)
+    trace_id, span_id, parent = ids_of(kept.one("submit scale"))
+    assert str(new.traceparent).split("-")[1:3] == [trace_id, span_id]
+    assert parent is None
 
 
 def test_a_call_that_the_sampler_does_not_want_makes_no_trace(kept: KeptSpans) -> None:
@@ -157,12 +156,3 @@ def test_a_call_that_the_sampler_does_not_want_makes_no_trace(kept: KeptSpans) -
         new = traces.traced(NEW)
     assert (new.traceparent, kept.all) == (None, [])
     unwanted.provider.shutdown()
-
-
-def test_what_the_daemon_submits_by_itself_has_a_trace(
-    traces: RequestTraces, kept: KeptSpans
-) -> None:
-    new = traces.traced(NEW)
-    trace_id, span_id, parent = ids_of(kept.one("submit scale"))
-    assert str(new.traceparent).split("-")[1:3] == [trace_id, span_id]
-    assert parent is None

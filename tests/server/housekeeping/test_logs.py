@@ -53,12 +53,9 @@ def test_last_lines_are_those_that_splitting_gives_and_none_means_the_end(
     assert offset_of_last_lines(path, 0) == len(content)
 
 
-def test_a_log_that_does_not_exist_yet_is_empty(path: Path) -> None:
+def test_a_log_is_read_by_line_absent_unfinished_long_or_cut(path: Path) -> None:
     assert offset_of_last_lines(path, 5) == 0
     assert LogFile(path).read() == ""
-
-
-def test_an_unfinished_line_waits_for_its_end_but_at_the_end_of_all(path: Path) -> None:
     log = LogFile(path)
     path.write_bytes(b"whole\nhal")
     assert log.read() == "whole\n"
@@ -66,14 +63,8 @@ def test_an_unfinished_line_waits_for_its_end_but_at_the_end_of_all(path: Path) 
     assert log.read() == "half\n"
     path.write_bytes(b"whole\nhal")
     assert "".join(LogFile(path).pieces(final=True)) == "whole\nhal"
-
-
-def test_a_line_longer_than_one_read_still_arrives(path: Path) -> None:
     path.write_bytes(b"x" * 600_000 + b"\n")
     assert len("".join(LogFile(path).pieces(final=True))) == 600_001
-
-
-def test_a_log_that_was_cut_is_read_on_from_its_end(path: Path) -> None:
     path.write_bytes(b"one\ntwo\n")
     log = LogFile(path)
     log.read()
@@ -84,8 +75,8 @@ def test_a_log_that_was_cut_is_read_on_from_its_end(path: Path) -> None:
     assert log.read() == "three\n"
 
 
-async def test_a_follower_is_woken_by_each_write_and_not_by_its_neighbours(path: Path) -> None:
-    wake = asyncio.Event()
+async def test_followers_are_woken_by_each_write_of_their_log_alone(path: Path) -> None:
+    wake, before = asyncio.Event(), asyncio.all_tasks()
     with followed(path, wake):
         path.with_name("other").write_bytes(b"one\n")
         await asyncio.sleep(3 * POLL_INTERVAL_SECONDS)
@@ -94,11 +85,7 @@ async def test_a_follower_is_woken_by_each_write_and_not_by_its_neighbours(path:
             path.write_bytes(text)
             await asyncio.wait_for(wake.wait(), 10)
             wake.clear()
-
-
-async def test_two_followers_of_one_log_are_both_woken_until_they_leave(path: Path) -> None:
     first, second = asyncio.Event(), asyncio.Event()
-    before = asyncio.all_tasks()
     with followed(path, first), followed(path, second):
         path.write_bytes(b"one\n")
         await asyncio.wait_for(asyncio.gather(first.wait(), second.wait()), 10)
@@ -148,17 +135,12 @@ def test_logs_of_requests_and_of_replicas_are_found(tmp_path: Path) -> None:
     ]
 
 
-def test_a_log_that_is_removed_while_logs_are_looked_through_is_left_out(tmp_path: Path) -> None:
+def test_a_removed_log_is_left_out_and_the_latest_launchs_is_newest(tmp_path: Path) -> None:
     gone, new, old = (tmp_path / f"{name}.log" for name in ("gone", "new", "old"))
     for path, written_at in ((new, 9.0), (old, 7.0)):
         path.touch()
         os.utime(path, (written_at, written_at))
     assert oldest_first([gone, new, old], None) == [old, new]
-
-
-def test_the_log_of_the_latest_launch_is_the_newest_though_the_clock_stepped_back(
-    tmp_path: Path,
-) -> None:
     former, latest = tmp_path / "trial-0-1234.log", tmp_path / "trial-0-5678.log"
     for path, written_at in ((former, 86_400.0), (latest, 7.0)):
         path.touch()

@@ -26,9 +26,7 @@ def generators() -> list[psutil.Process]:
     return [child for child in children if "openenvd.rollouts.bench.generator" in child.cmdline()]
 
 
-def test_results_and_figures_are_written_with_the_servers_cpu_time_and_the_shards_split(
-    run: Run, home: Path
-) -> None:
+def test_results_are_written_and_a_cancelled_one_leaves_no_generators(run: Run, home: Path) -> None:
     run("launch", source="benchmark")
     told: list[dict[str, Any]] = []
     asked = {"requests_grid": [4, 80], "wait_grid": [0.01], "repetitions": 2}
@@ -49,40 +47,6 @@ def test_results_and_figures_are_written_with_the_servers_cpu_time_and_the_shard
     assert summary["server_cpu_seconds"] > 0
     assert summary["generator_cpu_seconds"] > 0
 
-
-def test_an_environment_that_cannot_wait_is_measured_by_an_action_of_its_schema(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run("launch", source="echo")
-    asked = {"requests_grid": [2], "repetitions": 1, "output_dir": str(tmp_path)}
-    result = run("benchmark", name="echo", **asked)
-    assert result["max_batch"] == [{"wait_seconds": 0.0, "sessions": 2}]
-    said = capsys.readouterr().out
-    assert 'each step plays {"message": ' in said
-    assert "echo: 2 sessions #1: 100 %" in said  # nothing waits
-    assert "wait" not in "".join(result["table"][2:])
-    assert "processes" not in "".join(result["table"])  # no answer names one
-    assert (tmp_path / "summary.csv").exists()
-
-
-def test_sessions_that_fail_are_results(run: Run) -> None:
-    run("launch", source="echo")
-    action = {"no_such_field": 1}
-    asked = {"requests_grid": [3], "repetitions": 1}
-    result = run("benchmark", name="echo", action=action, **asked)
-    report = json.loads((Path(result["folder"]) / "summary.json").read_text())
-    assert report["summaries"][0]["errors"] == "VALIDATION_ERROR:3"
-    assert result["max_batch"] == [{"wait_seconds": 0.0, "sessions": 0}]
-
-
-def test_an_environment_that_does_not_run_cannot_be_measured(run: Run) -> None:
-    with pytest.raises(NotAnswering, match="no replica"):
-        run("benchmark", name="nobody")
-
-
-def test_a_cancelled_measurement_leaves_no_generators(run: Run) -> None:
-    run("launch", source="benchmark")
-
     class Cancelled(Exception):
         pass
 
@@ -102,6 +66,32 @@ def test_a_cancelled_measurement_leaves_no_generators(run: Run) -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert generators() == []
+
+
+def test_one_that_cannot_wait_is_measured_and_failures_are_results(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("launch", source="echo")
+    asked = {"requests_grid": [2], "repetitions": 1, "output_dir": str(tmp_path)}
+    result = run("benchmark", name="echo", **asked)
+    assert result["max_batch"] == [{"wait_seconds": 0.0, "sessions": 2}]
+    said = capsys.readouterr().out
+    assert 'each step plays {"message": ' in said
+    assert "echo: 2 sessions #1: 100 %" in said  # nothing waits
+    assert "wait" not in "".join(result["table"][2:])
+    assert "processes" not in "".join(result["table"])  # no answer names one
+    assert (tmp_path / "summary.csv").exists()
+    action = {"no_such_field": 1}
+    asked = {"requests_grid": [3], "repetitions": 1}
+    result = run("benchmark", name="echo", action=action, **asked)
+    report = json.loads((Path(result["folder"]) / "summary.json").read_text())
+    assert report["summaries"][0]["errors"] == "VALIDATION_ERROR:3"
+    assert result["max_batch"] == [{"wait_seconds": 0.0, "sessions": 0}]
+
+
+def test_an_environment_that_does_not_run_cannot_be_measured(run: Run) -> None:
+    with pytest.raises(NotAnswering, match="no replica"):
+        run("benchmark", name="nobody")
 
 
 @pytest.mark.parametrize(

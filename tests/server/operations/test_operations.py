@@ -109,7 +109,7 @@ def test_a_launch_that_can_never_work_is_invalid(
     assert run_files.all_of(layout.runs) == []
 
 
-def test_check_reports_what_the_machine_offers(run: Run) -> None:
+def test_check_reports_what_the_machine_offers_and_of_one_provider_nothing_else(run: Run) -> None:
     found = run("check")
     assert found["gateway"]["problem"] is None
     assert found["environments"] == ["benchmark", "brigade", "echo"]
@@ -118,9 +118,6 @@ def test_check_reports_what_the_machine_offers(run: Run) -> None:
     looks = ["open files", "memory cgroups", "kernel log", "ports", "swap", "disk"]
     assert list(found["machine"]) == looks
     assert all(one["problem"] or one["notes"] for one in found["machine"].values())
-
-
-def test_check_of_one_provider_looks_at_nothing_else(run: Run) -> None:
     assert list(run("check", provider="local")["providers"]) == ["local"]
     assert list(run("check", provider="slurm")["providers"]) == ["slurm"]
     with pytest.raises(EnvironmentsError, match="there is no provider 'none'"):

@@ -19,36 +19,27 @@ from openenvd.server.operations.launch import LaunchPayload
 all_operations = pytest.mark.parametrize("operation", registry.OPERATIONS, ids=lambda o: o.name)
 
 
-def test_what_starts_replicas_builds_or_plays_is_long_and_everything_else_is_short() -> None:
+def test_each_operation_is_long_or_short_and_has_an_expectation() -> None:
     schedules = {operation.name: operation.schedule for operation in registry.OPERATIONS}
     for name in ("launch", "scale", "restart", "build_image", "benchmark", "test", "rollout"):
         assert schedules.pop(name) == "LONG"
     assert set(schedules) == {"down", "down_strays", "check", "describe", "probe", "prune"}
     assert set(schedules.values()) == {"SHORT"}
+    assert set(registry.expected_bytes()) == {"LONG", "SHORT"}
+    assert min(registry.expected_bytes().values()) > 0
 
 
 @all_operations
-def test_a_worker_finds_each_operation_by_its_dotted_name(operation: type[Operation]) -> None:
+def test_an_operation_is_found_by_name_with_fields_that_are_documented(
+    operation: type[Operation],
+) -> None:
     assert registry.by_name(operation.name) is operation
     dotted = registry.dotted_name(operation)
     assert callable(pkgutil.resolve_name(dotted)) if "run" in vars(operation) else not dotted
-
-
-@all_operations
-def test_every_field_of_its_payload_is_documented(operation: type[Operation]) -> None:
     for name, field in operation.Payload.model_fields.items():
         assert field.description, name
-
-
-@all_operations
-def test_an_unknown_field_is_refused_by_name(operation: type[Operation]) -> None:
     with pytest.raises(ValidationError, match="nonsense"):
         operation.Payload.model_validate({"nonsense": 1})
-
-
-def test_the_plan_gets_an_expectation_for_each_schedule() -> None:
-    assert set(registry.expected_bytes()) == {"LONG", "SHORT"}
-    assert min(registry.expected_bytes().values()) > 0
 
 
 def test_the_zygotes_preloads_import_nothing_heavy() -> None:

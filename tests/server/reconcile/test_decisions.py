@@ -7,77 +7,39 @@ from itertools import product
 
 import pytest
 
-from openenvd.schema.states import (
-    EnvironmentState,
-    ReplicaState,
-    RequestState,
-)
-from openenvd.server.reconcile.decisions import (
-    Step,
-    next_step,
-    observed_state,
-)
+from openenvd.schema.states import EnvironmentState, ReplicaState, RequestState
+from openenvd.server.reconcile.decisions import Step, next_step, observed_state
 
 S = EnvironmentState
 R = RequestState
 
 
 @pytest.mark.parametrize(
-    ("launch", "step"),
+    ("states", "launches", "downs", "step"),
     [
-        (R.PENDING, Step.QUEUED),
-        (R.RUNNING, Step.STARTING),
-        (R.SUCCEEDED, Step.SERVE),
-        (R.FAILED, Step.ABANDON),
-        (R.CANCELLED, Step.CANCEL),
-        (None, Step.SERVE),  # its request has been collected, so it had succeeded
+        # A live environment follows its launch, which had succeeded if it has been collected.
+        ([S.PENDING, S.STARTING], [R.PENDING], [None], Step.QUEUED),
+        ([S.PENDING, S.STARTING], [R.RUNNING], [None], Step.STARTING),
+        ([S.PENDING, S.STARTING], [R.SUCCEEDED, None], [None], Step.SERVE),
+        ([S.PENDING, S.STARTING], [R.FAILED], [None], Step.ABANDON),
+        ([S.PENDING, S.STARTING], [R.CANCELLED], [None], Step.CANCEL),
+        # What serves goes on, also where the update that made it has not ended well.
+        ([S.READY, S.DEGRADED, S.ASLEEP], [None, *R], [None], Step.SERVE),
+        # A stopping environment follows its down, and goes on until that is written.
+        ([S.STOPPING], [R.SUCCEEDED], [R.PENDING, R.RUNNING], Step.RELINQUISH),
+        ([S.STOPPING], [R.SUCCEEDED], [R.SUCCEEDED, R.FAILED, R.CANCELLED], Step.RETIRE),
+        ([S.STOPPING], [R.SUCCEEDED], [None], Step.SERVE),
+        ([S.FAILED], [None, *R], [None, *R], Step.NOTHING),
+        # A launch that ends after its environment was taken down is swept after.
+        ([S.STOPPED], [R.PENDING, R.RUNNING], [None], Step.NOTHING),
+        ([S.STOPPED], [R.SUCCEEDED, R.FAILED, R.CANCELLED], [None], Step.SWEEP),
     ],
 )
-@pytest.mark.parametrize("state", [S.PENDING, S.STARTING])
-def test_a_live_environment_follows_its_launch(
-    state: EnvironmentState, launch: RequestState | None, step: Step
+def test_the_next_step_follows_from_state_launch_and_down(
+    states: list[S], launches: list[R | None], downs: list[R | None], step: Step
 ) -> None:
-    assert next_step(state, launch, None) is step
-
-
-@pytest.mark.parametrize("launch", [None, *R])
-@pytest.mark.parametrize("state", [S.READY, S.DEGRADED, S.ASLEEP])
-def test_what_serves_goes_on_also_where_the_update_that_made_it_has_not_ended_well(
-    state: EnvironmentState, launch: RequestState | None
-) -> None:
-    assert next_step(state, launch, None) is Step.SERVE
-
-
-@pytest.mark.parametrize(
-    ("down", "step"),
-    [
-        (R.PENDING, Step.RELINQUISH),
-        (R.RUNNING, Step.RELINQUISH),
-        (R.SUCCEEDED, Step.RETIRE),
-        (R.FAILED, Step.RETIRE),
-        (R.CANCELLED, Step.RETIRE),
-    ],
-)
-def test_a_stopping_environment_follows_its_down(down: RequestState, step: Step) -> None:
-    assert next_step(S.STOPPING, R.SUCCEEDED, down) is step
-
-
-def test_a_stopping_environment_whose_down_is_not_written_yet_goes_on() -> None:
-    assert next_step(S.STOPPING, R.SUCCEEDED, None) is Step.SERVE
-
-
-@pytest.mark.parametrize(("launch", "down"), list(product([None, *R], [None, *R])))
-def test_nothing_is_due_for_an_environment_that_has_failed(
-    launch: RequestState | None, down: RequestState | None
-) -> None:
-    assert next_step(S.FAILED, launch, down) is Step.NOTHING
-
-
-@pytest.mark.parametrize("launch", list(R))
-def test_a_launch_that_ends_after_its_environment_was_taken_down_is_swept_after(
-    launch: RequestState,
-) -> None:
-    assert next_step(S.STOPPED, launch, None) is (Step.SWEEP if launch.is_final else Step.NOTHING)
+    for state, launch, down in product(states, launches, downs):
+        assert next_step(state, launch, down) is step, (state, launch, down)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def environment(**spec: Any) -> Environment:
     return Environment("trial", {"gateway": True, **spec}, EnvironmentState.READY, now, now)
 
 
-def test_replicas_get_sessions_when_they_are_ready_and_keep_them_while_they_drain() -> None:
+def test_replicas_get_sessions_when_ready_and_keep_them_in_a_drain() -> None:
     watches = [watch(ordinal, state) for ordinal, state in enumerate(ReplicaState)]
     by_state = dict(zip(ReplicaState, watches, strict=True))
     found = backend_of(environment(), watches).endpoints
@@ -38,11 +38,8 @@ def test_replicas_get_sessions_when_they_are_ready_and_keep_them_while_they_drai
         )
         for each in (ready, draining)
     }
-
-
-def test_a_replica_is_known_by_the_number_in_the_ids_of_its_sessions() -> None:
-    [found] = backend_of(environment(), [watch(0, ReplicaState.READY, number=3)]).endpoints
-    assert found.number == 3
+    [third] = backend_of(environment(), [watch(0, ReplicaState.READY, number=3)]).endpoints
+    assert third.number == 3
 
 
 def test_weights_are_those_of_replicas_by_number_and_one_that_comes_has_the_most_room() -> None:

@@ -387,14 +387,12 @@ async def test_a_body_is_refused_by_its_announced_length(serve: Serve) -> None:
 async def test_a_chunked_body_is_refused_when_it_has_become_too_long(serve: Serve) -> None:
     async with serve(most_body=1000) as served:
         peer = await served.connect()
-        assert await ask(peer, CHUNKED + b"3e8\r\n" + b"b" * 1000 + b"\r\n0\r\n\r\n") == (
-            200,
-            b"1000",
-        )
+        chunk = b"3e8\r\n" + b"b" * 1000 + b"\r\n"
+        assert await ask(peer, CHUNKED + chunk + b"0\r\n\r\n") == (200, b"1000")
         peer[1].write(CHUNKED)
         with contextlib.suppress(ConnectionError):
             for _ in range(100):
-                peer[1].write(b"3e8\r\n" + b"b" * 1000 + b"\r\n")
+                peer[1].write(chunk)
                 await peer[1].drain()
         assert (await answer(peer))[0] == 413
         await until(lambda: served.app.seen[-1] == "disconnect")

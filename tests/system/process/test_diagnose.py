@@ -33,6 +33,10 @@ ITSELF: dict[str, Any] = {
 ANOTHER: dict[str, Any] = {
     "kernel_log_line": "Memory cgroup out of memory: Killed process 99 (uv (x)), UID 0 total-vm:1kB"
 }
+OURS = "Memory cgroup out of memory: Killed process 99 (cc1), UID 0; in cgroup /openenvd/e-1/long-1"
+THEIRS = (
+    "Memory cgroup out of memory: Killed process 98 (cc1), UID 0; in cgroup /openenvd/e-2/long-1"
+)
 OOM, CGROUP = ExitKind.OOM_KILLED, Detector.CGROUP
 BELOW = "(a process below it was killed: cgroup ?, oom_kill 0→1)"
 
@@ -93,17 +97,17 @@ def test_table_of_exits(
     assert (reason.kind, reason.detector, reason.certainty) == (kind, detector, certainty)
 
 
-def test_evidence_names_the_cgroup_and_its_counter() -> None:
+def test_evidence_names_the_cgroup_its_counter_and_a_killed_descendant() -> None:
     reason = diagnose_exit(Evidence(PID, KILLED, cgroup_name="openenvd/long-3", **MOVED))
     assert reason.evidence == "cgroup openenvd/long-3, oom_kill 0→1"
-
-
-def test_killed_descendant_is_named_as_the_victim() -> None:
     reason = diagnose_exit(
         Evidence(PID, _exited(1), cgroup_name="openenvd/long-3", **MOVED, **ANOTHER)
     )
     assert (reason.victim_pid, reason.victim_name) == (99, "uv (x)")
     assert (reason.evidence or "").startswith("uv (x) (pid 99) was killed: cgroup")
+    found = diagnose_exit(Evidence(PID, _exited(1), kernel_log_line=OURS, **MOVED))
+    assert (found.kind, found.certainty) == (ExitKind.OOM_KILLED, Certainty.CERTAIN)
+    assert (found.victim_pid, found.victim_name) == (99, "cc1")
 
 
 @pytest.mark.parametrize(
@@ -138,45 +142,24 @@ def test_sentence_contains_what_is_known(
     assert diagnose_exit(Evidence(PID, wait_status, **known)).sentence() == sentence
 
 
-def test_reason_survives_json() -> None:
+def test_reason_survives_json_and_that_of_a_failed_start_is_in_the_sentence() -> None:
     reason = diagnose_exit(Evidence(PID, KILLED, limit_bytes=5, peak_bytes=4, seconds=1.5, **MOVED))
     assert ExitReason.from_json(reason.to_json()) == reason
-
-
-def test_kernel_log_line_with_brackets_in_the_name_is_read() -> None:
-    assert killed_process(ANOTHER["kernel_log_line"]) == (99, "uv (x)")
-    assert killed_process("python invoked oom-killer: gfp_mask=0xcc0") is None
-
-
-def test_a_log_line_about_the_process_itself_outweighs_a_later_one() -> None:
-    lines = [ITSELF["kernel_log_line"], ANOTHER["kernel_log_line"]]
-    assert telling_line(lines, PID) == lines[0]
-    assert telling_line(lines, 5) == lines[1]
-    assert telling_line([], 5) is None
-
-
-def test_a_failed_start_has_its_reason_in_the_sentence() -> None:
     why = "cannot start: Address already in use: 127.0.0.1:21000"
     found = {"kind": "exited", "pid": 0, "exit_code": 127, "evidence": why}
     assert ExitReason.from_json(found).sentence() == why
 
 
-OURS = "Memory cgroup out of memory: Killed process 99 (cc1), UID 0; in cgroup /openenvd/e-1/long-1"
-THEIRS = (
-    "Memory cgroup out of memory: Killed process 98 (cc1), UID 0; in cgroup /openenvd/e-2/long-1"
-)
-
-
-def test_lines_about_other_cgroups_are_left_out() -> None:
+def test_log_lines_have_odd_names_and_those_of_the_process_and_its_cgroup_count() -> None:
+    assert killed_process(ANOTHER["kernel_log_line"]) == (99, "uv (x)")
+    assert killed_process("python invoked oom-killer: gfp_mask=0xcc0") is None
+    lines = [ITSELF["kernel_log_line"], ANOTHER["kernel_log_line"]]
+    assert telling_line(lines, PID) == lines[0]
+    assert telling_line(lines, 5) == lines[1]
+    assert telling_line([], 5) is None
     lines = [THEIRS, OURS, ANOTHER["kernel_log_line"]]
     assert of_cgroup(lines, "/sys/fs/cgroup/memory/openenvd/e-1/long-1") == lines[1:]
     assert of_cgroup(lines, None) == lines
-
-
-def test_a_failure_beside_a_grandchild_that_the_kernel_names_in_its_cgroup_is_certain() -> None:
-    found = diagnose_exit(Evidence(PID, _exited(1), kernel_log_line=OURS, **MOVED))
-    assert (found.kind, found.certainty) == (ExitKind.OOM_KILLED, Certainty.CERTAIN)
-    assert (found.victim_pid, found.victim_name) == (99, "cc1")
 
 
 def test_the_kernel_log_is_read_although_its_clock_is_behind_ours() -> None:

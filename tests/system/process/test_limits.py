@@ -167,18 +167,14 @@ def test_the_smallest_limit_of_all_levels_is_read(
     assert limits.sources.items() >= sources.items()
 
 
-def test_without_proc_the_machine_is_asked(tmp_path: Path) -> None:
+def test_without_proc_the_machine_is_asked_whose_limits_are_within_it(
+    tmp_path: Path, tree: Callable[[Files], str]
+) -> None:
     limits = read_limits(str(tmp_path))
     assert limits.memory_bytes == limits.machine_memory_bytes > 0
     assert free_memory_bytes(str(tmp_path)) is None
-
-
-def test_affinity_below_the_machine_counts(tree: Callable[[Files], str]) -> None:
     limits = read_limits(tree({}), affinity=2)
     assert (limits.cpus, limits.sources["cpus"]) == (2, "sched_getaffinity")
-
-
-def test_this_machine_has_limits_within_the_machine() -> None:
     limits = read_limits()
     assert 0 < limits.cpus <= limits.machine_cpus
     assert 0 < limits.memory_bytes <= limits.machine_memory_bytes
@@ -285,12 +281,9 @@ def test_a_refused_fork_is_distinguished_from_an_empty_pipe(
     assert is_no_room(raised.value) is is_refused
 
 
-def test_other_reasons_are_reported_unchanged() -> None:
+def test_other_reasons_are_reported_unchanged_and_a_shim_names_the_limit() -> None:
     missing = FileNotFoundError(errno.ENOENT, "No such file or directory")
     assert why_not_started(missing) == "No such file or directory (FileNotFoundError)"
     assert not tells_no_room(why_not_started(missing))
-
-
-def test_a_shim_names_the_limit_too() -> None:
     assert why_no_server(REFUSED).startswith(NO_ROOM)
     assert why_no_server(OSError(errno.EACCES, "denied", "/x")) == "denied: /x"

@@ -20,24 +20,22 @@ from openenvd.system.process.process_identity import ProcessIdentity, is_locked
 SLEEP = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
 
 
-def test_it_is_the_same_however_often_it_is_asked() -> None:
+def test_it_is_the_same_however_often_it_is_asked_and_an_unused_pid_is_an_error() -> None:
     assert ProcessIdentity.of(os.getpid()) == ProcessIdentity.of(os.getpid())
     assert ProcessIdentity.of(os.getpid()).is_alive()
-
-
-def test_it_survives_json() -> None:
     me = ProcessIdentity.of(os.getpid())
     assert ProcessIdentity(*json.loads(json.dumps(me))) == me
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    with pytest.raises(ProcessLookupError):
+        ProcessIdentity.of(process.pid)
 
 
-def test_signal_reaches_the_process() -> None:
+def test_signal_reaches_the_process_and_never_a_reused_pid() -> None:
     with subprocess.Popen(SLEEP, stdin=subprocess.PIPE) as process:
         assert ProcessIdentity.of(process.pid).signal(signal.SIGKILL)
         process.communicate()
     assert process.returncode == -signal.SIGKILL
-
-
-def test_a_reused_pid_is_never_signalled() -> None:
     with subprocess.Popen(SLEEP, stdin=subprocess.PIPE) as process:
         earlier = ProcessIdentity(process.pid, ProcessIdentity.of(process.pid).started_at - 0.01)
         assert not earlier.is_alive()
@@ -56,13 +54,6 @@ def test_a_zombie_is_not_alive_but_still_has_its_pid() -> None:
         process.communicate()
     assert not identity.exists()
     assert not identity.signal(signal.SIGTERM)
-
-
-def test_an_unused_pid_is_a_lookup_error() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        pass
-    with pytest.raises(ProcessLookupError):
-        ProcessIdentity.of(process.pid)
 
 
 def test_a_name_with_brackets_and_blanks_is_parsed() -> None:
@@ -126,3 +117,31 @@ def test_a_session_gets_the_niceness_asked_for() -> None:
 def test_without_autogroups_nothing_happens(tmp_path: Path) -> None:
     assert prefer_own_session(-5, str(tmp_path / "none")) is False
     assert not (tmp_path / "none").exists()
+
+
+# What is run in a forked child ends as a program of its own does.
+
+
+PROGRAM = """
+import atexit, threading, time
+from openenvd.system.process.forking import run_and_exit
+
+
+def main():
+    atexit.register(print, "exited")
+    threading.Thread(target=lambda: print(time.sleep(0.2) or "thread")).start()
+    print("main")
+    return 7
+
+
+if __name__ == "__main__":
+    run_and_exit("__main__:main")
+"""
+
+
+def test_it_waits_for_threads_calls_what_is_registered_and_exits_with_the_returned_code(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (7, ["main", "thread", "exited"]), done.stderr

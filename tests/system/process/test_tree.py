@@ -67,19 +67,21 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
     made.close()
 
 
-def test_tree_is_the_parent_first_and_then_its_child(family: Family) -> None:
+def test_a_tree_of_parent_and_child_is_stopped_and_no_other_process(family: Family) -> None:
     assert tree_of(family.parent.pid) == [family.parent, family.child]
-
-
-def test_stop_ends_parent_and_child(family: Family) -> None:
+    assert set_oom_score_adj(family.child.pid, 900)
+    assert Path(f"/proc/{family.child.pid}/oom_score_adj").read_text() == "900\n"
+    earlier = ProcessIdentity(family.parent.pid, family.parent.started_at - 1.0)
+    assert stop_tree(earlier, grace_seconds=0.0) == []
+    assert family.child.is_alive()
+    assert stop_tree(ProcessIdentity(0, 0.0), grace_seconds=0.0) == []
+    assert stop_tree(ProcessIdentity(1, 0.0), grace_seconds=0.0) == []
+    assert not wait_until_dead([family.parent], 0.0)
+    assert not set_oom_score_adj(2**22 + 1, 0)
     ended = stop_tree(family.parent, grace_seconds=30.0)
     assert set(ended) == {family.parent.pid, family.child.pid}
     assert not family.child.is_alive()
     assert family.process.wait() == -signal.SIGTERM
-
-
-def test_stopping_an_exited_process_does_nothing(family: Family) -> None:
-    stop_tree(family.parent, grace_seconds=0.0)
     assert stop_tree(family.parent, grace_seconds=30.0) == []
     family.process.wait()
     assert stop_tree(family.parent, grace_seconds=30.0) == []
@@ -110,33 +112,9 @@ def test_orphan_in_its_own_session_is_found_by_the_cgroup(
     assert stop_tree(family.parent, grace_seconds=0.0, cgroup=cgroup) == [family.child.pid]
 
 
-def test_session_of_a_reused_pid_is_left_alone(family: Family) -> None:
-    earlier = ProcessIdentity(family.parent.pid, family.parent.started_at - 1.0)
-    assert stop_tree(earlier, grace_seconds=0.0) == []
-    assert family.child.is_alive()
-
-
-def test_pids_zero_and_one_are_never_a_tree() -> None:
-    assert stop_tree(ProcessIdentity(0, 0.0), grace_seconds=0.0) == []
-    assert stop_tree(ProcessIdentity(1, 0.0), grace_seconds=0.0) == []
-
-
-def test_waiting_times_out_on_the_living(family: Family) -> None:
-    assert not wait_until_dead([family.parent], 0.0)
-
-
 def test_descendants_are_found_over_generations() -> None:
     def stat(pid: int, parent: int) -> ProcessStat:
         return ProcessStat(pid, "x", "S", parent, pid, pid, 0.0)
 
     stats = [stat(1, 0), stat(2, 1), stat(3, 2), stat(4, 1), stat(5, 3)]
     assert descendants(stats, 2) == {2, 3, 5}
-
-
-def test_oom_score_of_a_child_is_raised(family: Family) -> None:
-    assert set_oom_score_adj(family.child.pid, 900)
-    assert Path(f"/proc/{family.child.pid}/oom_score_adj").read_text() == "900\n"
-
-
-def test_oom_score_of_an_unused_pid_is_not_an_error() -> None:
-    assert not set_oom_score_adj(2**22 + 1, 0)

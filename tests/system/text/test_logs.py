@@ -18,29 +18,24 @@ from openenvd.system.files.log_files import (
 )
 
 
-def test_last_lines_are_the_last_ones(tmp_path: Path) -> None:
+def test_last_lines_are_the_last_ones_without_one_cut_by_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"{n}\n" for n in range(100)))
     assert last_lines(log, 3) == ["97", "98", "99"]
     assert last_lines(log, 0) == []
-
-
-def test_a_line_cut_by_the_bound_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = tmp_path / "log"
     log.write_bytes(b"long line\n\xffshort\n")
     monkeypatch.setattr(log_files, "MAX_TAIL_BYTES", 10)
     assert last_lines(log, 9) == ["\ufffdshort"]
     monkeypatch.setattr(log_files, "MAX_TAIL_BYTES", 4)
     assert last_lines(log, 9) == ["ort"]
-
-
-def test_a_missing_log_has_no_lines(tmp_path: Path) -> None:
     assert last_lines(tmp_path / "none", 5) == []
 
 
-def test_newest_half_is_kept_from_a_lines_start(tmp_path: Path) -> None:
+def test_newest_half_is_kept_from_a_lines_start_and_the_writer_its_descriptor(
+    tmp_path: Path,
+) -> None:
     log = tmp_path / "log"
     lines = [f"line {n:06}\n" for n in range(20_000)]
     log.write_text("".join(lines))
@@ -50,10 +45,6 @@ def test_newest_half_is_kept_from_a_lines_start(tmp_path: Path) -> None:
     assert rest == lines[-len(rest) :]
     assert size == log.stat().st_size
     assert 49_000 < size < 51_000
-
-
-def test_writer_keeps_its_descriptor(tmp_path: Path) -> None:
-    log = tmp_path / "log"
     log.write_bytes(b"x\n" * 10_000)
     fd = os.open(log, os.O_WRONLY | os.O_APPEND)
     size = keep_newest_half(str(log), 1000)
@@ -61,10 +52,6 @@ def test_writer_keeps_its_descriptor(tmp_path: Path) -> None:
     os.close(fd)
     assert log.stat().st_size == size + len("after\n")
     assert last_lines(log, 1) == ["after"]
-
-
-def test_one_endless_line_is_cut_anywhere(tmp_path: Path) -> None:
-    log = tmp_path / "log"
     log.write_bytes(b"x" * 500_000)
     assert keep_newest_half(str(log), 100_000) < 51_000
 
