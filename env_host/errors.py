@@ -5,14 +5,14 @@ HostError
 ├── StartError              the environment cannot be served: exit code `EXIT_FAILED_TO_START`
 │   ├── ConfigError         its configuration is missing or broken
 │   ├── LoadError           the environment does not import
-│   ├── NotConcurrent       several sessions in a process asked of a class that allows one
+│   ├── NotConcurrent       several sessions in a process requested for a class that allows one
 │   └── ShardFailed         a process that was to serve could not start
-├── NotReset                a step before the session's first reset: an error frame; it continues
+├── NotReset                a step before the first reset: an error frame; the session continues
 └── SessionError            one session: an error frame with `code`, then the close
     ├── CapacityReached     no room for another session
     ├── FactoryFailed       the environment's constructor raised
     ├── CallTimedOut        a call for one HTTP request took too long
-    ├── UnknownSession      `?session_id=` names none, or one that is taken
+    ├── UnknownSession      `?session_id=` names no session, or one that is in use or starting
     └── SessionEnded        we ended it: idle, out of time, or stopping
 """
 
@@ -44,7 +44,7 @@ class StartError(HostError):
 
 
 class ConfigError(StartError):
-    """The configuration is missing, or is not one."""
+    """The configuration is missing, or is invalid."""
 
 
 class LoadError(StartError):
@@ -52,7 +52,7 @@ class LoadError(StartError):
 
 
 class NotConcurrent(StartError):
-    """More than one session at a time was asked of a class that does not support it."""
+    """More than one session at a time was requested for a class that does not support it."""
 
     def __init__(self, class_name: str, max_sessions: int) -> None:
         super().__init__(
@@ -72,7 +72,7 @@ class ShardFailed(StartError):
 
 
 class NotReset(HostError):
-    """A step is refused: the session was not reset yet, and may have taken a lost one's place."""
+    """A step is refused: the session was not reset yet; it may have replaced a lost session."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -124,7 +124,7 @@ class CallTimedOut(SessionError):
 
 
 class UnknownSession(SessionError):
-    """No such session to attach to or to use, or not now."""
+    """The session does not exist, or cannot be attached to or used now."""
 
 
 class SessionEnded(SessionError):

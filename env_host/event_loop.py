@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which event loop a process runs, and what the host has installed for itself alone.
+"""The event loop that a process runs, and libraries that the host has installed for itself.
 
     code of the project runs on the loop   the loop that upstream's server would have there:
                                            uvloop where the project has it, otherwise asyncio's

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The env host's life: read its configuration, load the environment, have it served, exit.
+"""The env host's life: read its configuration, load the environment, serve it, exit.
 
     read configuration ─▶ load ─┬─▶ `Supervisor`, which forks the processes that serve
-                                ├─▶ one of those, when it had to be started as a program
+                                ├─▶ one of these processes, if it was started as a program
                                 └─▶ the project's own app, as it is: one process, no shards
 
-All code that serves is imported before the environment, whose folder comes first on the path from
-then on, and may have a `queue.py` or a folder `uvicorn`. A failure to start is reported twice: to
-the log for people, and through the notify pipe for the process that waits.
+All code that serves is imported before the environment, because the environment's folder then
+comes first on the path, and may have a `queue.py` or a folder `uvicorn`. A failure to start is
+reported twice: in the log for people, and through the notify pipe for the waiting process.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
 
 
 def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> None:
-    """Be the parent of the processes that serve."""
+    """Run the supervisor, which is the parent of the processes that serve."""
     from .environment import plan as plans
     from .shard import shard  # noqa: F401  before a fork, so that children share it
     from .startup import note_on_few_fds
@@ -216,7 +216,7 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
 
 
 def _serve_as_program(config: HostConfig, definition: Definition, child: dict[str, Any]) -> None:
-    """Be a child that was started rather than forked: `spawn.what_forbids_forking`."""
+    """Serve as a child that could not be forked (see `spawn.what_forbids_forking`)."""
     from ..system.process.prctl import die_with_parent
     from .ipc.scoreboard import Scoreboard
     from .shared_state.process import STATE_CONFIG, serve_as_program

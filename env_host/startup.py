@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process of the env host before it serves: configuration, descriptors, GPU, byte code, garbage.
 
-Byte code is written for what is imported from some folders, and for nothing else. A project's
-dependencies are thousands of files, of which it imports a fifth: each is compiled when it is first
-imported. So is our own package, for a Python that is not the one it was installed for: 100 files, a
-sixth of what a start costs. The project's own folder is left as it is
-(`PYTHONDONTWRITEBYTECODE`, which programs that the environment starts inherit).
+Byte code is written only for modules below some folders. A project imports a fifth of the thousands
+of files that are its dependencies; each is compiled when it is first imported. Our own package is
+compiled in the same way if it was installed for another Python: 100 files, a sixth of the cost of a
+start. None is written into the project's own folder (`PYTHONDONTWRITEBYTECODE`, which programs that
+the environment starts inherit).
 
 `ChildConfig` configures a process that the supervisor starts.
 """
@@ -62,7 +62,7 @@ class ChildConfig:
     state_address: str | None = None  # of the state process, if sessions share a state
     since: int = 0  # when the connection began to wait, on the scoreboard's clock
     partial_messages_bytes: int = 0  # it may keep of unfinished messages; 0: not known
-    accepted: str | None = None  # its handshake, by the project's middleware, with these headers
+    accepted: str | None = None  # headers with which the project's middleware accepted it
 
     @property
     def is_home(self) -> bool:
@@ -83,9 +83,9 @@ GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 @contextlib.contextmanager
 def no_collections() -> Iterator[None]:
-    """Collect no garbage meanwhile: imports make a million objects and hardly any garbage.
+    """Suspend garbage collection: imports make a million objects and hardly any garbage.
 
-    What they set themselves (`gc.disable`, a threshold) stays.
+    Settings that an import makes itself (`gc.disable`, a threshold) stay.
     """
     before = gc.get_threshold()
     gc.set_threshold(NEVER)
@@ -98,7 +98,7 @@ def no_collections() -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an object another attribute meanwhile."""
+    """Replace an attribute of an object within the context."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -109,7 +109,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def contained_import(seconds: float = 10.0) -> Iterator[None]:
-    """Let an import neither end this process nor serve, and write its stack if it takes long.
+    """Keep an import from ending this process and from serving; write its stack if it is slow.
 
     `os._exit` raises `SystemExit` there, and `uvicorn.run` returns at once. The stack is written
     even if C code holds Python's lock, by a thread that must not exist when the process forks.
@@ -149,18 +149,18 @@ def sessions_of_process(limit: int) -> int:
 
 
 def fitting_sessions(asked: int, limit: int, shards: int) -> int:
-    """Return how many of the sessions the descriptors of `shards` processes are enough for."""
+    """Return for how many of the sessions the descriptors of `shards` processes suffice."""
     if limit == resource.RLIM_INFINITY:
         return asked
     return max(1, min(asked, sessions_of_process(limit) * shards))
 
 
 def note_on_few_fds(wanted: int, fitting: int, limit: int, shards: int) -> str | None:
-    """Log that there will be fewer sessions than are wanted, if that is so."""
+    """Return a note for the user if there will be fewer sessions than are wanted."""
     if fitting >= wanted:
         return None
     return (
-        f"{wanted} sessions were to be possible, and {fitting} are: each needs a file descriptor, "
+        f"only {fitting} of {wanted} sessions are possible: each needs a file descriptor, "
         f"and each of {shards} processes may have {limit} (ulimit -Hn). Raise the limit, or use "
         "more --shards"
     )

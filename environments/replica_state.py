@@ -205,7 +205,7 @@ def _end(life: Life, event: Event, now: float) -> tuple[Life, Action | None]:
 
 
 class ReplicaStatus:
-    """What is known of a replica, through its generations."""
+    """The known facts about a replica, through its generations."""
 
     def __init__(self, earlier: StatusLine | None = None) -> None:
         """Begin before the first report, or continue from the status that is in `earlier`."""

@@ -176,7 +176,7 @@ class BurstableExecutor:
             )
 
     def _held_bytes(self) -> int:
-        """What busy workers use of their own, what they share with the zygote left out."""
+        """Return the memory of busy workers, without what they share with the zygote."""
         busy = (worker for worker in self._pools.workers() if worker.run is not None)
         return sum(max(0, anonymous_bytes(w.pid) - w.inherited_bytes) for w in busy)
 

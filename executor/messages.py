@@ -44,7 +44,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class TaskError:
-    """What an operation raised, as plain values instead of a pickle."""
+    """The exception that an operation raised, as plain values instead of a pickle."""
 
     type: str  # the exception's qualified name
     message: str

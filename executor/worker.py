@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs in a worker: one task at a time, from its pipe to its pipe.
+"""The main loop of a worker: one task at a time, from its pipe to its pipe.
 
 Frames the worker reads (see `messages.py`):
 
@@ -24,12 +24,12 @@ SIGTERM means: stop what you are doing. Only a running operation is interrupted,
 in the main thread; a worker that is idle or still receiving is ended by it; one that reports its
 outcome finishes that. It is never given another task afterwards.
 
-A worker ends with its daemon in two ways: its pipe is at its end; and, should it be busy, the
-death pipe ends. That is never written: the daemon holds the writing end, which closes when it has
-exited. A busy worker does not look, may be stuck in C code, and may have children. So the *kernel*
-is asked to act: the worker opens the pipe again (an open file description of its own), makes its
-process group the owner and SIGKILL the signal of that file. When the last writer closes, which the
-death of the daemon does, the whole group gets it (fcntl(2), F_SETOWN and F_SETSIG).
+A worker ends with its daemon in two ways: its own pipe ends, or, while it is busy, the death pipe
+ends. Nothing is written to the death pipe: the daemon holds its writing end, which closes when the
+daemon exits. A busy worker does not read, may be stuck in C code, and may have children. So the
+*kernel* has to act: the worker opens the death pipe again (an open file description of its own),
+makes its process group the owner and SIGKILL the signal of that file. When the daemon's exit closes
+the writing end, the kernel signals the whole group (fcntl(2), F_SETOWN and F_SETSIG).
 
 PR_SET_PDEATHSIG would not do: the parent of a worker is the zygote, whose exit must harm no task,
 and it covers neither the worker's children nor a parent whose *thread* ended. Elsewhere than on
@@ -75,9 +75,9 @@ Operation = Callable[[dict[str, Any], str, str, Callable[[dict[str, Any]], None]
 # The kernel picks workers before the daemon, its zygote and the replicas when memory runs out.
 WORKER_OOM_SCORE_ADJ = 600
 
-# Peaks are distinct only when a task used this much more than the worker did before: resetting
-# the kernel's high-water mark costs more than a quick task.
-WORTH_MEASURING_SECONDS = 0.03  # a task that takes as long may be measured with care
+WORTH_MEASURING_SECONDS = 0.03  # a task that takes as long is measured more precisely
+# The kernel's high-water mark is reset only when a task used this much more than the worker before,
+# because resetting it costs more than a quick task.
 PEAK_RESOLUTION_BYTES = MB
 
 READ_BYTES = 65_536  # of the pipe at once
@@ -88,7 +88,7 @@ EXIT_PIPE_LOST = 74  # the pipe cannot be used any more, so nothing can be repor
 
 
 class Phase(enum.Enum):
-    """What a worker is doing when SIGTERM arrives."""
+    """The activity of a worker when SIGTERM arrives."""
 
     IDLE = enum.auto()  # waiting for a task or receiving one: SIGTERM ends it
     RUNNING = enum.auto()  # inside the operation: `TaskCancelled` is raised
@@ -157,7 +157,7 @@ class Worker:
         try:
             try:
                 self._phase = Phase.RUNNING
-                # After the phase: a signal that came before it has only left this mark.
+                # Read after the phase is set: an earlier signal has only left this mark.
                 if self._was_stopped:
                     raise TaskCancelled
                 result = self._call(task)
@@ -186,7 +186,7 @@ class Worker:
                 os.environ.pop(VARIABLE, None)
 
     def _why_retire(self) -> str | None:
-        """Why a fresh worker must take this one's place; None when it is as good as new."""
+        """Return why a fresh worker must take this one's place; None when it is as good as new."""
         if (left := threading.active_count() - self._own_threads) > 0:
             return f"the operation left {left} threads running"
         if children_are_left():
@@ -244,9 +244,9 @@ class MemoryUsage:
 
     The peak leaves out what is shared anyway, as a cgroup does: pages of files, and those inherited
     from the zygote unless the worker has written them. What it has written costs a millisecond to
-    read, so that is done after tasks that took long enough. Of child
-    processes the largest counts, once it was larger than this process and any child before it: a
-    child that has yet to become its own program looks as large as the worker.
+    read, so that is done after tasks that took long enough. Of child processes the largest counts,
+    if it was larger than this process and than any child before it: until a child has executed its
+    own program, it looks as large as the worker.
     """
 
     def __init__(self) -> None:
@@ -293,8 +293,8 @@ def high_water_bytes(whose: int = resource.RUSAGE_SELF) -> int:
 def describe_error(exc: BaseException, home: Path) -> dict[str, Any]:
     """Describe an exception as a `TaskError` in JSON.
 
-    It may say more by its attributes `kind`, `hint` and `evidence`. `home` is the folder that is
-    meant where a disk is full and the exception names no file.
+    Its attributes `kind`, `hint` and `evidence` are used, if it has them. `home` is the folder that
+    a message about a full disk names if the exception names no file.
     """
     kind, hint = getattr(exc, "kind", None), getattr(exc, "hint", None)
     message, evidence = message_of(exc), None
@@ -342,14 +342,14 @@ def sendable(text: str, most_chars: int) -> str:
 
 
 def print_traceback(exc: BaseException) -> None:
-    """Print it into the task's log, unless the operation refused the task by it."""
+    """Print an exception into the task's log, unless the operation raised it to refuse the task."""
     if getattr(exc, "kind", None) is None:
         with contextlib.suppress(Exception):  # the log may be closed, or its disk full
             traceback.print_exception(exc)
 
 
 def children_are_left() -> bool:
-    """Say whether a child process still runs; reaps those that have exited."""
+    """Return whether a child process still runs; reaps those that have exited."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How SQLite is opened and set up, and what its errors mean.
+"""Opens and sets up SQLite, and explains its errors.
 
 Durability. The log is written ahead (WAL) with `synchronous=NORMAL`: a commit has handed its
 pages to the kernel when it returns. An acknowledged write survives `kill -9`, but a power cut may
@@ -172,7 +172,7 @@ def _full(path: Path, reason: str) -> DatabaseFull:
 
 
 def _read_only_hint(path: Path) -> str | None:
-    """What to do where no permission of the file or its folder would help; None: that may."""
+    """Return a hint for when no permission of the file or folder would help; None: one would."""
     folder = path.parent
     return disk_space.read_only_hint(folder) if disk_space.is_read_only(folder) else None
 

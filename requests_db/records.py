@@ -35,7 +35,7 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestError:
-    """Why a request failed, as it is stored, shown and sent."""
+    """The reason why a request failed, as it is stored, shown and sent."""
 
     kind: states.ErrorKind
     message: str  # what happened, in one line
@@ -151,7 +151,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one running request ended; written in one guarded update."""
+    """The end of one running request; written in one guarded update."""
 
     request_id: str
     state: states.RequestState  # SUCCEEDED, FAILED or CANCELLED
@@ -275,12 +275,12 @@ class Cancellation:
 
     @property
     def is_done(self) -> bool:
-        """Whether this call has cancelled it, for good."""
+        """Return whether this call has cancelled it, for good."""
         return self.before is states.RequestState.PENDING
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it runs: it may still end in another way."""
+        """Return whether it runs: it may still end in another way."""
         return self.before is states.RequestState.RUNNING
 
 

@@ -280,7 +280,7 @@ class ProgressStats:
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """The seconds since the beginning."""
         return self._clock() - self._began_at
 
     def steps_per_second(self) -> float:

@@ -165,7 +165,7 @@ def episodes(rollouts: Rollouts, offset: int, limit: int) -> Json:
 
 
 def episode_view(row: Any) -> Json:
-    """What is shown of an episode's row."""
+    """Return the parts of an episode's row that are shown."""
     return {name: row[name] for name in SHOWN}
 
 

@@ -94,7 +94,7 @@ def door_path(prefix: str, replica: int) -> str:
 
 
 class Serving(StrEnum):
-    """Which application answers the sessions."""
+    """The application that answers the sessions."""
 
     SESSIONS = "sessions"  # the env host
     AS_IS = "as_is"  # the project's own app, untouched

@@ -21,14 +21,14 @@ EARLIER = "earlier"  # of one that FAILED: the exits of its last status
 
 
 class Process(TypedDict):
-    """Which process it is: another with the same pid started at another time."""
+    """The identity of a process: another one with the same pid started at another time."""
 
     pid: int
     started_at: float
 
 
 class RunFileData(TypedDict, total=False):
-    """What is written down of a replica, or of the gateway, before it is started."""
+    """The record of a replica, or of the gateway, written before it is started."""
 
     version: int | str
     environment: str
@@ -114,7 +114,7 @@ class ServerReport(ServerInfo, total=False):
 
 
 class StatusLine(TypedDict, total=False):
-    """What is known of a replica; before its first line, nothing."""
+    """The known facts about a replica; before its first line, nothing."""
 
     event: str
     replica_id: str

@@ -49,7 +49,7 @@ FINAL_STATES = frozenset({RequestState.SUCCEEDED, RequestState.FAILED, RequestSt
 
 
 class Schedule(StrEnum):
-    """Which workers may run a request."""
+    """The workers that may run a request."""
 
     LONG = "LONG"
     SHORT = "SHORT"

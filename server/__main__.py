@@ -4,8 +4,8 @@
 First it closes every inherited descriptor, except the standard three and the ready
 pipe: a daemon that holds its starter's pipe would keep `openenv up | cat` from ending.
 
-Then it looks whether it will fit at all, and forks the zygote, while it has one thread and has
-imported nothing but what operations need; only then it imports the daemon (`daemon.py`).
+Then it checks that it fits on this machine, and forks the zygote while it has one thread and has
+imported only what operations need. After that it imports the daemon (`daemon.py`).
 
 The daemon's own log:
 
@@ -76,7 +76,7 @@ def set_up_log(paths: Paths, settings: Settings, *, in_background: bool) -> None
 # When the machine runs out of memory, workers (600) go first, then replicas (300); the daemon, and
 # the zygote that inherits this, last. Lowering needs privilege; without, they stay at 0.
 DAEMON_OOM_SCORE_ADJ = -500
-# Of the daemon's session against those of workers and replicas; where it may not be lowered, 0.
+# Of the daemon's session, relative to those of workers and replicas; 0 without the privilege.
 DAEMON_NICE = -10
 
 
@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     set_oom_score_adj(os.getpid(), DAEMON_OOM_SCORE_ADJ)
     if options.ready_fd is not None:  # in the background; in the foreground it is the user's
         prefer_own_session(DAEMON_NICE)
-    gc.disable()  # what imports make is there to stay: nothing to collect, much to look through
+    gc.disable()  # imports make many objects, all of which stay: a collection would free nothing
     try:
         _check_floor(settings)
     except DaemonError as exc:
@@ -129,9 +129,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _import_daemon() -> Callable[..., int]:
     """Import the daemon without what its libraries import and it never uses.
 
-    FastAPI's forty models of OpenAPI stay unbuilt until they are asked for: 45 ms of a start, and
-    1.3 MB. Pydantic's version 1, of which no model is here: 1.5 MB. Uvicorn's command line, and
-    with it click and multiprocessing: 1.5 MB.
+    FastAPI's forty models of OpenAPI are not built before they are requested, which saves 45 ms of
+    a start and 1.3 MB. Pydantic's version 1, which no model uses, would take 1.5 MB; so would
+    uvicorn's command line with click and multiprocessing.
     """
     from pydantic import BaseModel
 
@@ -149,7 +149,7 @@ def _import_daemon() -> Callable[..., int]:
 
 
 def _fork_zygote(paths: Paths) -> PreforkedZygote | None:
-    """None where fork is not safe; the executor then finds another way."""
+    """Fork the zygote; None where a fork is not safe: the executor then starts workers itself."""
     if not FORK_IS_SAFE:
         return None
     from ..executor.spawning.zygote import prefork_zygote
@@ -162,7 +162,7 @@ def _fork_zygote(paths: Paths) -> PreforkedZygote | None:
 
 
 def _check_floor(settings: Settings) -> None:
-    """Refuse before the imports: the kernel would kill the process on the way there."""
+    """Refuse to start without room; before the imports, where the kernel would kill the process."""
     from ..system.memory.limits import process_room, read_limits
     from .dispatch.memory_estimates import check_process_room, plan_for
     from .operations.registry import expected_bytes

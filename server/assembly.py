@@ -142,7 +142,7 @@ async def running_parts(
         stopping.set()
         await tasks.stop()
         await reconciler.stop()
-        await asyncio.to_thread(dispatcher.stop)  # first: what ends now stays RUNNING
+        await asyncio.to_thread(dispatcher.stop)  # first: so that what is killed stays RUNNING
         await asyncio.to_thread(executor.stop, settings.cancel_grace_seconds)
         lag.stop()
         await store.close()
@@ -174,7 +174,7 @@ def _recover(store: WriteConnection, traces: RequestTraces | None) -> None:
 def _learned_plan(
     limits: Limits, settings: Settings, store: WriteConnection
 ) -> tuple[Plan, MemoryEstimates]:
-    """Plan by what peaks have taught; by what operations declare, where that leaves no room."""
+    """Plan by the peaks of earlier runs; if that leaves no room, by what operations declare."""
     declared = {
         op.name: Declared(op.schedule, op.expected_bytes, op.leaves_bytes)
         for op in registry.OPERATIONS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API refuses, and with which HTTP status; and why a daemon does not start."""
+"""The API's refusals, with their HTTP statuses, and the reasons why a daemon does not start."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class QueueFull(ApiError, kind="queue_full", status=429):
 
 
 class Unreadable(ApiError, kind="unreadable", status=500):
-    """What reads the folder of a rollout was ended, or took too long."""
+    """The process that reads the folder of a rollout was ended, or took too long."""
 
 
 class StorageFailed(ApiError, kind="storage", status=507):

@@ -8,10 +8,10 @@ A subscription holds what has arrived and not yet been taken. It is bounded: a c
 read loses its place (`lagged`), must reconnect, and resumes from the database with `Last-Event-ID`;
 the daemon's memory stays bounded. Everything here runs on the loop, except `publish_from_thread`.
 
-Workers and replicas write their logs by file descriptor, so the daemon does not see the writes: it
-looks at the size of a log that is followed ten times a second, and at no other.
+Workers and replicas write their logs by file descriptor, so the daemon does not see the writes. Ten
+times a second it reads the size of each log that is followed, and of no other.
 
-A log that shrinks (a shim cut it to its bound) is read on from its new end of line.
+A log that shrinks, because a shim has cut it, is read on from its new end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Subscription:
         return taken
 
     async def next(self) -> list[Event]:
-        """Wait until something arrives, and take it; nothing, when all are woken."""
+        """Wait until something arrives, and return it; return nothing after `wake_all`."""
         await self.wake.wait()
         self.wake.clear()
         return self.take()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is removed when nothing uses it any more, which the log says; and the folder of sockets.
+"""Removes what nothing uses any more, and logs that; makes the folder of sockets.
 
     run folders without a run file   the removal was cut short, or the file was lost
     cgroups of replicas              below `openenvd/replicas-<home>`, without a run folder

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the daemon answers: its home's lock, two sockets, uvicorn, and files by which it is found.
+"""The daemon's addresses: its home's lock, two sockets, uvicorn, and files by which it is found.
 
 `daemon.lock` lets a home have one daemon, which holds it for as long as its process lives. A client
 that asks whether a daemon runs tries the lock, and never trusts a pid alone.

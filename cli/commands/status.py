@@ -144,7 +144,7 @@ def picture(found: Json, now: float) -> list[Drawn]:
 
 
 def _remarks(environment: Json, now: float, *, is_named: bool) -> Iterator[str]:
-    """How it is served, what keeps its sessions from beginning or going on, who may reach it."""
+    """Return how it is served, what keeps sessions from beginning or going on, who reaches it."""
     name, serving = environment["name"], environment.get("serving") or {}
     if serving and is_named:
         yield faint(f"  {name}: {serving['sentence']}")

@@ -66,7 +66,7 @@ def environment_failure(environment: Json) -> list[str]:
 
 
 def _remarks(name: str, replica: Json) -> Iterator[str]:
-    """Why a replica is not well: its state, abandoned steps, programs left behind, last exits."""
+    """Return why a replica is not well: state, abandoned steps, programs left, last exits."""
     where, now = f"  {name} replica {replica['ordinal']}:", time.time()
     if replica.get("message") and (replica["state"] not in _SETTLED or replica.get("restarts")):
         yield f"{where} {plain(replica['message'])}"

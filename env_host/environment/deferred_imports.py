@@ -111,7 +111,7 @@ class _StandIn(ModuleType):
 
 
 class _WithStandIns:
-    """Finds upstream's module, and has it executed among the stand-ins."""
+    """Finds upstream's module; it is then executed with the stand-ins in place."""
 
     @staticmethod
     def find_spec(
@@ -137,7 +137,7 @@ def _among_stand_ins(execute: Callable[[ModuleType], None]) -> Callable[[ModuleT
         try:
             execute(module)
             return
-        except Exception:  # noqa: S110  another version does more with them at once
+        except Exception:  # noqa: S110  another version may use the real classes at import
             pass
         finally:
             for name in stand_ins:

@@ -3,9 +3,9 @@
 
 `upstream_project.py` makes one from an upstream project's own `create_app` call.
 
-`class_made_by` finds which class a factory makes instances of without calling it: a call may fail,
-or take half a minute (`plan.py`). Nearly every factory of upstream's projects is a function that
-ends in `return TheEnvironment(…)`, and its source says so.
+`class_made_by` finds the class of a factory's instances without calling the factory: a call may
+fail, or take half a minute (`plan.py`). Nearly every factory of upstream's projects is a function
+that ends in `return TheEnvironment(…)`, and its source says so.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ def class_made_by(factory: Callable[[], Any]) -> type | None:
 
 
 def _returned(tree: ast.Module, name: str) -> Iterator[ast.expr | None]:
-    """Yield what the function returns; there is one of its name in its source, or one lambda."""
+    """Yield what the function returns; its source has one function of its name, or one lambda."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Lambda) and name == "<lambda>":
             yield node.body

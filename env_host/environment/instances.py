@@ -38,10 +38,10 @@ MAX_STALLS = 3  # a machine that is busy elsewhere causes some, too
 
 _OVERRIDABLE = frozenset({"reset", "reset_async", "step", "step_async", "close", "mcp_session"})
 
-# How the paths of files begin that are no project's: ours, and the standard library.
+# Prefixes of paths outside of a project: our own files, and the standard library's.
 _NOT_ITS_OWN = (str(Path(__file__).parents[1]), str(Path(inspect.__file__).parent), "<frozen ")
 
-# By function: whether it takes any keyword; the names that it does not take then, else takes.
+# By function: whether it takes any keyword, and the names that it excludes then, or else takes.
 _keywords: dict[Any, tuple[bool, frozenset[str]]] = {}
 _signatures: dict[type, CallSignature] = {}
 
@@ -88,7 +88,7 @@ class Calls:
 
 
 def plain_state(state: Any) -> dict[str, Any]:
-    """Return a state as plain data: a model's fields, or what is a mapping or nothing."""
+    """Return a state, which is a model, a mapping or nothing, as plain data."""
     plain: Any = state.model_dump() if hasattr(state, "model_dump") else state
     return dict(plain) if plain else {}
 
@@ -121,7 +121,7 @@ def keep_accepted(function: Callable[..., Any], arguments: dict[str, Any]) -> di
     if key not in _keywords:
         parameters = inspect.signature(function).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        # That of the instance, `self`, is taken already.
+        # A bound method has its `self` already.
         taken = frozenset(inspect.signature(key).parameters) - frozenset(parameters)
         _keywords[key] = takes_any, taken if takes_any else frozenset(parameters)
     takes_any, names = _keywords[key]
@@ -226,8 +226,8 @@ def _holds_mcp(env: Any, inherited: frozenset[Any]) -> bool:
     """Return whether the environment's MCP connection can be held on the session's loop.
 
     `MCPEnvironment` before 0.2.3 has no `step_async`: its `step` waits for its tools on a loop in
-    another thread. A connection that is held here never answers there, and where a subclass's
-    `step_async` calls that `step`, the whole shard stands still. Each of its calls opens its own.
+    another thread. A connection that is held here never answers on that loop, and the whole shard
+    blocks if a subclass's `step_async` calls that `step`. So each call opens its own connection.
     """
     if not callable(getattr(env, "mcp_session", None)):
         return False

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a project's source: which threads may call it, and what several processes change for it.
+"""Finds in a project's source which threads may call it, and what differs in several processes.
 
-What binds an object to a thread (SQLite, Playwright, greenlets, `threading.local`, context
-variables, a GPU's context) is a module that the code has to import. So the source of the modules
-that hold an environment's class is read, and of those that they import: where nothing is imported
-but modules that are known to be the same on every thread, its calls may move from thread to thread.
-Extension modules, modules without a source and code made at run time count as bound, and so does
-whatever this cannot read: it only makes sessions faster, and may stop none.
+Code that binds an object to a thread (SQLite, Playwright, greenlets, `threading.local`, context
+variables, a GPU's context) has to import a module for that. So the modules that define an
+environment's class are read, and those that they import. If all of these are known to behave the
+same on every thread, calls may move from thread to thread. Extension modules, modules without a
+source, code made at run time, and whatever cannot be read count as bound: this analysis only makes
+sessions faster, and must not stop any.
 
-What a project's code does otherwise when several processes serve its sessions:
+Differences when several processes serve a project's sessions:
 
     module state     a function changes a list, a counter, an object, … of its module or class
     random numbers   the import seeds a generator, which each process seeds again
-    pids             the import asks for its pid, which serving processes do not have
+    pids             the import reads its pid; serving processes have other pids
 
-The source of the project's modules that are loaded is read, nothing is run; what is called a cache
-is not meant to be shared. The other differences are found in the app (`upstream_project.py`); all
-are in the table of `docs/compatibility.md`.
+Only the source of loaded modules is read; nothing is run. A name with `cache` or `memo` is not
+reported. The other differences are found in the app (`upstream_project.py`); all are in the table
+of `docs/compatibility.md`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Any
 
 from . import interfaces
 
-MAX_MODULES = 50  # of a project that are read, before it is taken for bound
+MAX_MODULES = 50  # that are read of a project; one with more counts as bound
 MAX_SOURCE_BYTES = 256 * 1024  # of one of them: reading takes a hundred times as much memory
 
 # Of the standard library, those without a state for each thread.
@@ -55,10 +55,10 @@ _CODE_AT_RUN_TIME = frozenset({"__import__", "compile", "eval", "exec"})
 
 
 def is_bound_to_thread(env_class: type) -> bool:
-    """Return whether the calls of a class's environments have to stay on one thread each.
+    """Return whether all calls to an environment of this class have to be on one thread.
 
-    A class that says `THREAD_SAFE = False` itself is bound, whatever it imports. The answer is
-    kept, also for processes that are forked later.
+    A class with `THREAD_SAFE = False` is bound, whatever it imports. The answer is cached, also
+    for processes that are forked later.
     """
     hashable: Any = env_class
     try:
@@ -83,7 +83,7 @@ def _is_bound(env_class: type) -> bool:
         if imported is None or len(seen) > MAX_MODULES:
             return True
         pending |= {each for each in imported if not _is_plain(each)}
-        # What is not plain of the standard library need not be read.
+        # A module of the standard library that is not plain counts as bound without being read.
         if any(each.partition(".")[0] in sys.stdlib_module_names for each in pending):
             return True
     return False
@@ -94,7 +94,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _imports_of(name: str) -> set[str] | None:
-    """Return what a loaded module imports; None if that is not to be known."""
+    """Return what a loaded module imports; None if that cannot be known."""
     try:
         module = sys.modules[name]
         source = inspect.getsource(module)
@@ -110,7 +110,7 @@ def _imports_of(name: str) -> set[str] | None:
         if isinstance(node, ast.Name) and node.id in _CODE_AT_RUN_TIME:
             return None
         for imported in _named_by(node, module.__package__ or ""):
-            # One that is not there now: the module's body has run, its functions may run later.
+            # The module's body has run: what it names and did not load, only functions can import.
             if imported in sys.modules or _is_plain(imported) or is_late:
                 found.add(imported)
     return found
@@ -137,7 +137,7 @@ def _named_by(node: Any, package: str) -> Iterator[str]:
         relative = "." * node.level + (node.module or "")
         try:
             base = importlib.util.resolve_name(relative, package) if node.level else relative
-        except ImportError:  # beyond the top: the code has had the same answer
+        except ImportError:  # beyond the top-level package: it failed for the project, too
             return
         for alias in node.names:
             part = f"{base}.{alias.name}"
@@ -149,7 +149,7 @@ _MAKERS = frozenset({"list", "dict", "set", "deque", "defaultdict", "count", "de
 _CHANGES = frozenset(
     {"append", "appendleft", "add", "extend", "insert", "update", "setdefault", "remove"}
     | {"discard", "pop", "popleft", "popitem", "clear", "put", "put_nowait"}
-    # Of a generator of random numbers, of which each process draws the same ones.
+    # Methods of a generator of random numbers: each process draws the same numbers.
     | {"random", "randint", "randrange", "uniform", "gauss", "normal", "integers", "choice"}
     | {"choices", "sample", "shuffle", "permutation"}
 )
@@ -167,7 +167,7 @@ def differences_in(folders: Sequence[str], newest: str) -> list[str]:
     imported = list(takewhile(newest.__ne__, reversed(sys.modules)))  # at once: threads import, too
     modules = [sys.modules[name] for name in imported if name in sys.modules]
     found: list[str] = []
-    left = MAX_SOURCE_BYTES  # of all
+    left = MAX_SOURCE_BYTES  # of all modules together
     for path in _files_below(folders, modules):
         with suppress(Exception):  # what cannot be read is not judged
             if (left := left - path.stat().st_size) > 0:
@@ -209,17 +209,17 @@ def differences_of(module: ast.Module, file: str) -> Iterator[str]:
         if name is not None and name not in found and not {"cache", "memo"} & words:
             found.add(name)
             yield (
-                f"{file}:{node.lineno} changes {name.removeprefix('self.')}, which sessions share "
-                "within a process alone; --shards 1 serves them all in one"
+                f"{file}:{node.lineno} changes {name.removeprefix('self.')}, which only sessions "
+                "of the same process share; --shards 1 serves all sessions in one process"
             )
         asked = ast.unparse(node.func) if isinstance(node, ast.Call) and not is_late else ""
         if asked.endswith(_SEEDS):
             yield (
-                f"{file}:{node.lineno} seeds random numbers at the import; each serving process "
-                "seeds them again; they are repeatable by a seed that reset uses"
+                f"{file}:{node.lineno} seeds random numbers when it is imported; each serving "
+                "process seeds them again; for repeatable numbers let reset use its seed"
             )
         if asked == "os.getpid":
-            yield f"{file}:{node.lineno} asks for the pid at the import; sessions run in others"
+            yield f"{file}:{node.lineno} reads the pid at its import; sessions have other pids"
 
 
 def _changed(node: ast.AST, shared: set[str]) -> str | None:
@@ -244,7 +244,7 @@ def _is_stored(node: ast.Name | ast.Attribute) -> bool:
 
 
 def _bound(scope: ast.Module | ast.ClassDef) -> Iterator[str]:
-    """Yield the names that a module or class binds to what can be changed, or counted up."""
+    """Yield the names that a module or class binds to a mutable object or a constant."""
     for node in scope.body:
         targets = getattr(node, "targets", [getattr(node, "target", None)])
         value = getattr(node, "value", None)

@@ -2,12 +2,12 @@
 """An upstream project, as it is: import its app, and learn from it what it serves.
 
 A project calls upstream's `create_app(factory, ActionClass, …)` at import. All ways of doing so
-end in `HTTPEnvServer`, whose arguments are noted while the project is imported. Its check that
-several sessions need a class marked for them is skipped: how many sessions there are is decided
-here (`plan.py`), and the project's number is only a request.
+end in `HTTPEnvServer`, whose arguments are noted while the project is imported. Its check that a
+class is marked for several sessions is skipped: `plan.py` decides how many sessions there are, and
+the project's number is only a request.
 
-The project's own ASGI middleware is found in its app, so that it is run around what is ours, too;
-how it is asked at a handshake is in `serving/own_app.py`. A project without it pays nothing.
+The project's own ASGI middleware is found in its app, so that it also runs around our routes;
+`serving/own_app.py` calls it at a handshake. A project without it pays nothing.
 
     the app's middleware ─▶ `SessionRoute`, where upstream's route was ─┬─▶ what the scope names
                                                                          └─▶ upstream's
@@ -37,7 +37,7 @@ from .source_analysis import file_below
 UPSTREAM_SERVER = "openenv.core.env_server.http_server"
 OUR_PATHS = frozenset({"/ws", "/mcp", "/capacity", "/metrics"})
 GAUGES = frozenset({"/capacity", "/metrics"})  # read outside of the project's app
-# Whose routes keep nothing in the process: they make an environment for each request.
+# Libraries whose routes keep nothing in the process: each request makes an environment.
 _LIBRARIES = frozenset({"openenv", "fastapi", "starlette", "gradio"})
 _STATELESS = (UPSTREAM_SERVER, "openenv.core.env_server.route_config", "fastapi.applications")
 
@@ -47,9 +47,9 @@ log = logging.getLogger("openenvd.env_host")
 def import_app(config: HostConfig, note: Callable[[str], None]) -> Any:
     """Import the app: the first candidate that imports; if none exists, the first fallback.
 
-    That it is a fallback is noted: the manifest names the app wrongly. Raises `LoadError`: none
-    imports. Its cause is the most telling failure: that of a candidate which exists and failed by
-    itself, rather than of one that is missing.
+    A fallback is noted, because the manifest names the app wrongly. Raises `LoadError` if none
+    imports. Its cause is the failure of a candidate that exists, rather than of one that is
+    missing.
     """
     failures: dict[str, BaseException] = {}
     for candidate in _candidates(config, failures):
@@ -101,7 +101,7 @@ def _no_asgi(candidate: str, app: Any) -> str:
 
 
 def _is_router(app: Any) -> bool:
-    """Return whether an app is a router of FastAPI's, which answers inside a FastAPI app alone."""
+    """Return whether an app is a router of FastAPI's, which only answers inside a FastAPI app."""
     return "APIRouter" in (each.__name__ for each in type(app).__mro__)
 
 
@@ -121,7 +121,7 @@ def _routes(app: Any) -> Iterable[Any]:
 
 
 def example_route(app: Any) -> str | None:
-    """Return a route to try of an app without sessions, `POST /reset`; None: it shows none."""
+    """Return a route of an app without sessions to try, as `POST /reset`; None: it shows none."""
     shown = [
         f"{method} {route.path}"
         for route in _routes(app)
@@ -151,7 +151,7 @@ def _misnamed(config: HostConfig, failures: Mapping[str, BaseException]) -> str:
 
 
 def load_project(config: HostConfig, note: Callable[[str], None]) -> tuple[Definition | None, Any]:
-    """Make the definition of an upstream project; only its app when that is not upstream's.
+    """Return the definition of an upstream project, or its app when that is not upstream's.
 
     What a user should know of it is noted. Raises `LoadError` when the project does not import.
     """
@@ -280,10 +280,10 @@ def _import_attribute(candidate: str, folders: Sequence[str]) -> Any:
         raise
 
 
-# What in the scope of a request names what answers it.
+# The key in a request's scope of the function that answers the request.
 ANSWER = "openenvd.answer"
 SESSION_PATHS = frozenset({"/ws", "/mcp"})
-# Of Starlette's middleware, what lets handshakes pass unread.
+# Starlette's middleware that passes handshakes on unread.
 _HTTP_ONLY = frozenset(f"starlette.middleware.{name}" for name in ("base", "cors", "gzip"))
 
 Answer = Callable[[Message, Receive, Send], Awaitable[None]]
@@ -302,7 +302,7 @@ class SessionRoute:
 
 
 def answered_by(answer: Answer, scope: Message) -> Message:
-    """Return a scope that `SessionRoute` lets `answer` answer."""
+    """Return a scope with which `SessionRoute` calls `answer`."""
     return {**scope, "extensions": {**scope.get("extensions", {}), ANSWER: answer}}
 
 

@@ -7,8 +7,8 @@
                                        that no connection is lost with a shard
 
 A message is one packet (`system/process/descriptors.py`). A connection is handed over unanswered,
-as its descriptor and the bytes read so far; those that are too many for a packet (the beginning of
-a large body) are in a file, the message's last descriptor.
+as its descriptor and the bytes read so far. Bytes that do not fit into a packet (the beginning of a
+large body) are in a file; the message's last descriptor is of this file.
 
     the receiver is slow    `MessageChannel` keeps what does not fit and sends it when it does
     the receiver exits      a link ends (EPIPE); the supervisor takes back what is in an inbox
@@ -22,10 +22,10 @@ accepted by a replica that does not have it. A session's id names its replica
 is found by the replica's number:
 
     shard of replica a ──descriptor, and the bytes read──▶ control socket of b ──▶ backlog of b
-    scale ──how many sessions its quota is──▶ control socket of b
+    scale ──its quota of sessions──▶ control socket of b
 
     b has exited or is starting    nothing listens there: its sessions are unknown
-    b exits before it has looked   the connection is reset
+    b exits before it has read     the connection is reset
     b is slow                      a socket holds few messages (`net.unix.max_dgram_qlen`): a tries
                                    again until there is room
 """
@@ -51,7 +51,7 @@ MAX_CARRIED_BYTES = descriptors.MAX_PACKET_BYTES - 8192  # with a connection, in
 
 
 class MessageChannel:
-    """One end of a pair on an event loop: sends in order, whole, without waiting.
+    """One end of a socket pair on an event loop: sends whole messages in order, does not block.
 
     It owns the descriptors of its messages, and closes them once they are sent.
     """
@@ -81,7 +81,7 @@ class MessageChannel:
 
     @property
     def is_full(self) -> bool:
-        """Return whether the receiver has no room: what is sent waits here."""
+        """Return whether the receiver has no room, so that new messages wait here."""
         return bool(self._unsent)
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class MessageChannel:
 
 
 def connection_message(head: Json, fds: tuple[int, ...], data: bytes = b"") -> descriptors.Message:
-    """Make the message of connections, or of one and what was read. Raises `OSError`."""
+    """Make a message of connections, or of one and the bytes read from it. Raises `OSError`."""
     if len(data) <= MAX_CARRIED_BYTES:
         return descriptors.Message(head, data, fds)
     with tempfile.TemporaryFile() as file:
@@ -130,7 +130,7 @@ def connection_message(head: Json, fds: tuple[int, ...], data: bytes = b"") -> d
 
 
 def carried_bytes(message: descriptors.Message) -> bytes:
-    """Return what was read of the connection in a message, and close the file of it."""
+    """Return the bytes read from the connection in a message, and close the file they are in."""
     if "in_file" not in message.head:
         return message.body
     with open(message.fds[-1], "rb") as file:
@@ -187,7 +187,7 @@ class PeerReplicas:
     def pass_on(self, replica: int, fd: int, since: int, data: bytes = b"") -> None:
         """Pass a connection to another replica, and close it here. Within a running loop.
 
-        It has waited since `since`, on the scoreboard's clock; `data` has been read of it.
+        It has waited since `since`, on the scoreboard's clock; `data` was read from it.
         """
         try:
             message = connection_message({"since": since}, (fd,), data)
@@ -198,7 +198,7 @@ class PeerReplicas:
 
     def _send(self, replica: int, message: descriptors.Message) -> None:
         if (end := self._connect(replica)) is not None:
-            with end, contextlib.suppress(OSError):  # it may listen no more
+            with end, contextlib.suppress(OSError):  # the replica may have exited meanwhile
                 if not descriptors.send_message(end, message):
                     loop = asyncio.get_running_loop()
                     loop.call_later(RETRY_SECONDS, self._send, replica, message)

@@ -7,8 +7,8 @@
     the client leaves, `close`, an error, a step that times out, `end` ──▶ `_finish`
 
 `_call` is the call of the environment that is being waited for. `_finish` happens once: it frees
-the slot first, since a client that sees the close must find room for its next session, and sends
-the last frame then.
+the slot first, since a client that sees the close must find room for its next session; then it
+sends the last frame.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class SessionSocket(WebSocketProtocol):
     _mcp_message = staticmethod(messages.mcp_message)
 
     def __init__(self, service: SessionService, connections: set[Any]) -> None:
-        """Join `connections`, uvicorn's, for which it waits when it stops."""
+        """Join uvicorn's `connections`, for which uvicorn waits when it stops."""
         super().__init__(service.loop, service.partial)
         self._service = service
         self._connections = connections
@@ -133,7 +133,7 @@ class SessionSocket(WebSocketProtocol):
         self._session: Session | None = None
         self._call: Call | None = None
         self._waiting: deque[bytes] | None = None
-        self._is_full = False  # so much waits that the client is not read
+        self._is_full = False  # too much waits: the client is not read
         self._is_attached = False  # to a session that was begun over HTTP
         self._is_over = False
 
@@ -200,7 +200,7 @@ class SessionSocket(WebSocketProtocol):
         self.guarded(self._go_on)
 
     def check_liveness(self) -> None:
-        """Look whether the client lives, unless it is not read and its answers cannot be seen."""
+        """Check whether the client lives, unless it is not read, so that no pong can be seen."""
         if self._is_full and self._call is not None:
             self._is_heard = True
         super().check_liveness()
@@ -305,7 +305,7 @@ class SessionSocket(WebSocketProtocol):
         *args: Any,
         is_async: bool,
     ) -> None:
-        """Start a call: in a task, which it may ask for, or on the session's thread."""
+        """Start a call: in a task of its own if it `is_async`, or else on the session's thread."""
         session = self._ready()
         awaitable: Any = method(*args) if is_async else None
         call = self._call = Call(self, name, write)
@@ -422,7 +422,7 @@ class SessionSocket(WebSocketProtocol):
         """Release the session; returns a future of its end, when that takes a while."""
         future = None if call is None else call.future
         if future is not None:
-            self._loop.call_soon(future.cancel)  # later: a step whose message was read has begun
+            self._loop.call_soon(future.cancel)  # later: a step that was received begins first
         if (session := self._session) is None:
             return future
         table = self._service.table

@@ -51,7 +51,7 @@ class Attached(Protocol):
 
 
 class Threads:
-    """Which threads the sessions of one process run on."""
+    """The threads that the sessions of one process run on."""
 
     def __init__(self, definition: Definition) -> None:
         self.shared = SessionThread() if definition.shares_one_thread else None  # by all sessions

@@ -10,8 +10,8 @@
                                   served here, with a ticket that says so: `CAPACITY_REACHED`
 
 A client waits before its handshake is answered: until then a connection is only a descriptor and
-the bytes of its head, and can be handed to whichever shard has room first. After the handshake wait
-only sessions that would exceed a client's handshake timeout, or begin over HTTP (`wait_for_room`).
+the bytes of its head, and can be handed to whichever shard has room first. Only sessions that would
+exceed a client's handshake timeout, or begin over HTTP, wait after it (`wait_for_room`).
 
 A promise is kept until the session begins, in the same iteration or the next. One that is not used
 (the client left, the handshake was invalid) is dropped after `PROMISE_SECONDS`.
@@ -57,7 +57,7 @@ class Admission:
         refuse: Callable[[Arrival], None] | None = None,
         hand_over: Callable[[Arrival, int], None],
     ) -> None:
-        """Begin without waiting connections; calls of `changed` and timers move them on.
+        """Begin without waiting connections; they are placed by timers and by calls of `changed`.
 
         `refuse` answers a connection that gets no slot. It is passed where sessions run in other
         processes; there, a served connection counts at once, and no slot is promised.
@@ -147,7 +147,7 @@ class Admission:
         return sum(taken for taken, _ in counts), sum(most for _, most in counts)
 
     def stop(self) -> None:
-        """Serve all that wait, so that each is refused with the reason."""
+        """Pass on all waiting connections, each of which is then refused with the reason."""
         self._stopped = True
         waiting, self._waiting = self._waiting, []
         for arrival in waiting:
@@ -229,7 +229,7 @@ class Admission:
 
 
 def place_of(since: int, own: Counters, others: Sequence[Counters], now: int) -> int | None:
-    """Return the shard that is to serve a connection; None while it has to wait.
+    """Return the shard that should serve a connection; None while the connection has to wait.
 
     The oldest connection of all shards goes first, as long as its own shard is responsive.
     """

@@ -152,10 +152,10 @@ class Shard(ServingProcess):
 
 
 class IsolatedSession(ServingProcess):
-    """Serves one session, and exits with it; so does all that the session has started.
+    """Serves one session, and exits with it, together with the programs that the session started.
 
-    It leads a process group, which the environment may signal, and adopts what loses its parent.
-    When it is killed itself, the supervisor ends both (`supervisor/isolated_sessions.py`).
+    It leads a process group, which the environment may signal, and adopts orphans. If it is killed
+    itself, the supervisor ends group and orphans (`supervisor/isolated_sessions.py`).
     """
 
     async def run(self, head: bytes) -> None:
@@ -175,7 +175,7 @@ class IsolatedSession(ServingProcess):
         kill_descendants()
 
     async def _watch(self, transport: asyncio.BaseTransport | None) -> None:
-        """Return when the session is over, or its connection without having begun one."""
+        """Return when the session is over, or its connection closed before it began a session."""
         async with asyncio.timeout(BEGIN_SECONDS) as patience:
             while len(self.table) or not (transport is None or transport.is_closing()):
                 if len(self.table):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shard's connection to one epoch of the state process, and its link to whichever there is.
+"""A shard's connection to one epoch of the state process, and its link to the current epoch.
 
     call ─▶ (room?) ─▶ CALL, `_sent` ─▶ REPLY / FAILURE / EOF ─▶ result, failure, loss
 
 A call counts as in flight until its *reply* comes, not only while its caller waits: a stalled state
 process is not flooded with abandoned calls. Calls wait for room in the order in which they come;
-there is none while the socket is full. A request id is never used twice on a connection, and a
-reply to no call ends the connection: no caller can get the reply of another.
+there is no room while the socket is full. A request id is never used twice on a connection, and an
+unexpected reply ends the connection, so that no caller can get the reply of another.
 
 `StateProxy`: what an environment sees of the shared state, as `self.world`.
 
@@ -35,8 +35,8 @@ from . import frames
 MAX_CALLS = 1024  # of one shard, sent and not answered; the others wait in the shard
 GREETING_SECONDS = 5.0  # between connect and WELCOME
 RETRY_SECONDS = 0.05  # between two attempts to connect again
-MAX_SENT_BYTES = 32 << 20  # of their bodies, before the last one that is sent
-EXPIRED = "expired"  # a failure's type, where the call's time was over; no exception's name
+MAX_SENT_BYTES = 32 << 20  # of the bodies of such calls; the last call may exceed it
+EXPIRED = "expired"  # the type of a failure whose call ran out of time; not an exception's name
 
 OnLost = Callable[[frames.WorldLost], None]
 

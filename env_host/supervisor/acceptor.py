@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accepts the connections of a replica's address, as long as this replica is to serve them.
+"""Accepts the connections to a replica's address while this replica should serve them.
 
     kernel's queues ──`Acceptor`, until empty──▶ `Backlog` ──the oldest first──▶ `Distributor`
                                                     └── too many wait: 503
 
-Peer replicas may listen at the same address. While this one has no room for sessions, what arrives
-is left in the kernel's queues for them, for a moment; then a part of it is accepted all the same:
+Peer replicas may listen at the same address. While this replica has no room for sessions, it leaves
+new connections in the kernel's queues to its peers for a moment. Then it accepts some all the same:
 the peers may have no room either, and an HTTP request needs none.
 
 What happens when
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from .context import SupervisorContext
 
 YIELD_SECONDS = 0.25  # for peer replicas to accept what this one has no room for
-ROOM_POLL_INTERVAL_SECONDS = 0.03  # while it has none
+ROOM_POLL_INTERVAL_SECONDS = 0.03  # while this replica has no room
 PEERS_POLL_INTERVAL_SECONDS = 1.0
-ACCEPTED_WHEN_FULL = 8  # connections after each such interval
+ACCEPTED_WHEN_FULL = 8  # connections after each `YIELD_SECONDS`
 MAX_AT_ONCE = 4096
-CROWD = 64  # connections in the kernel's queues, where others are likely to follow
+CROWD = 64  # connections accepted at once, after which more are likely to follow
 FULL_SECONDS = 0.1  # to wait when there are no descriptors left
 LINGER_SECONDS = 1.0  # for a refused client to read its answer
 MAX_LINGERING = 256
@@ -69,7 +69,7 @@ class Backlog:
         for listener in listeners:
             listener.setblocking(False)
         self.listeners = listeners
-        self.is_crowd_arriving = False  # came with the last `accept`: there is no time for forks
+        self.is_crowd_arriving = False  # at the last `accept`: there is no time for forks
         self.waiting: deque[Waiting] = deque()
         self.at_once = min(MAX_AT_ONCE, max_fds // 4)  # before the supervisor does anything else
         self._max_waiting = max(1, max_fds - 2 * SPARE_FDS)
@@ -100,7 +100,7 @@ class Backlog:
         self.is_crowd_arriving = accepted >= CROWD
 
     def add(self, connection: Waiting) -> None:
-        """Keep a connection, or refuse it; another replica may have accepted it."""
+        """Keep a connection, or refuse it if too many wait; a peer replica may pass one on."""
         if len(self.waiting) < self._max_waiting:
             self.waiting.append(connection)
         else:
@@ -130,7 +130,7 @@ class Backlog:
     def _accept_from(self, listener: socket.socket, limit: int) -> Iterator[int]:
         for _ in range(limit if self.is_open else 0):
             try:
-                # What `accept` does, without its asking the listener for its family each time.
+                # As `accept` does, but without reading the listener's family each time.
                 fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
             except (BlockingIOError, InterruptedError):
                 return
@@ -148,7 +148,7 @@ class Backlog:
             yield fd
 
     def _refuse(self, fd: int, text: str) -> None:
-        """Answer 503, and close later: closed with its request unread, the client sees a reset."""
+        """Answer 503, and close later: closing before the request is read resets the client."""
         now = time.monotonic()
         self.close_refused(now, limit=MAX_LINGERING - 1)
         write_last(fd, try_another(text))
@@ -166,7 +166,7 @@ class Acceptor:
         barrier_fd: int | None,
     ) -> None:
         self._context = context
-        self._listeners = listeners  # what holds the address, with the sockets that guard it
+        self._listeners = listeners  # also those that only keep the address from others
         self._peers = peers  # may accept from the same sockets; None: there are none
         self._barrier_fd = barrier_fd  # a pipe; nothing is accepted before its other end is closed
         self._is_watching = False
@@ -189,7 +189,7 @@ class Acceptor:
         return self._barrier_fd is None
 
     def due(self, now: float) -> float | None:
-        """Return when to accept again, while the peers are given time to; None: not waiting."""
+        """Return when to accept again after yielding to the peers; None when not yielding."""
         return self._yields_until if self._yields_until > now else None
 
     def watch(self) -> None:
@@ -205,7 +205,7 @@ class Acceptor:
                 self._context.selector.unregister(listener)
 
     def accept(self) -> None:
-        """Accept what has arrived, unless the peer replicas are to take it."""
+        """Accept the connections that have arrived, unless they are left to the peer replicas."""
         if not self._may_accept:
             return
         self._context.idleness.note_use(now := time.monotonic())
@@ -229,7 +229,7 @@ class Acceptor:
         return self._has_peers
 
     def close_listeners(self) -> None:
-        """Leave what has not been accepted to the other replicas."""
+        """Stop listening; the other replicas accept the connections that still wait."""
         listeners, self._listeners = self._listeners, ()
         self.watch()
         self._context.backlog.listeners = ()
@@ -252,8 +252,8 @@ class Acceptor:
             self._context.idleness.note_use(time.monotonic())
 
     def _room(self, now: float) -> int:
-        """Return how many more sessions there may be than connections are here; never too many."""
-        self._context.distributor.update(now)  # first, as connections go
+        """Return the free sessions less the waiting connections; never an overestimate."""
+        self._context.distributor.update(now)  # first: what is taken meanwhile is counted twice
         rows = self._context.scoreboard.shard_counters()
         waiting = self._context.distributor.load + sum(row[Field.WAITING] for row in rows)
         return sum(max(0, row[Field.MAX_SESSIONS] - row.load) for row in rows) - waiting

@@ -28,7 +28,7 @@ from .close_notices import refuse
 from .context import SupervisorContext
 from .isolated_sessions import Orphans
 
-QUICK_START_SECONDS = 0.5  # of a shard; one that takes longer is not given back as the last
+QUICK_START_SECONDS = 0.5  # a shard that takes longer to start is kept when it is the last one
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -39,8 +39,8 @@ class ChildLinks:
 
     _context: SupervisorContext
     _accept: Callable[[], None]  # accepts connections; called while many clients are notified
-    _keep_one: Callable[[], None]  # shard in memory from now on, since its start takes long
-    orphans: Orphans | None = None  # None: other processes may become children of ours
+    _keep_one: Callable[[], None]  # keeps one shard from now on, since its start takes long
+    orphans: Orphans | None = None  # None: this process does not adopt orphans
 
     def add(self, new: Child | None) -> None:
         """Listen to a child that was started."""
@@ -101,7 +101,7 @@ class ChildLinks:
         elif "ready" in head:
             child.is_ready = True
             if time.monotonic() - child.started_at > QUICK_START_SECONDS:
-                self._keep_one()  # the next session is not to wait for that again
+                self._keep_one()  # so that the next session need not wait as long
             self._report_ready()
         elif "sessions_fail" in head:
             self._context.reporter.note_failure(head["sessions_fail"])
@@ -149,7 +149,7 @@ class ChildLinks:
             return
         if not (context.is_ready or child.is_isolated):  # a shard, and none has served yet
             context.children.signal(signal.SIGKILL)
-            if wait_status == signal.SIGKILL:  # for memory? the shim finds out why we die of it
+            if wait_status == signal.SIGKILL:  # perhaps for memory: the shim finds out, if we die
                 os.kill(os.getpid(), signal.SIGKILL)
             failed = f"{child} {how} before it could serve"
             failure = child.failure or {"failed": failed, "log_tail": []}

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor's children: a record of each, of all together, and of how one exited.
+"""The supervisor's children: records of them, and the description of an exit.
 
     wait status, memory cgroup ──▶ `exit_of` ──▶ words for clients and log, facts for the shim
 
-What a child's clients are sent: `close_notices.py`; when it is restarted:
-`system/process/backoff.py`.
+`close_notices.py` notifies a child's clients; `system/process/backoff.py` times its restarts.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Child:
         return fds if self.connection_fd is None else [*fds, self.connection_fd]
 
     def retire_if_due(self, now: float) -> None:
-        """Ask a shard without sessions to exit, when it is due; when it has not, kill it."""
+        """Ask a shard without sessions to exit when that is due; kill it if it does not."""
         if self.retire_at is None or now < self.retire_at:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -125,8 +124,8 @@ class Children:
     def reap(self) -> Iterator[tuple[Child, int, int | None]]:
         """Yield each child that has exited, its wait status, and its peak memory in bytes.
 
-        Waits for these pids only: what the environment started when it was imported is the
-        environment's to wait for.
+        Only these pids are waited for: the environment waits for the processes that it started
+        when it was imported.
         """
         for pid in list(self._by_pid):
             try:
@@ -149,7 +148,7 @@ def exit_of(
 ) -> tuple[str, dict[str, Any]]:
     """Collect what is known of an exit, before the child's memory cgroup is removed.
 
-    Its own cgroup, if there is one, knows better than `peak_bytes`, and than the server's `kills`.
+    The child's own cgroup, if it has one, is preferred to `peak_bytes` and to the server's `kills`.
     Returns how it exited, for people (`was killed by SIGKILL`), and the facts for the shim
     (`shard_exit` in `protocol.py`).
     """

@@ -77,7 +77,7 @@ class SocketCopies:
     def count_left(self, child: Child) -> tuple[int, int]:
         """Return how many clients of a child have closed their connections, and how many wait.
 
-        Those have sent a request that the child has not read.
+        A client waits if it has sent a request that the child has not read.
         """
         fds = {fd for fd, _ in child.socket_copies.values()}
         poll = select.poll()
@@ -89,7 +89,7 @@ class SocketCopies:
     def notify_clients(self, child: Child, text: str, accept: Callable[[], None]) -> None:
         """Send all clients of a child why their sessions have ended, and close the copies.
 
-        They connect again at once: `accept` is called between, before the kernel's queue is full.
+        Clients reconnect at once, so `accept` is called in between, before the queue is full.
         """
         close = websocket.close_payload(websocket.INTERNAL_ERROR_CLOSE, text)
         for number, (fd, path) in enumerate(child.socket_copies.values(), 1):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class SupervisorContext:
-    """The parts of one supervisor, and how far it is."""
+    """The parts of one supervisor, and whether it is ready or stopping."""
 
     config: HostConfig
     spawner: Spawner
@@ -73,7 +73,7 @@ class SupervisorContext:
 
     @property
     def fds(self) -> list[int]:
-        """Descriptors of children, and of what is to become one."""
+        """Descriptors of the children, and of what the next children are started with."""
         state = [] if self.state is None else [self.state.listen_fd]
         return [*self.spawner.fds, *self.children.fds, *self.isolated.fds, *state]
 

@@ -4,21 +4,21 @@
     `Backlog` ──the oldest first──▶ inbox of a shard ──one message per iteration──▶ shard
         └◀───────── taken back ◀─────── not read in time
 
-Accepting is apart from serving: the kernel's queues are short, a connection that finds its queue
-full is dropped and tried again after 1, 3 and 7 s, and a shard that opens and answers connections
-cannot empty them in time when thousands come at once. Accepting alone costs microseconds each.
+Accepting is separate from serving, because the kernel's queues are short. A connection that finds
+its queue full is dropped, and retried after 1, 3 and 7 s. A shard that also answers connections
+cannot empty the queues in time when thousands arrive at once; accepting alone takes microseconds.
 
 A connection goes to the shard with the fewest sessions that has room. When none has room, it goes
 to the one with the fewest, which answers HTTP and lets a session wait (`shard/admission.py`).
-At most `WINDOW_MESSAGES` are in the inbox of a shard. They are small, and the shard reads one in an
-iteration of its loop: so it takes connections at the rate at which it serves, and when it hangs
-most of them can be taken back. It counts what it has taken on the scoreboard. The reasons:
+At most `WINDOW_MESSAGES` are in the inbox of a shard. They are small, and the shard reads one per
+loop iteration, so it takes connections at the rate at which it serves, and most of them can be
+taken back when it hangs. On the scoreboard it counts the connections that it has taken. Reasons:
 `docs/decisions/0023-accept-apart-from-serving.md`.
 
 What happens when
 
     a shard hangs           what it has not taken in `PATIENCE_SECONDS` is taken back as soon as
-                            another shard has nothing to take, and it gets none for a while
+                            another shard has nothing to take; the hung one gets none for a while
     a shard exits           what it has not taken goes to the others, or waits for its successor
     all shards are busy     connections wait here; a client that leaves is noticed by its shard
 """
@@ -37,11 +37,11 @@ from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_micr
 from ..startup import SPARE_FDS
 from .acceptor import Backlog, Waiting
 
-# A shard takes one message in an iteration of its loop: what it may keep from others if it hangs.
-# In a crowd messages are larger: handshakes must not wait for the steps of those who came first.
+# A shard takes one message per loop iteration: the others cannot get its connections if it hangs.
+# In a crowd messages are larger: handshakes must not wait for the steps of earlier sessions.
 MIN_IN_MESSAGE = 16
 SHARE_IN_MESSAGE = 1 / 4  # of the connections that wait
-WINDOW_MESSAGES = 4  # that a shard has been passed and has not taken yet
+WINDOW_MESSAGES = 4  # at most, that were passed to a shard and that it has not taken yet
 PLACE_SECONDS = 0.001  # between two looks at the shards while connections wait
 MAX_PLACE_SECONDS = 0.05  # while none of them takes any
 PATIENCE_SECONDS = 0.25  # for a shard to take a connection, before another may get it
@@ -56,7 +56,7 @@ class Inbox:
         self.index = index
         self.reading, self.writing = ends
         self.sent = 0  # to the current process of the shard
-        self.taken = 0  # of these, when last looked
+        self.taken = 0  # of these, when the scoreboard was last read
         self.progressed_at = 0.0  # when `taken` last grew, or the first was sent
         self.closed_until = 0.0
 
@@ -121,7 +121,7 @@ class Distributor:
         return sum(_is_hung(inbox, now) for inbox in self._inboxes)
 
     def place(self, wanted: int, now: float) -> None:
-        """Pass connections to the shards, as far as these can take them; `wanted` are to share."""
+        """Pass connections to the shards that can take them; `wanted` shards divide the load."""
         if any(inbox.outstanding for inbox in self._inboxes):
             others_wait = any(not inbox.outstanding for inbox in self._open_inboxes(now))
             for inbox in self._inboxes if others_wait else ():

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory: whose the kills for memory were, what sessions may hold, and what they leave running.
+"""Memory: who was killed for it, the caps of sessions, and programs that sessions leave running.
 
     counter of a cgroup ──▶ `evidence_of` an exit     the counter before and after it
                        └──▶ `take_others`             kills that no process of ours died of
 
-The kernel counts a kill, sends SIGKILL, and the victim is reaped a moment later. A count that has
-moved is left to a process of ours that is dying; when none is, the victim was a program that the
+The kernel counts a kill, sends SIGKILL, and the victim is reaped a moment later. If a process of
+ours is dying when the count rises, it was the victim; if not, the victim was a program that the
 environment had started, whose exit the supervisor does not see. Each kill explains one exit, so
-that a later `kill -9` by hand finds a counter that stands still.
+that a later `kill -9` by hand is not taken for a kill for memory.
 
 The group is the replica's own below a shim, and that of its container or job elsewhere. Without one
-(local replicas on machines without cgroups) the machine's counter is read, which proves nothing of
-a single process: a kill is forgotten when its victim has not been seen for a while.
+(local replicas on machines without cgroups) the machine's counter is read, which proves nothing
+about a single process: a kill that no exit explains within `DYING_SECONDS` is dropped.
 
 An isolated session is held to its cap by a cgroup below the replica's own, where there can be one;
 elsewhere by a watchdog.
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from .children import Child, Children
     from .status_reporter import StatusReporter
 
-POLL_INTERVAL_SECONDS = 1.0  # at least, between two looks at the count
+POLL_INTERVAL_SECONDS = 1.0  # at least, between two reads of the count
 SETTLE_SECONDS = 0.3  # from a count until the signal has certainly been sent
 DYING_SECONDS = 10.0  # from the count of a kill until its victim is reaped, as in `server_exit.py`
 CHECK_SECONDS = 0.25  # between two checks of uncapped sessions
-MIN_LEFT_BYTES = 16 * MB  # that a program holds, to be named
+MIN_LEFT_BYTES = 16 * MB  # a program that holds less is not reported
 MAX_NAMED = 5
 _SESSION = re.compile(r"session-(\d+)-\d+")
 
@@ -63,7 +63,7 @@ log = logging.getLogger("openenvd.env_host")
 class KillCount:
     """Counts what the kernel killed in one cgroup, or on the machine when `group` is None.
 
-    `limited` is the group that has the limit, where the processes stand in one below it.
+    `limited` is the group that has the limit, if the processes are in a group below it.
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class KillCount:
 
     @property
     def limit_bytes(self) -> int | None:
-        """Return what they may use; None where that is not known."""
+        """Return how much memory the processes may use; None if that is not known."""
         own = None if self._limited is None else self._limited.limit_bytes()
         return own or self._known_limit
 
     def due(self, *, is_used: bool) -> float | None:
-        """Return when to look next, on the monotonic clock; None: while nothing happens, never."""
+        """Return when to read the count next (monotonic); None: not before something happens."""
         is_settled = self.group is None or self._counted == self._explained
         return self._looked_at + POLL_INTERVAL_SECONDS if is_used or not is_settled else None
 
     def evidence_of(self, wait_status: int) -> dict[str, Any]:
-        """Return the counter before and after an exit; one by SIGKILL takes one of the kills."""
+        """Return the counter before and after an exit; a kill explains one exit by SIGKILL."""
         self._count()
         before, after = self._explained, self._counted
         if before is None or after is None:
@@ -104,7 +104,7 @@ class KillCount:
         return {"oom_kills": [before, after], "cgroup": self.group.name}
 
     def take_others(self, own_pids: Iterable[int]) -> int:
-        """Return how many kills were of none of these processes; each is returned once."""
+        """Return how many kills hit none of these processes; each kill is returned once."""
         if time.monotonic() < self._looked_at + POLL_INTERVAL_SECONDS:
             return 0
         self._count()
@@ -190,7 +190,7 @@ def private_bytes(pid: int) -> int:
 
 
 def cap_sentence(limit_bytes: int) -> str:
-    """Return how a session ended that went over its cap."""
+    """Return the words for the end of a session that exceeded its cap."""
     return f"was killed for memory: it needed more than {limit_bytes / MB:g} MB (--session-memory)"
 
 
@@ -199,7 +199,7 @@ def _is_uncapped(child: Child) -> bool:
 
 
 def remove_abandoned(directory: str) -> None:
-    """Remove the cgroups that killed supervisors have left, where no shim does."""
+    """Remove the cgroups that killed supervisors have left, if no shim has removed them."""
     for name in os.listdir(directory):  # noqa: PTH208
         match = _SESSION.fullmatch(name)
         if match is not None and not os.path.exists(f"/proc/{match[1]}"):  # noqa: PTH110

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides when shards are started, stopped and replaced, and when a replica sleeps; no effects.
 
-One shard comes with the replica. Each further session or connection that waits wants one more, up
-to what was planned, at once: a fork takes milliseconds. They are given back when for
-`LINGER_SECONDS` fewer were wanted, so that sessions that come and go fork nothing. The last one
-is given back only while no client has connected to the replica: then the shard has no memory
-that a client might want to find again.
+One shard starts with the replica. Each further session or waiting connection adds one at once, up
+to the planned number: a fork takes milliseconds. Shards are stopped when fewer were needed for
+`LINGER_SECONDS`, so that short sessions do not fork again and again. The last shard is stopped only
+if no client has connected to the replica yet: its memory may hold what a client wants to find
+again.
 
 A step is abandoned when it runs although its session has ended:
 
@@ -14,18 +14,18 @@ A step is abandoned when it runs although its session has ended:
       ├─ no other session is in the shard       replaced, once the step has run for a while
       └─ others are, and their loop is blocked  replaced at once: their clients get the reason
 
-The process of an isolated session that is over is ended after the same while.
+The process of an isolated session that has ended is stopped after the same time.
 
 A step that does not release the interpreter (a regular expression, C code) blocks the loop, which
 then notices no time-out and no client that leaves. The supervisor notices instead:
 
     the loop has not run for a while      the stacks of the process are logged
-      ├─ nor for the time limit of calls  replaced at once: a call that has this limit is in it
+      ├─ for longer than the calls' limit replaced at once: a call that has this limit is in it
       ├─ all clients have left, or wait   replaced at once: no client expects an answer
       └─ otherwise                        nothing is done: the step may take as long as it wants
 
-A replica sleeps when it was not used for its time. Any connection is use, whatever is asked
-through it. A shard with a connection is not idle, and writes when it last had something to do; a
+A replica sleeps when it was not used for its idle time. Any connection is use, whatever is sent
+through it. A shard with a connection is not idle; a shard records when it was last busy. A
 connection that no shard has taken is in the backlog.
 """
 
@@ -39,8 +39,8 @@ from ..ipc.scoreboard import MICROSECONDS, Counters, Field
 
 LINGER_SECONDS = 30.0
 POLL_SECONDS = 1.0  # between two looks for shards to replace, while sessions are served
-PATIENCE_SECONDS = 10.0  # for an abandoned step to return from its beginning, and for a loop to run
-SETTLE_SECONDS = 0.2  # for what was accepted last to be where it belongs
+PATIENCE_SECONDS = 10.0  # that an abandoned step may take in all, and that a loop may be blocked
+SETTLE_SECONDS = 0.2  # until the connections that were accepted last are with their shards
 
 
 class ShardDemand:
@@ -53,7 +53,7 @@ class ShardDemand:
         self._since = 0.0  # when `_needed` was first the most that was wanted
 
     def keep_one(self) -> None:
-        """Never give the last one back from now on."""
+        """Keep at least one shard from now on."""
         self.least = max(1, self.least)
 
     def update(self, load: int, now: float) -> int:
@@ -85,8 +85,8 @@ def replacement_of(
 ) -> Replacement:
     """Decide on one shard.
 
-    A session that `is_exclusive` keeps the only slot that there is. Calls that have a time limit
-    may take `limit` seconds. The clients of `left` sessions have closed their connections; those of
+    If it `is_exclusive`, an abandoned session keeps its only slot. Calls that have a time limit may
+    take `limit` seconds. The clients of `left` sessions have closed their connections; those of
     `waiting` ones have requests that the shard has not read, so none of their steps blocks it.
     """
     blocked = blocked_seconds(row, now)
@@ -105,17 +105,17 @@ def replacement_of(
 
 
 def describe(row: Counters, now: int) -> str:
-    """Return the clause for the log."""
+    """Describe the abandoned steps of a shard, for the log."""
     count = row[Field.ABANDONED]
     what = "1 abandoned step has" if count == 1 else f"{count} abandoned steps have"
     return f"{what} run for {abandoned_seconds(row, now):.0f} s"
 
 
 class Idleness:
-    """Since when a replica has not been used. `now` is monotonic."""
+    """Records when a replica was last used. `now` is monotonic."""
 
     def __init__(self, sleep_after_seconds: float | None) -> None:
-        """None: it never ends by itself."""
+        """Without `sleep_after_seconds` the replica never ends by itself."""
         wanted = sleep_after_seconds
         self._seconds = None if wanted is None else max(wanted, SETTLE_SECONDS)
         self._used_at = 0.0

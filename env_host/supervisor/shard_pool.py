@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts, stops and replaces shards (`shard_policies.py`), and has connections passed to them."""
+"""Starts, stops and replaces shards (`shard_policies.py`), and passes connections on to them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class ShardPool:
         context.reporter.report_at_once()
 
     def _place(self) -> None:
-        """Pass connections on to shards, of which there are as many as are wanted."""
+        """Start or stop shards until there are as many as needed; pass connections on to them."""
         now = time.monotonic()
         self._context.backlog.close_refused(now)
         if not self._context.is_placing:
@@ -139,7 +139,7 @@ class ShardPool:
         self._context.copies.reserve(len(self._context.backlog.waiting))
 
     def _load(self, rows: list[Counters], now: float) -> int:
-        """Return how many shards there is something to do for; one more if none has room."""
+        """Return for how many shards there is work; one more if none has room."""
         load = self._context.distributor.load + sum(row.load + row[Field.WAITING] for row in rows)
         if (hung := self._context.distributor.count_hung(now)) > 0:
             load = max(load, 1 + hung)
@@ -150,7 +150,7 @@ class ShardPool:
     def _start_and_stop_shards(self, wanted: int) -> None:
         now, backlog = time.monotonic(), self._context.backlog
         has_passed_on = self._context.distributor.has_passed_on
-        # Forks take as long as a crowd takes to fill the kernel's queue: they come after it.
+        # A crowd could fill the kernel's queue during a fork, so forks wait until it has arrived.
         is_crowd_arriving, backlog.is_crowd_arriving = backlog.is_crowd_arriving, False
         for row in self._context.scoreboard.shard_counters():
             child = self._context.children.at(row.index)
@@ -177,10 +177,10 @@ class ShardPool:
                 self._context.children.signal(signal.SIGKILL)
                 raise ShardFailed(f"shard {index} could not be started: {exc}", []) from exc
             seconds = self._context.restarts.could_not_start(index, time.monotonic())
-            text = "shard %d could not be started, again in %g s: %s"
+            text = "shard %d could not be started; trying again in %g s: %s"
             log.warning(text, index, seconds, exc, extra={"shard": index})
             return
-        if index == 0:  # the front-end shard, which was given the number of sessions
+        if index == 0:  # the front-end shard has just been given the number of sessions
             self._context.isolated.over = 0
         self.links.add(new)
 
@@ -197,7 +197,7 @@ class ShardPool:
                 continue
             held, beat = blocked_seconds(row, at), row[Field.HEARTBEAT]
             if held >= shard_policies.PATIENCE_SECONDS and beat != child.last_beat:
-                # The next look decides: all processes may have been stopped for a while.
+                # Decide at the next poll: all processes may have been suspended for a while.
                 child.last_beat = beat
                 log.warning("%s has been blocked for %.0f s", child, held, extra=child.log_fields)
                 os.kill(child.pid, self._stacks_signal)

@@ -4,8 +4,8 @@
     shard, isolated ──▶ link, configuration, memory cgroup ──fork──▶ leave the supervisor ──▶ serve
                                                           └──new program, where no fork is safe
 
-The child then runs `shard/shard.py`. A machine may have no room for one more process or
-descriptor: then nothing is left behind, and the caller gets `OSError`. Children that run continue.
+The child then runs `shard/shard.py`. If the machine has no room for one more process or descriptor,
+nothing is left behind, and the caller gets `OSError`. Running children continue.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .memory import CHECK_SECONDS, KillCount, remove_abandoned
 if TYPE_CHECKING:
     from ..environment.plan import ServingPlan
 
-# The kernel kills a child before the supervisor, which tells clients why their sessions have ended;
-# a worker of the executor before both.
+# The kernel kills a worker of the executor first, then a child, and last the supervisor, which
+# tells clients why their sessions have ended.
 CHILD_OOM_SCORE_ADJ = 200
 PROGRAM = Path(__file__).resolve().parent.parent / "__main__.py"
 Serve = Callable[[ChildConfig, Scoreboard, bytes], Never]  # what a forked child does
@@ -109,7 +109,7 @@ class Spawner:
         )
 
     def isolated(self, message: Message, counters: Counters) -> Child:
-        """Start a process for a connection, which stays the caller's at an `OSError`."""
+        """Start a process for a connection; after an `OSError` the caller still owns it."""
         fd, group, limit = message.fds[0], None, self.config.session_memory_bytes
         if self._groups is not None and limit is not None:
             self._number += 1
@@ -169,7 +169,7 @@ class Spawner:
         return new
 
     def _run_child(self, new: Child, head: bytes, parent: int) -> Never:
-        """In the child: leave everything that is the supervisor's behind, and serve."""
+        """Close in the child everything that is the supervisor's, and serve."""
         if new.group is not None:
             try:
                 new.group.add(os.getpid())
@@ -197,8 +197,8 @@ class Spawner:
 def what_forbids_forking() -> str | None:
     """Return why this process cannot be forked safely; None when it can.
 
-    Threads of Python may hold its locks. Those that C libraries keep to themselves (BLAS) are
-    theirs to deal with, and they do (`pthread_atfork`).
+    A thread of Python may hold a lock during the fork. Threads of C libraries (BLAS) are not
+    counted: these libraries prepare themselves for a fork (`pthread_atfork`).
     """
     threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
     if threads:

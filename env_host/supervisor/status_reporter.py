@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports to the shim: how many sessions there are, how full all shards are, what has exited.
 
-Exits, and failures to create environments, are also in the answer of `/capacity`, by which the
-agents of engines learn of them.
+`/capacity`, which the agents of engines read, also shows exits and failures to create environments.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 SESSIONS_SECONDS = 0.05  # between two reports of the number of sessions
 CAPACITY_SECONDS = 5.0  # between two reports of how full all shards are
-MAX_MEASURED = 4  # processes of isolated sessions whose memory says what one costs
+MAX_MEASURED = 4  # isolated sessions whose memory is averaged to estimate the memory of one
 KEPT = 8  # exits that `/capacity` shows
 
 
@@ -41,7 +40,7 @@ class StatusReporter:
         self._session_bytes: int | None = None  # of an isolated session, when last there was one
         self._exits = 0
         self._last_exits: deque[dict[str, Any]] = deque(maxlen=KEPT)
-        self._left: list[dict[str, Any]] = []  # behind by sessions
+        self._left: list[dict[str, Any]] = []  # programs that sessions have left running
         self._show()
 
     @property
@@ -89,7 +88,7 @@ class StatusReporter:
         summary["left"] = left
         rows = self._scoreboard.shard_counters()
         if blocked := max(blocked_seconds(row, now) for row in rows):
-            summary["held_since"] = round(time.time() - blocked)  # the reader reads it later
+            summary["held_since"] = round(time.time() - blocked)  # a duration would become stale
         own = (row for row in self._scoreboard if row[Field.ISOLATED] and row[Field.SESSIONS])
         pids = [row[Field.PID] for row in itertools.islice(own, MAX_MEASURED)]
         if sizes := [size for pid in pids if (size := private_bytes(pid))]:
@@ -101,7 +100,7 @@ class StatusReporter:
             self._notifier.report_if_room(capacity=summary)
 
     def report_exit(self, facts: dict[str, Any]) -> None:
-        """Report one exit; also the earlier ones are still shown, as far as there is room."""
+        """Report one exit; `/capacity` shows it together with the last ones before it."""
         self._exits += 1
         facts = {**facts, "number": self._exits, "at": time.time()}
         self._last_exits.append(facts)

@@ -2,6 +2,6 @@
 """The server's side of a WebSocket; knows no sessions.
 
 handshake.py  the upgrade
-frames.py     bytes to messages, and what of them has not arrived whole
+frames.py     bytes to messages, and a bound for incomplete messages
 protocol.py   a connection
 """

@@ -1,30 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages in the bytes that a WebSocket client sends: a server's side, no sockets.
+"""Parses the bytes that a WebSocket client sends into messages; knows no sockets.
 
     bytes received ──▶ whole_text ──▶ payload, of nearly all that clients send
                 └────▶ FrameParser.feed ──▶ [(TEXT, payload), (PING, payload), …]
 
 Fragmented messages are returned whole. A breach of the protocol raises `FrameError` as soon as the
-head of a frame shows it. Whether a text is UTF-8 is left to the JSON parser, but for fragments. Why
-this is not a library's: see `docs/decisions/0009-own-websocket-framing.md`.
+head of a frame shows it. The JSON parser checks that a text is UTF-8; fragments are checked here.
+Why no library is used: `docs/decisions/0009-own-websocket-framing.md`.
 
-Bounds what one process keeps of messages that have not arrived whole, of all clients together.
+`PartialMessages` bounds the memory of the incomplete messages of all clients of one process.
 
 One message may be long, and a client may take its time. Without this bound a few hundred clients
 that each send most of a message, and then wait, take all memory.
 
-    more than `most_bytes` are kept         a connection with part of a message is not read for a
-                                            while (held), so that another's becomes whole
-    no message becomes whole for a while    one more is read, then two more, then four, ..., as far
-                                            as one and a half times as much; after `STALL_SECONDS`
-                                            there, the one of which most is kept is closed, 1013
-    twice as much                           the one of which most is kept is closed at once, 1013
+    more than `most_bytes` are kept         connections with a part of a message are held: they are
+                                            not read for a while, so that others complete theirs
+    no message is completed for a while     one held connection is read again, then two, then four,
+                                            ..., up to 1.5 times `most_bytes`; after `STALL_SECONDS`
+                                            there, the one with the most bytes is closed with 1013
+    more than twice `most_bytes`            the one with the most bytes is closed at once with 1013
 
-More and more are read because a connection may wait for the kernel, whose receive buffers the held
-ones fill. It is slow: 1,024 clients that send 2 MB each in one instant to a process that may keep
-400 MB need up to a minute, or are closed. So the bound is a share of the memory that there is
-(`environment/plan.py`), and no less than `MESSAGES_AT_ONCE` messages. Clients that send short
-messages, which arrive whole, are never concerned.
+Held connections are read again because their data fills the kernel's receive buffers, for which
+another connection may wait. This is slow: 1,024 clients that send 2 MB each at once to a process
+that may keep 400 MB need up to a minute, or are closed. So the bound is a share of the available
+memory (`environment/plan.py`), and no less than `MESSAGES_AT_ONCE` messages. Clients whose messages
+are short, and so arrive whole, are never affected.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _CONTROL = 0x8  # opcodes from here on
 _SHORT_HEAD = 2 + KEY_BYTES  # bytes, of a masked frame of at most `MAX_CONTROL_BYTES`
 _LONGER_HEAD = 4 + KEY_BYTES  # of one of less than 64 kB
 _TOP_BIT = 1 << 63  # of a length, which must not be set (RFC 6455, section 5.2)
-_CHUNK_BYTES = 64  # that each piece of a frame takes beside its own: there may be one a byte
-_LARGE_BYTES = 1 << 16  # from here on a slice is not worth its copy
+_CHUNK_BYTES = 64  # overhead of each piece of a frame: a piece may be as short as one byte
+_LARGE_BYTES = 1 << 16  # from here on, copying a slice costs more than a view
 _OPCODES = frozenset((ws.CONTINUATION, TEXT, ws.BINARY, ws.CLOSE, ws.PING, ws.PONG))
 
 Message = tuple[int, bytes]
@@ -75,9 +75,9 @@ class FrameError(Exception):
 
 
 def whole_text(data: bytes) -> bytes | None:
-    """Return the text if `data` is one whole frame of less than 64 kB, as of most messages.
+    """Return the text if `data` is one whole frame of less than 64 kB, as most messages are.
 
-    None: it is a matter for `FrameParser`, which says the same in three times the time.
+    None: use `FrameParser`, which would return the same text, but takes three times as long.
     """
     size = len(data)
     if size <= _SHORT_HEAD or data[0] != _WHOLE_TEXT:
@@ -103,7 +103,7 @@ class FrameParser:
         self._max_bytes = max_bytes
         self._chunks: list[bytes] | None = None  # of a frame that has not arrived whole
         self._held = 0  # bytes in them
-        self._wanted = 0  # bytes without which it is not worth looking again
+        self._wanted = 0  # bytes that are needed before it is parsed again
         self._fragments: _Fragments | None = None  # of a message in several frames
 
     def feed(self, data: bytes) -> list[Message]:
@@ -246,7 +246,7 @@ def code_of_close(payload: bytes) -> int:
     return code
 
 
-MESSAGES_AT_ONCE = 4  # of the greatest length may have arrived in part
+MESSAGES_AT_ONCE = 4  # incomplete ones of the greatest length, for which there is always room
 STALL_SECONDS = 10.0  # without a message that became whole
 POLL_INTERVAL_SECONDS = 0.25  # while connections are held
 
@@ -260,11 +260,11 @@ class PartialMessages:
         self._kept: dict[WebSocketProtocol, int] = {}
         self._total = 0
         self._held: dict[WebSocketProtocol, None] = {}  # of these; the first is read again first
-        self._going_on: set[WebSocketProtocol] = set()  # the others that sent since the last look
+        self._going_on: set[WebSocketProtocol] = set()  # those not held that sent since `_look`
         self._timer: asyncio.TimerHandle | None = None  # while any is held
-        self._is_any_whole = False  # has become so since the last look
+        self._is_any_whole = False  # a message has been completed since `_look`
         self._stalled_looks = 0
-        self._more = 1  # to be read at the next look if none became whole
+        self._more = 1  # held ones to read at the next `_look` if no message is completed
 
     def note(self, connection: WebSocketProtocol, size: int) -> None:
         """Take note of how many bytes are kept for a connection, and make room if need be."""
@@ -305,7 +305,7 @@ class PartialMessages:
     def _look(self) -> None:
         """Read from twice as many held connections each time, until a message is complete.
 
-        With little room left, from one at a time.
+        With little room left, read from one at a time.
         """
         self._timer = None
         self._stalled_looks = 0 if self._is_any_whole else self._stalled_looks + 1
@@ -325,7 +325,7 @@ class PartialMessages:
         self._going_on.clear()
 
     def _close_largest(self) -> None:
-        """Close the one of which most is kept; failing, it notes that nothing is."""
+        """Close the connection with the most kept bytes; its `fail` notes that none are kept."""
         largest = max(self._kept, key=self._kept.__getitem__)
         text = f"unfinished messages take {self._total // MB} MB"
         largest.guarded(largest.fail, ws.TRY_AGAIN_LATER_CLOSE, text)

@@ -7,12 +7,12 @@
 
 A parser is kept only while a frame or message is incomplete: most connections never have one.
 
-Closing: our close frame is sent, and the peer has `CLOSE_SECONDS` to answer it. Its own close frame
-is answered and the connection closed, once the remaining bytes are written, or after that time.
+Closing: we send a close frame, and the peer has `CLOSE_SECONDS` to answer it. If the peer closes
+first, we answer, and close once the remaining bytes are written, or after `CLOSE_SECONDS`.
 
-For a peer that does not read, no more is buffered: the subclass looks at `is_paused`, and of the
-peer's pings the last alone is answered. Whatever a subclass raises and does not handle itself
-closes the connection with 1011 and a line in the log (`break_off`).
+Nothing more is buffered for a peer that does not read: the subclass checks `is_paused`, and only
+the peer's last ping is answered. An exception that escapes from the subclass closes the connection
+with 1011 and a line in the log (`break_off`).
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class WebSocketProtocol(asyncio.Protocol):
         self._closing: asyncio.TimerHandle | None = None  # our close frame is on its way
         self._has_left = False
         self._is_open = True  # messages are taken and sent: neither side has closed
-        self._holds = 0  # why the peer is not read now: how many reasons
+        self._holds = 0  # how many reasons there are now not to read from the peer
         self._is_heard = True  # data has arrived since `check_liveness` was last called
-        self._is_pinged = False  # it sent a ping then
+        self._is_pinged = False  # `check_liveness` sent a ping then
         self._pong: bytes | None = None  # to be sent when the peer reads again
         self.is_paused = False  # the peer reads more slowly than we write
         self.transport: Any = None
@@ -87,12 +87,12 @@ class WebSocketProtocol(asyncio.Protocol):
     def resume_reading(self) -> None:
         """Read from the peer again, unless there is another reason not to."""
         self._holds -= 1
-        self._is_heard = True  # it could not be
+        self._is_heard = True  # while it was not read, it could not be heard
         if not self._holds and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def check_liveness(self) -> None:
-        """Ping a peer that was silent since the last call; close if it was so twice."""
+        """Ping a peer that was silent since the last call; close if it did not answer a ping."""
         self.guarded(self._check_liveness)
 
     def close(self, code: int, reason: str = "") -> None:
@@ -182,7 +182,7 @@ class WebSocketProtocol(asyncio.Protocol):
         try:
             self.fail(ws.INTERNAL_ERROR_CLOSE, "internal error")
         except Exception:
-            log.exception("the connection could not be closed; it is cut")
+            log.exception("the connection could not be closed; it is aborted")
             self.transport.abort()
 
     def guarded(self, callback: Callable[..., None], *arguments: Any) -> None:

@@ -33,7 +33,7 @@ LAST_STATUS_SECONDS = 1.0  # for clients to read the last status
 
 
 class EngineReplicaStatus(ReplicaStatus):
-    """What is known of one replica. No effects."""
+    """The known facts about one replica. No effects."""
 
     # Whether the engine may have been asked to start it; if not, the engine has nothing of it
     is_asked: bool = False

@@ -16,7 +16,7 @@ Rules for an engine
   next agent calls `list` and `find`, which find instances by their labels.
 * An engine never restarts an instance: its restart policies are off. The daemon decides that.
 * Every method raises `EngineGone` when the engine does not answer, and `EngineRefused` when it
-  refuses. `stop`, `signal` and `remove` take a missing instance for no error.
+  refuses. `stop`, `signal` and `remove` succeed if the instance is missing.
 
 Failure cases, and how they are handled
 

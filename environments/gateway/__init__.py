@@ -33,7 +33,7 @@ Failure cases:
 * Envoy cannot read a file: it keeps its configuration, and its log says so.
 * Two launches start it at once: the second waits for a lock, and finds the gateway of the first.
 * The last environment ends while a launch begins: the daemon checks again, with the lock held,
-  whether anybody wants the gateway, and a launch has its row in the table before it does.
+  whether any environment wants the gateway; a launch has its row before it takes the lock.
 * An update moves an environment behind the gateway, or away from it: the gateway runs while a
   generation behind it starts, and until the sessions of such a generation have ended.
 

@@ -113,7 +113,7 @@ def find_envoy() -> Path:
     Raises:
         GatewayFailed: The package is not installed, or has no Envoy for this machine.
     """
-    from importlib.metadata import PackageNotFoundError, distribution  # here: the daemon needs none
+    from importlib.metadata import PackageNotFoundError, distribution  # here: else not needed
 
     try:
         files = distribution(PACKAGE).files or []

@@ -14,8 +14,8 @@ The ways are tried in order. A way that cannot be used (`Unusable`) is reported 
 next is tried; any other failure (the network, a disk, a file of another hash) ends the launch. With
 a `uv.lock`, its versions are installed (`uv export`), from the user's own package index, and only
 files that have the hashes in the lock; the requirements of the env host come beside them. If the
-lock has wheels of a package, one of them must fit, or else the lock cannot be used: no package is
-compiled because the lock was made for another Python.
+lock has wheels of a package, one of them must fit, or else the lock cannot be used. So a lock that
+was made for another Python does not cause a package to be compiled.
 
 An environment may be laid over another one, to add packages (`launch --with`):
 
@@ -56,7 +56,7 @@ from .uv import Say, Uv, UvFailed
 
 COMPLETE = "complete"
 USED = "used"  # a file with the time in seconds since boot; its modification time is for people
-KEY_VERSION = 3  # a higher number makes every environment be made again
+KEY_VERSION = 3  # raise it, and every environment is made again
 
 # The requirements of the env host; a project on upstream's package has all of them already.
 HOST_REQUIREMENTS = ("uvicorn>=0.35", "websockets>=13", "pydantic>=2")
@@ -117,7 +117,7 @@ def make_once(venv: Path, note: dict[str, Any], build: Callable[[], None], say: 
         shutil.rmtree(venv, ignore_errors=True)
         try:
             build()
-        except BaseException:  # also when cancelled: a part must not be taken for the whole
+        except BaseException:  # also when cancelled: an incomplete environment must not be used
             shutil.rmtree(venv, ignore_errors=True)
             raise
         seconds = time.monotonic() - started

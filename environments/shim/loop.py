@@ -174,7 +174,7 @@ class Shim:
             self._look()
 
     def _serve(self) -> None:
-        """Let the server accept connections, also under the next shim."""
+        """Open the start barrier: the server may accept connections, also under the next shim."""
         if self._server.process.is_held:
             self._server.process.serve()
             with contextlib.suppress(OSError):  # the daemon tells the next shim, too

@@ -47,13 +47,13 @@ class ServerProcess:
     """One server process at a time, or none."""
 
     def __init__(self, run: RunFileData, groups: CgroupManager | None, *, is_forked: bool) -> None:
-        """Make one that has no process; `is_forked` says whether the shim is (`forked.py`)."""
+        """Begin without a process; `is_forked`: the shim itself was forked (`forked.py`)."""
         self._run = run
         self._groups = groups
         self._is_forked = is_forked
         self.pid: int | None = None
         self._started_at: float | None = None
-        self.ended: tuple[int, int] | None = None  # wait status, most resident bytes
+        self.ended: tuple[int, int] | None = None  # wait status, peak resident bytes
         self.cgroup: Cgroup | None = None
         self._listeners: list[socket.socket] = []
         self._gate_fd: int | None = None  # the start barrier's writing end, while it is closed
@@ -70,14 +70,14 @@ class ServerProcess:
 
     @property
     def listening_fds(self) -> tuple[int, ...]:
-        """Return those of the sockets that accept clients, without those that reserve the port."""
+        """Return the sockets that accept clients, without those that only reserve the port."""
         return tuple(one.fileno() for one in listening(self._listeners))
 
     def to_json(self) -> StatusLine:
         """Return its part of the status that clients are sent (`connections.py`)."""
         host, port = self._run["host"], self._run["port"]
         if not port and self._listeners:
-            port = self._listeners[0].getsockname()[1]  # any was requested, and this one bound
+            port = self._listeners[0].getsockname()[1]  # any port was requested; this is the one
         return {
             "pid": self.pid,
             "pid_started_at": self._started_at,
@@ -133,7 +133,7 @@ class ServerProcess:
         return bool(self._run.get("held"))
 
     def serve(self) -> None:
-        """Let this server, and every later one, accept connections."""
+        """Open the start barrier: this server, and every later one, may accept connections."""
         self._run["held"] = False
         self._close_gate()
 
@@ -147,7 +147,7 @@ class ServerProcess:
         assert self._listeners  # prepared
         environ = self._run["env"] | {name: str(fd) for name, fd in variables.items()}
         environ[files.LISTEN_FD_VARIABLE] = descriptors_text(self.listener_fds)
-        if is_tried and not self._run.get("ordinal"):  # only the first replica of a launch is
+        if is_tried and not self._run.get("ordinal"):  # only a launch's first replica is tried
             environ[files.TRIAL_VARIABLE] = "1"
         entry = self._run.get("entry") if self._is_forked else None  # None: it is exec'ed
         title = f"openenvd: host {self._run['replica_id']}"

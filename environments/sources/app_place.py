@@ -249,7 +249,7 @@ def stands_alone(folders: Sequence[Path], module: str) -> bool:
     """Return whether a module is in one of the folders, and can be imported by its own name.
 
     If it, or a module there that it imports, has a relative import that leads out of the folders,
-    it can be imported as a part of a package alone. Imports in a block may be guarded or late.
+    it can only be imported as part of a package. Imports in a block may be guarded or late.
     """
     pending, seen = [module], set[str]()
     while pending and len(seen) < _MAX_FILES:

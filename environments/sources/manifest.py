@@ -4,7 +4,7 @@
 The module reads the keys that decide how an environment is launched. All others belong to the
 project, are kept as they are, and go to `/metadata`.
 
-    name                    the environment's name, and mostly the package's; else the folder's
+    name                    the environment's name, mostly also the package's; default: the folder's
     app                     `module:attribute` of an upstream project's app, or the module's path
     class                   `module:Class`, which is served without upstream's package
     reset_first             `false`: steps need no reset before them; the env host reads it

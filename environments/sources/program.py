@@ -145,7 +145,7 @@ def _project_config(project: Project, python: Path) -> tuple[HostConfig, dict[st
     package = package_of(project)
     candidates = app_candidates(package, app.reference)
     module = app.reference.partition(":")[0]
-    # As the author's own server imports it, which may never import the package's `__init__`.
+    # As the author's own server imports it: perhaps without the package's `__init__`.
     if app.package is None and stands_alone([*app.folders, *map(Path, paths)], module):
         candidates = candidates[::-1]
     usual = app_candidates(package, app.fallback)

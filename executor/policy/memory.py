@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which waiting tasks may start now, and which workers are killed, by memory; `Timing`. Pure.
+"""Decides by memory which waiting tasks may start and which workers are killed; `Timing`. Pure.
 
     budget   ├ guaranteed SHORT ┼ guaranteed LONG ┼──────────── burst ────────────┤
     a task takes                  its worker's share, and what it needs beyond ───▶
@@ -36,7 +36,7 @@ LONE_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """What the next tasks of one schedule may take. Sizes in bytes."""
+    """The memory that the next tasks of one schedule may take. Sizes in bytes."""
 
     schedule: str
     burst_bytes: int  # of the budget, beyond the guaranteed workers' shares
@@ -46,7 +46,7 @@ class FreeMemory:
     is_alone: bool = False  # no task of this schedule is under way
 
     def fits_all(self, count: int, largest_bytes: int) -> bool:
-        """Say whether any `count` tasks fit, none of which needs more than `largest_bytes`."""
+        """Return whether any `count` tasks fit, none of which needs more than `largest_bytes`."""
         return count * largest_bytes <= min(self.burst_bytes, self.available_bytes)
 
 
@@ -61,7 +61,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Why a task does not start."""
+    """The reason why a task does not start."""
 
     needs_bytes: int
     free_bytes: int
@@ -119,7 +119,7 @@ _MIN_WORTH_KILLING_BYTES = 32 * MB  # to kill a smaller worker frees too little
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one worker's tree holds. Sizes in bytes."""
+    """The memory of one worker's process tree. Sizes in bytes."""
 
     name: str
     held_bytes: int

@@ -6,11 +6,11 @@
 
 *Guaranteed* workers have their expected memory set aside, so a burst never starves them; they are
 forked when they are needed, and one of each schedule stays from then on. *Burst* workers come when
-there is work beyond the guaranteed ones. What has been idle for a while leaves. LONG and SHORT have
-a share each, so LONG requests never take the workers of SHORT ones.
+there is work beyond the guaranteed ones. A worker that was idle for a while exits. LONG and SHORT
+have a share each, so LONG requests never take the workers of SHORT ones.
 
-How many burst workers there may be is bounded here as if each needed next to nothing; what bounds
-them from one moment to the next is what their tasks are expected to need: `memory.py`.
+Here the number of burst workers is bounded as if each needed almost no memory; at run time
+`memory.py` bounds them by the memory that their tasks are expected to need.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ..messages import LONG, SHORT
 if TYPE_CHECKING:
     from ...system.memory.limits import Limits
 
-# The reserve is a tenth of a machine, which the system and its user need as well, and half of that
-# in a group of our own; never so little that a page cache cannot breathe, nor so much that a large
-# machine is left idle.
+# The reserve is a tenth of a machine, which the system and its user need as well, or half of that
+# in a group of our own. Its minimum leaves room for a page cache; its maximum keeps it from wasting
+# the memory of a large machine.
 MACHINE_RESERVE_SHARE = 0.10
 GROUP_RESERVE_SHARE = 0.05
 MIN_RESERVE_BYTES = 32 * MB
@@ -51,7 +51,7 @@ PIDS_SHARE = 0.5  # of the pids limit, the rest is for replicas and the user
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many workers of each schedule, and the memory they share. Sizes in bytes."""
+    """The number of workers of each schedule, and the memory they share. Sizes in bytes."""
 
     guaranteed_long: int
     guaranteed_short: int
@@ -93,7 +93,7 @@ def plan_workers(
     worker_memory_bytes: int = 0,
     reserve_bytes: int = 0,
 ) -> Plan:
-    """Make the plan for this machine; a zero among the settings lets the plan decide.
+    """Make the plan for this machine; a setting of 0 leaves the choice to the plan.
 
     `daemon_bytes` is what the daemon and the zygote themselves use, `expected` the expected
     memory of one worker by schedule.
@@ -163,9 +163,9 @@ def _mb(size_bytes: int) -> str:
     return f"{size_bytes / MB:,.0f} MB"
 
 
-# How many workers of a schedule stay when there is nothing to do, once it has had something to do.
-# The other guaranteed ones are places whose memory is set aside: a fork fills one in 2 ms, and idle
-# it would hold some MB.
+# How many workers of a schedule stay idle once it has had a task. The other guaranteed ones are not
+# forked yet, and only their memory is set aside: a fork takes 2 ms, and an idle worker would hold
+# some MB.
 KEPT_WORKERS = 1
 
 # What a worker may have grown by since it was forked (leaks, caches, fragmentation).
@@ -181,7 +181,7 @@ _MAX_BACK_OFF_SECONDS = 5.0
 
 # After this many failed starts in a row, waiting tasks fail rather than hang.
 MAX_FAILED_STARTS = 6
-# The preload itself may be what kills the zygote: after this many, workers start without it.
+# The preload may be what kills the zygote: after this many failures, workers start without it.
 FAILED_STARTS_BEFORE_BARE = 3
 
 
@@ -210,7 +210,7 @@ def workers_wanted(
 
 
 def reason_to_recycle(*, grown_bytes: int | None) -> str | None:
-    """Say why a worker that has finished its task must leave; None when it may stay."""
+    """Return why a worker that has finished its task must leave; None when it may stay."""
     if grown_bytes is not None and grown_bytes > MAX_GROWTH_BYTES:
         return f"it had grown by {grown_bytes / MB:.0f} MB"
     return None

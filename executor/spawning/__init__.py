@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where worker processes come from: the zygote, or a subprocess where fork is not safe."""
+"""Makes worker processes: by the zygote, or as a subprocess where fork is not safe."""

@@ -187,7 +187,7 @@ class Zygote:
                     self.send({**report, "was_alone": was_alone})
 
     def _was_alone(self, pid: int) -> bool:
-        """Say whether a worker that waits to be reaped never had a child.
+        """Return whether a worker that waits to be reaped never had a child.
 
         Then a kill for memory in its cgroup was its own. Children that it had not reaped are
         children of the zygote by now.

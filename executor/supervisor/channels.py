@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the supervisor's thread waits for: workers' pipes and sentinels, and a wake-up.
+"""The objects that the supervisor's thread waits for: pipes, sentinels, and a wake-up.
 
     pipe ────▶ readable ──▶ `read` ──▶ frames             at its end, `pipe_ended` is set
          ◀──── writable ◀── what did not fit of a frame   (`write_when_ready`, `write_rest`)
@@ -71,7 +71,7 @@ class WakeUp:
         self._is_set = False
 
     def is_due(self, now: float) -> bool:
-        """Say whether a deadline may have passed."""
+        """Return whether a deadline may have passed."""
         return now >= self._deadline
 
     def seconds_left(self, now: float) -> float | None:

@@ -311,7 +311,7 @@ class Lifecycle:
         self._let_leave(worker)
 
     def _release_workers(self) -> None:
-        """Let the workers of a lost source finish what they do, and leave."""
+        """Retire the workers of a lost source; each finishes its task first."""
         for worker in self._pools.workers():
             if worker.stage is Stage.EXITED:
                 self._reap(worker)
@@ -319,7 +319,7 @@ class Lifecycle:
                 self._leave_if_idle(worker)
 
     def stop_run(self, run: Run, reason: StopReason, grace_seconds: float) -> None:
-        """Tell a running task to stop; it is killed after the grace. Any thread, under the lock."""
+        """Ask a running task to stop, and kill it after the grace. Any thread, under the lock."""
         worker = run.worker
         if worker is None or run.stop_reason is not None:
             return
@@ -347,7 +347,7 @@ class Lifecycle:
         return min(self.starter.deadline(now), self._memory.deadline(), *deadlines)
 
     def stop_all(self, now: float, deadline: float) -> None:
-        """Tell every task to stop by the deadline, and every worker without one to leave."""
+        """Ask every task to stop by the deadline, and every worker without one to leave."""
         grace_seconds = max(0.0, deadline - now)
         for worker in self._pools.workers():
             self._leave_if_idle(worker)

@@ -109,7 +109,7 @@ class Supervisor:
         return self._stop_deadline if self._stop_deadline > now else math.inf
 
     def _is_done(self) -> bool:
-        """Say whether the executor is to stop and nothing is left.
+        """Return whether the executor was asked to stop and nothing is left.
 
         Meanwhile, remaining workers are asked to stop.
         """

@@ -44,7 +44,7 @@ class Stage(enum.Enum):
 
 
 class StopReason(enum.Enum):
-    """Why a running task was asked to stop."""
+    """The reason why a running task was asked to stop."""
 
     CANCELLED = enum.auto()
     TIMED_OUT = enum.auto()
@@ -106,7 +106,7 @@ class PooledWorker:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the worker stays when there is nothing to do, as a fresh one does.
+        """Return whether the worker stays when there is nothing to do, as a fresh one does.
 
         One that has worked has pages of its own; after a while it exits, and another is forked in
         2 ms.
@@ -115,7 +115,7 @@ class PooledWorker:
 
     @property
     def grown_bytes(self) -> int | None:
-        """How much the worker has grown since its first task."""
+        """The bytes by which the worker has grown since its first task."""
         if self.rss_bytes is None or self.first_rss_bytes is None:
             return None
         return self.rss_bytes - self.first_rss_bytes

@@ -174,7 +174,7 @@ class Tasks:
             self._events.add(exit_event(worker, run, evidence))
 
     def refuse_waiting(self, why: str, *, stopped: bool) -> None:
-        """Let the tasks that wait fail, rather than hang."""
+        """Fail the waiting tasks, so that they do not hang."""
         with self._pools.lock:
             refused: list[Run] = []
             for pool in self._pools.by_schedule.values():

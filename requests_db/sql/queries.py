@@ -216,7 +216,7 @@ def first_pending(schedule: Schedule, limit: int) -> Query[list[Request]]:
 
 
 def places(schedule: Schedule, limit: int) -> Query[dict[int, int]]:
-    """How many are ahead of each pending request, by its `seq`; of the first `limit`."""
+    """Return how many are ahead of each of the first `limit` pending requests, by its `seq`."""
     parameters = {"of_schedule": schedule.value, "up_to": limit}
     return Query(statements.PLACES, parameters, lambda rows: {r[0]: i for i, r in enumerate(rows)})
 

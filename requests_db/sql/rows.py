@@ -42,14 +42,14 @@ Values = dict[str, Any]
 
 
 class Conversion(NamedTuple):
-    """How a field's value is stored in its column; NULL is None on either side."""
+    """The conversion of a field's value to its column and back; NULL is None on either side."""
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
 
 
 class RowFormat(Generic[R]):
-    """How one kind of record is stored: its columns are those named like its fields, in order."""
+    """The row format of a kind of record: the columns are those named like its fields, in order."""
 
     def __init__(self, record: type[Any], table: Table, **converted: Conversion) -> None:
         self._record = record
@@ -175,7 +175,7 @@ def insert_values(request: Request) -> Values:
 
 
 def arrival_of(request: Request) -> float:
-    """When the request arrived, on the queue's clock."""
+    """Return when the request arrived, on the queue's clock."""
     return request.rank + PRIORITY_STEP_SECONDS * request.priority
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one transaction does: functions over a connection, and the journal of events they write."""
+"""The body of each transaction: functions over a connection, and the journal of their events."""

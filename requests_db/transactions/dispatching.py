@@ -43,7 +43,7 @@ def claim(connection: Connection, schedule: Schedule, limit: int, now: float) ->
 
 
 def claim_chosen(connection: Connection, chosen: Sequence[Request], now: float) -> Claim:
-    """Move these, as far as they are still pending, to RUNNING; at most `MAX_PARAMETERS`."""
+    """Move the chosen requests that are still pending to RUNNING; at most `MAX_PARAMETERS`."""
     parameters = {"seqs": [request.seq for request in chosen], "now": now}
     return _claimed(connection, connection.execute(statements.CLAIM_CHOSEN, parameters).all(), now)
 
@@ -93,7 +93,7 @@ def record(
 
 
 def release(connection: Connection, ids: Sequence[str], now: float) -> tuple[Event, ...]:
-    """Give back requests that were claimed and never started; cancel those that are to be.
+    """Give back requests that were claimed and never started, or cancel them if that was requested.
 
     The attempt does not count.
     """
@@ -143,7 +143,7 @@ def _record_retries(
     retries: Sequence[Retry],
     current: dict[str, CurrentRequest],
 ) -> None:
-    """Put requests back into the queue; those that are to be cancelled end here instead."""
+    """Put requests back into the queue, or cancel them if that was requested."""
     for retry in retries:
         known = current.get(retry.request_id)
         if known is None or known.state is not RequestState.RUNNING:
@@ -185,7 +185,7 @@ def _record_outcomes(
             journal.moved(request, RequestState.RUNNING, outcome.state, outcome.finished_at)
 
 
-# A daemon that is killed is no failure of what ran; but what ends each one must not run on.
+# A killed daemon is no failure of its requests, but one that ends every daemon must not run again.
 MAX_LOST_DAEMONS = 10
 
 
@@ -198,7 +198,7 @@ def next_state(request: Request, idempotent: Set[str]) -> RequestState:
 
 
 def recover(connection: Connection, now: float, *, idempotent: Set[str]) -> list[Request]:
-    """Move every running request to its next state, and return them so.
+    """Move every running request to its next state, and return the requests in that state.
 
     `idempotent` are the operations to run again.
     """

@@ -55,14 +55,14 @@ class Journal:
         self._moves: Counter[str] = Counter()
 
     def created(self, request: _Subject, at: float) -> None:
-        """Note that a request was written."""
+        """Record that a request was written."""
         self._moves[RequestState.PENDING] += 1
         self._state(request, RequestState.PENDING, at)
 
     def moved(
         self, request: _Subject, before: RequestState, after: RequestState, at: float
     ) -> None:
-        """Note that a request goes from one state to another.
+        """Record that a request changes from one state to another.
 
         The event carries the request when it is given as it is afterwards.
 
@@ -74,7 +74,7 @@ class Journal:
         self._state(request, after, at)
 
     def removed(self, state: RequestState) -> None:
-        """Note that a request was collected: no event, but it is no longer counted."""
+        """Record that a request was collected: no event, but it is no longer counted."""
         self._moves[state] -= 1
 
     def noted(
@@ -86,7 +86,7 @@ class Journal:
         request: _Subject | None = None,
         environment: str | None = None,
     ) -> None:
-        """Note an event that is no change of a request's state."""
+        """Record an event that is no change of a request's state."""
         self._drafts.append((at, kind, request, environment, data, to_json(data), None))
 
     def write(self, connection: Connection) -> tuple[Event, ...]:

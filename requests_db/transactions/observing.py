@@ -177,7 +177,7 @@ _STATE_OF = {
 
 
 def spec_of(payload: Json) -> Json:
-    """What a launch's payload says is to run."""
+    """Return the specification in a launch's payload."""
     return {name: value for name, value in payload.items() if name not in OF_UPDATE}
 
 

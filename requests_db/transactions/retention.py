@@ -43,7 +43,7 @@ class Aged(NamedTuple):
 
 @dataclass
 class Progress:
-    """How far requests have been looked at, the oldest first."""
+    """The place up to which requests have been examined, the oldest first."""
 
     old_event: int
     excess: int  # how many of the oldest ended requests are more than are to be kept

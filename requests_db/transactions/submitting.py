@@ -154,7 +154,7 @@ def _why_no_update(connection: Connection, new: NewRequest, holder: Environment)
 
 
 def _source_of(spec: Json) -> tuple[str | None, ...]:
-    """What is launched; with the folder it is found from, where the text does not say it all."""
+    """Return what is launched, with the folder it is found from if the text is not enough."""
     source = str(spec.get("source"))
     is_whole = source.startswith("/") or "://" in source or not set(source) & set("/.:")
     return (source,) if is_whole else (source, spec.get("cwd"))
@@ -171,7 +171,7 @@ def _cannot_change(connection: Connection, name: str) -> records.CannotChange | 
 
 
 def _is_just_launched(connection: Connection, environment: Environment) -> bool:
-    """Whether its launch succeeded, and the reconciler has not written yet how its replicas are."""
+    """Return whether its launch succeeded, and the reconciler has not written its state yet."""
     return _end_of_launch(connection, environment) is states.RequestState.SUCCEEDED
 
 

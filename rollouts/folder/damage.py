@@ -33,7 +33,7 @@ DAMAGED, KNOWN_FILES = "damaged", ".files"
 
 
 class FolderCheck:
-    """What a folder should have.
+    """The expected contents of a folder.
 
     Attributes:
         episodes: The ids of the episodes that are there.

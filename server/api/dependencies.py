@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PROGRAM = "openenvd.rollouts.replay"
 MAX_SECONDS = 30.0
 MAX_READERS = 2  # at once
-_ERROR = b'{"error":'  # what an answer begins with that is none
+_ERROR = b'{"error":'  # the beginning of an answer that is an error
 
 
 class ReplayReader:

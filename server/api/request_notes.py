@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the views of requests show that is in no row: why one waits, and what attempts died of.
+"""Facts for views of requests that no row has: why a request waits, what attempts died of.
 
 memory is short for it                    waiting for memory: needs 210 MB, 95 MB free
-it is an update, and the same             …; an update needs memory for both generations at once
+memory is short for an update             …; an update needs memory for both generations at once
 there is room for it and all before it    about to start
 others are before it                      queued behind 70 requests
 no other is before it                     waiting for a free worker
@@ -74,7 +74,7 @@ def reason_of(ahead: int | None, *, room: int, is_short: bool) -> str:
 
 
 def reason_of_shortage(sentence: str, *, is_update: bool) -> str:
-    """Return what a request that waits for memory needs it for."""
+    """Return why a request waits for memory; `sentence` has the sizes."""
     both = "; an update needs memory for both generations at once"
     return sentence + both if is_update else sentence
 
@@ -90,9 +90,9 @@ def reason_at(deps: Dependencies, request: Request, ahead: int, room: int) -> st
 
 
 async def _retries(deps: Dependencies, requests: Sequence[Request]) -> dict[str, Json]:
-    """Return the last such death of each of the requests that had one, by the request's id.
+    """Return the last death for memory of each request that had one, by the request's id.
 
-    The memory is what the next attempt was given.
+    `memory_bytes` is the memory of the attempt after it.
     """
     found = {}
     for request in filter(may_have_run_before, requests):
@@ -104,6 +104,6 @@ async def _retries(deps: Dependencies, requests: Sequence[Request]) -> dict[str,
 
 
 def may_have_run_before(request: Request) -> bool:
-    """Return whether it is worth asking: an attempt may have died for memory."""
+    """Return whether an attempt may have died for memory, which its events then tell."""
     attempts = request.attempts + (request.state is RequestState.PENDING)
     return request.retry_oom and attempts > 1

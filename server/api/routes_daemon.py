@@ -130,9 +130,9 @@ ACTIVE = [RequestState.PENDING, RequestState.RUNNING]
 MAX_ACTIVE = 200
 RECENT = 10
 LOOKED_AT = 100  # among which the recent ones are chosen
-FAILED_LAUNCHES_SHOWN = 20  # of environments that are nothing else; the newest
-# Of no interest once they have gone well: what they have done is seen in the environments, or was
-# their answer.
+FAILED_LAUNCHES_SHOWN = 20  # the newest ones, of environments that were never launched
+# Operations that are not shown once they have succeeded: their effect is seen in the environments,
+# or was their answer.
 SOON_FORGOTTEN = frozenset({"check", "describe", "down", "down_strays", "probe", "prune"})
 
 router = APIRouter()
@@ -143,8 +143,8 @@ root = APIRouter()
 async def status(deps: Injected, all_failed: bool = False) -> Json:
     """The daemon, its environments, strays, and the requests that are active or ended lately.
 
-    A launch that failed is a request, and no environment: the newest of them, or all. A stray is
-    a replica that runs although the database has no record of it.
+    Failed launches are listed as requests, not as environments: the newest, or all. A stray is a
+    replica that runs although the database has no record of it.
     """
     store = deps.store
     active = await store.read(queries.list_requests(states=ACTIVE, limit=MAX_ACTIVE))
@@ -169,10 +169,10 @@ async def status(deps: Injected, all_failed: bool = False) -> Json:
 
 
 def worth_showing(ended: Iterable[Request], failed: Iterable[Request]) -> list[Request]:
-    """Of requests that have ended, those that `status` has room for; the newest first, as given.
+    """Return the ended requests that `status` has room for; the newest first, as given.
 
-    The launches that `failed` are among them however old they are: of their environments, nothing
-    else is shown.
+    The launches that `failed` are among them however old they are, because nothing else is shown
+    of their environments.
     """
     kept = (
         request

@@ -41,7 +41,7 @@ _OPTIONS = fields_of(RequestOptions)  # what every request carries beside its pa
 
 
 class Retry(BaseModel):
-    """How a request is submitted again."""
+    """The options with which a request is submitted again."""
 
     model_config = ConfigDict(extra="forbid")
 

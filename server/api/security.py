@@ -55,7 +55,7 @@ KEY_HEADER = b"x-openenvd-key"
 
 @dataclass(frozen=True, slots=True)
 class BrowserSession:
-    """What a browser that has signed in is given."""
+    """The credentials that a browser gets when it signs in."""
 
     cookie: str  # the value of `Set-Cookie`
     key: str

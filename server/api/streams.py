@@ -42,7 +42,7 @@ TEXT = "text/plain; charset=utf-8"
 
 @dataclass(slots=True)
 class Position:
-    """How far a client has read."""
+    """The place up to which a client has read."""
 
     seq: int = 0
     log_offset: int = 0

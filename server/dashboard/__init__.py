@@ -3,10 +3,10 @@
 
     routes.py               the page, signing in, the stream
     followed_log.py         the log that a page shows, on its stream
-    live_state.py           `LiveState`: entities as JSON, what changed of them, and for whom;
-                            `Feed`: while a page is open, has the sources look, sends what changed
+    live_state.py           `LiveState`: entities as JSON, and their changes for each viewer;
+                            `Feed`: refreshes the sources and sends changes while a page is open
     memory.py               `MemoryHistory`: memory by what holds it, over the last hour
-    environments.py, requests.py   sources, as `memory.py` has one: read the daemon, put entities
+    environments.py, requests.py   sources, as in `memory.py`: read the daemon, put entities
     static/                 the page: HTML, CSS, JavaScript modules; nothing is built
 
 Signing in is in `server/api/security.py`, beside the guard that checks it.
@@ -21,25 +21,25 @@ The stream, `GET /v1/dashboard/stream` (server-sent events):
     event: snapshot     data: {"at": 1790000000.0, "put": {kind: {id: entity, …}, …}}
     event: change       data: {"at": …, "put": {kind: {id: entity, …}}, "drop": {kind: [id, …]}}
     event: log          data: {"text": "…", "is_first": false, "place": "FILE:OFFSET"}     with
-                        `?log=requests/ID`, or `?log=environments/NAME`; the text begins with the
-                        one that is first; with `&place=…` of the last one, it continues after that
+                        `?log=requests/ID`, or `?log=environments/NAME`; an event with `is_first`
+                        replaces earlier text; `&place=…` of the last event continues after it
     : ping              a comment, each 15 seconds without a change
 
 A snapshot replaces everything that the page knows. A change has whole entities: put replaces the
-entity of that id, drop forgets it. There is no replay: who reconnects gets a snapshot. A viewer for
-whom more than `MAX_WAITING_CHARACTERS` would wait loses them, and gets a snapshot when it reads
-again. What does not change is not sent. It is compressed where the browser takes that. With
-`?is_look=true` it ends with the snapshot, and what there is of the log by then.
+entity of that id, drop removes it. There is no replay: a page that reconnects gets a snapshot. If
+more than `MAX_WAITING_CHARACTERS` wait for a viewer, they are dropped, and it gets a snapshot when
+it reads again. Only changes are sent. The stream is compressed if the browser accepts that. With
+`?is_look=true` it ends after the snapshot and the log so far.
 
-A window has this one stream and short calls: a browser has six connections to one server for all
-of its windows. Three have a stream; further ones take a look each 2 seconds, and one that is
-hidden each 30 (`static/session.js`).
+A browser opens at most six connections to one server, for all of its windows. So a window has one
+stream and short calls, and only three windows have a stream; further ones poll every 2 seconds, a
+hidden one every 30 (`static/session.js`).
 
 Kinds, and the fields of their entities (times are seconds since the epoch, sizes bytes):
 
     daemon        ""        version, address, home, pid, started_at, loop,
-                            requests: {state: count}, page: the version of the page's files: one
-                            that was loaded with others loads itself again
+                            requests: {state: count}, page: the version of the page's files (a page
+                            that was loaded from other files reloads)
     memory        ""        limit, daemon, zygote, workers, replicas, other, reserve, free
     samples       second    the fields of `memory` in their order: one each 30 seconds
     workers       name      name, schedule, pid, guaranteed, task_id, label, rss_bytes,
@@ -51,9 +51,9 @@ Kinds, and the fields of their entities (times are seconds since the epoch, size
     replicas      id        as there, and: environment, max_sessions, steps_per_second,
                             lag_p99_seconds, memory_bytes, shards
     requests      id        as `GET /v1/requests`, without `payload` and `result`: the first 50
-                            that wait of each schedule, with their `place`, those that run, with
+                            waiting of each schedule, with their `place`, those that run, with
                             their last `progress`, and those that ended lately
-    faults        cause     what is wrong, those of a cause as one: {ids, count, kind, at, subject,
+    faults        cause     what is wrong, one entity per cause: {ids, count, kind, at, subject,
                             environment, message, hint, command, evidence, log_tail, page, is_seen,
                             runs_again_with_bytes: of an attempt that `--retry-oom` repeats}; see
                             `FaultKind` in environments.py
@@ -62,9 +62,9 @@ Kinds, and the fields of their entities (times are seconds since the epoch, size
                             the history of `GET /v1/rollouts/{id}`
 
 How a source registers itself: a class with `async def refresh(self, state, turn)` (`Source` in
-`live_state.py`) and a line in `routes.py`. It is called in turns: after events, at most four times
-a second, and once a second (`turn.is_tick`); not while no page is open. `turn.is_first` asks for
-everything. A source does not block the loop: what reads files goes through `asyncio.to_thread`.
+`live_state.py`) and a line in `routes.py`. While a page is open, `refresh` is called after events,
+at most four times a second, and once a second (`turn.is_tick`). `turn.is_first` asks for all
+entities. A source does not block the loop: it reads files through `asyncio.to_thread`.
 
 How a part of the page registers itself: a module in `static/panels/` and a line in
 `static/panels.js`. A *panel* is a section of the overview, a *page* is shown alone at
@@ -87,7 +87,7 @@ too, if the overview needs it; pages are loaded when they are first shown (`stat
 Failure cases:
 
 * The daemon ends: the stream ends. The page says so, tries again each second, and then gets a
-  snapshot. The session is signed with the daemon's token, so that it holds.
+  snapshot. The session stays valid, because it is signed with the daemon's token.
 * A source fails: the defect is logged once, its entities stay as they were, the others go on.
 * Events were dropped (`Subscription.lagged`): the next turn looks at everything.
 """

@@ -218,7 +218,7 @@ def _fault(kind: FaultKind, fault_id: str, message: str, **facts: Any) -> Json:
 
 
 class Faults:
-    """What all sources have found wrong; which of it was seen, in the file `path`."""
+    """The faults that all sources have found; the file `path` records which of them were seen."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

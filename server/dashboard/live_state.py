@@ -39,7 +39,7 @@ MAX_WAITING_CHARACTERS = 1_000_000  # for one viewer that does not read
 
 
 class Viewer:
-    """What one open page has not been sent yet."""
+    """The messages that one open page has not been sent yet."""
 
     def __init__(self) -> None:
         self.wake = asyncio.Event()
@@ -65,7 +65,7 @@ class Viewer:
 
 
 class LiveState:
-    """What the page shows. An entity that is put as it was is no change."""
+    """The entities that the page shows. Putting an entity as it was is no change."""
 
     def __init__(self) -> None:
         self._entities: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
@@ -143,7 +143,7 @@ class LiveState:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Why the sources are asked to look."""
+    """The reason for which the sources are refreshed."""
 
     now: float  # since the epoch
     events: tuple[Event, ...] = ()  # since the last turn

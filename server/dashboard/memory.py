@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`MemoryHistory`: memory by what holds it, now and over the last hour; and what shows the machine.
+"""`MemoryHistory`: memory by what holds it, now and over the last hour.
 
-Measured each 30 seconds, and each few while a page is open; in a thread, and more seldom where it
-takes long, as many replicas do: it takes half a percent of a core at most, and while a page looks a
-twentieth. Sizes are bytes.
+Memory is measured in a thread, every 30 seconds, and every 2 seconds while a page is open; less
+often where that takes long, as with many replicas: at most half a percent of a core, or a twentieth
+while a page is open. Sizes are bytes.
 
 The hour is kept in a file, and so survives a restart of the daemon.
 
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What holds the memory of this machine, or of the group that we run in."""
+    """The memory of this machine, or of our own group, by what holds it."""
 
     limit: int
     daemon: int
@@ -54,7 +54,7 @@ class MemoryUse:
     free: int  # for workers and replicas yet to come
 
     def to_json(self) -> dict[str, int]:
-        """As the page is sent it: in steps of a megabyte: smaller ones are not visible."""
+        """Return the sizes for the page, rounded to megabytes: smaller steps are not visible."""
         return {name: round(size, -6) for name, size in asdict(self).items()}
 
 
@@ -85,7 +85,7 @@ class MemoryHistory:
             await asyncio.sleep(max(SAMPLE_SECONDS, self._took_seconds / IDLE_SHARE))
 
     def _restore(self) -> None:
-        """Read the samples of the last hour; one that is not as ours are is left out."""
+        """Read the samples of the last hour; samples of another form are left out."""
         for at, *sizes in (read_json(self._file) or {}).get("samples", ()):
             if at > time.time() - HOUR_SECONDS and len(sizes) == len(fields(MemoryUse)):
                 self.samples.append((at, MemoryUse(*sizes)))
@@ -109,7 +109,7 @@ class MemoryHistory:
             try:
                 live, executor = self._deps.reconciler.replicas.live, self._deps.executor.status()
                 await asyncio.to_thread(self._measure, live, executor)
-            except Exception:  # a defect, of one chart alone; the next look may go well
+            except Exception:  # a defect costs this chart only; the next measurement may succeed
                 self.now = None
                 if not self._has_failed:
                     log.exception("the memory could not be measured; it is tried again")
@@ -145,18 +145,18 @@ _IDENTITY = ("version", "address", "home", "pid", "started_at")
 
 
 class MachineSource:
-    """What the daemon is and has: kinds `daemon`, `memory`, `samples`, `plan`, `workers`."""
+    """The daemon and its machine: kinds `daemon`, `memory`, `samples`, `plan`, `workers`."""
 
     def __init__(self, deps: Dependencies, memory: MemoryHistory, page: str) -> None:
         self._deps = deps
         self._memory = memory
         self._page = page
         home = os.environ.get("OPENENV_HOME")
-        # What brings the daemon back in a terminal, once it is away.
+        # The command that starts the daemon again in a terminal.
         self._start = f"OPENENV_HOME={shlex.quote(home)} openenv up" if home else "openenv up"
 
     async def refresh(self, state: LiveState, turn: Turn) -> None:
-        """Look at workers in each turn, at the rest once a second."""
+        """Refresh the workers in each turn, all else once a second."""
         executor = self._deps.executor.status()
         workers = {
             worker.name: asdict(worker) | {"rss_bytes": coarse(worker.rss_bytes)}

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard's routes: its page and files, signing in, the stream.
 
-Files and stream are compressed. Neither has a secret that its length could tell of: the key of a
-session is in the answer alone that begins it, which is not compressed, as it is short.
-The headers keep the page to itself: nothing from elsewhere, nothing inline, in no frame.
+Files and stream are compressed. Neither has a secret that the compressed length could reveal: a
+session's key is only in the answer that begins the session, which is too short to be compressed.
+The headers isolate the page: nothing is loaded from elsewhere, nothing inline, and in no frame.
 
-Starlette serves the files. A browser keeps them, and asks each time whether it has the newest
-(`ETag`). `version_of_files` goes out with the stream, so that a page of other files than the
-daemon's loads itself again.
+Starlette serves the files. A browser caches them, and asks each time whether they are current
+(`ETag`). The stream carries `version_of_files`, so that a page that was loaded from other files
+reloads.
 
 The sources of the entities each read a part of the daemon, and none blocks the loop:
 
@@ -73,7 +73,7 @@ _LEVEL = 3  # of zlib: 9 takes three times as long, and saves a tenth
 
 
 class PageFiles(StaticFiles):
-    """The page's files, with the headers that keep the page to itself."""
+    """The page's files, with the headers that isolate the page."""
 
     def __init__(self) -> None:
         super().__init__(directory=FOLDER)
@@ -85,7 +85,7 @@ class PageFiles(StaticFiles):
         scope: Scope,
         status_code: int = 200,
     ) -> Response:
-        """Answer with a file, or that the browser has it."""
+        """Answer with a file, or 304 if the browser has it."""
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers.update({**SECURITY_HEADERS, "Cache-Control": "no-cache"})
         return response
@@ -107,7 +107,7 @@ class Compressed:
 
 
 def version_of_files() -> str:
-    """Return what changes with any of the files."""
+    """Return a hash that changes with any of the files."""
     files = sorted(path for path in FOLDER.rglob("*") if path.is_file())
     known = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
@@ -122,11 +122,11 @@ LogPlace = Annotated[
     Query(
         pattern=r"^(.+:[0-9]{1,18})?$",
         max_length=300,
-        description="The `place` of the last event of this log that was read: what came after it.",
+        description="The `place` of the last event that was read: only what follows it is sent.",
     ),
 ]
 IsLook = Annotated[
-    bool, Query(description="End with the snapshot, and what there is of the log by then.")
+    bool, Query(description="End after the snapshot, and after what the log has by then.")
 ]
 
 Folder = Annotated[
@@ -144,7 +144,7 @@ def add_dashboard(app: FastAPI, deps: Dependencies, sessions: BrowserSessions) -
     memory = MemoryHistory(deps)
     app.state.browser_sessions = sessions
     app.state.dashboard_page = PageFiles()
-    app.state.dashboard_folder = str(Path.home())  # of who has asked for a link last
+    app.state.dashboard_folder = str(Path.home())  # of the user who last requested a link
     app.state.dashboard_faults = faults = Faults(deps.paths.home / "seen_faults.json")
     page = version_of_files()
 
@@ -167,7 +167,7 @@ def add_dashboard(app: FastAPI, deps: Dependencies, sessions: BrowserSessions) -
 
 
 class Code(BaseModel):
-    """What a page signs in with."""
+    """The code with which a page signs in."""
 
     code: str = Field(max_length=100, description="Of a link that was not used.")
 
@@ -183,7 +183,7 @@ async def new_link(request: Request, deps: Injected, folder: Folder = None) -> J
 
 @router.get("/sources")
 async def sources(request: Request, deps: Injected) -> Json:
-    """What the launch form offers: bundled names, what was launched lately, the user's folder."""
+    """Return the sources for the launch form: bundled, launched lately, the user's folder."""
     names = list(bundled())
     launches = await deps.store.read(queries.list_requests(operation="launch", limit=MAX_LAUNCHES))
     recent: dict[Path, Json] = {}  # by its place, the newest first
@@ -197,7 +197,7 @@ async def sources(request: Request, deps: Injected) -> Json:
 
 @router.get("/paths")
 async def paths(source: str = "", cwd: str = "") -> Json:
-    """What a shell makes of what was typed: `~`, variables and quotes."""
+    """Expand what was typed as a shell does: `~`, variables and quotes."""
     return {"source": as_a_shell_reads(source), "cwd": as_a_shell_reads(cwd)}
 
 

@@ -47,7 +47,7 @@ CLAIM_ORDER = (Schedule.SHORT, Schedule.LONG)  # a SHORT request never waits beh
 
 @dataclass(slots=True)
 class _Queue:
-    """What is known of one schedule's queue."""
+    """The known facts about one schedule's queue."""
 
     has_pending: bool = True  # an earlier daemon may have left some
     short: dict[str, Shortage] = field(default_factory=dict)
@@ -96,11 +96,11 @@ class Claimer:
         return True
 
     def is_short(self, schedule: Schedule) -> bool:
-        """Whether the head of this schedule's queue waits for memory (any thread)."""
+        """Return whether the head of this schedule's queue waits for memory (any thread)."""
         return bool(self._queues[schedule].short)
 
     def due_at(self) -> float:
-        """When to look at memory again, on the monotonic clock."""
+        """Return when to look at memory again, on the monotonic clock."""
         return min(
             (q.look_at for q in self._queues.values() if q.look_at is not None), default=math.inf
         )
@@ -151,7 +151,7 @@ class Claimer:
             queue.full_at = time.time()
 
     def _room(self, schedule: Schedule) -> int:
-        """How many may begin; those that go on in the daemon count as the executor's."""
+        """Return how many may begin, less those that the daemon itself carries out."""
         under_way = len(self._in_daemon()) if schedule is Schedule.LONG else 0
         return self._executor.room(schedule) - under_way
 
@@ -224,7 +224,7 @@ class Claimer:
                 self.cancel(request.id)
 
     def _trace(self, queue: _Queue, request: Request, before: Mapping[str, Shortage]) -> None:
-        """Say in the request's trace what it waited for; `before` are the shortages until now."""
+        """Add to the request's trace what it waited for; `before` are the shortages until now."""
         if (traces := self._context.traces) is None:
             return
         reason = WaitReason.WORKER if request.created_at <= queue.full_at else WaitReason.NOTHING

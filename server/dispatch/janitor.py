@@ -6,9 +6,9 @@
                                             with their requests and environments, or the oldest
                                             while all are too large together
 
-A request or replica that runs keeps its log, which counts towards the total. What is old, and older
-than what, follows from monotonic time and event numbers: a wall clock may step. Owns the two
-deadlines. The dispatcher's thread calls it, because that thread knows what runs.
+A request or replica that runs keeps its log, which counts towards the total. Ages are measured by
+monotonic time and event numbers, because a wall clock may step. Owns the two deadlines. The
+dispatcher's thread calls it, because that thread knows what runs.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Janitor:
         self._steps: Iterator[None] | None = None  # of a collection that is under way
 
     def due_at(self) -> float:
-        """When `tidy` has something to do, on the monotonic clock."""
+        """Return when `tidy` has something to do, on the monotonic clock."""
         return min(self._collect_at, self._bound_logs_at)
 
     def tidy(self) -> None:
-        """Do what is due; after a `DatabaseError` again when the next collection is due."""
+        """Do what is due; after a `DatabaseError` the next collection repeats it."""
         now = time.monotonic()
         self._bound_logs(now)
         if now >= self._collect_at:
@@ -69,7 +69,7 @@ class Janitor:
                 break
 
     def _bound_logs(self, now: float) -> None:
-        """Cut the logs that have grown too long; of LONG requests only: others end too soon."""
+        """Cut the logs of LONG requests that have grown too long; other requests are short."""
         is_due = now >= self._bound_logs_at
         if not self._running.long:
             self._bound_logs_at = math.inf
@@ -133,11 +133,11 @@ def to_remove(
     *,
     most_bytes: int,
 ) -> list[Path]:
-    """Choose the files to remove: of what is not `running`, what has ended, and the oldest.
+    """Choose the logs to remove: of `ended` requests, and the oldest, but of nothing `running`.
 
-    `ended` are requests that the database has no more: a log of theirs goes, unless an environment
-    is still known that was launched so. `last_events` has the last event of each request, or of the
-    environment that it launched; `most_bytes` is the most that all logs together may have.
+    `ended` requests were removed from the database; their logs are removed, unless the environment
+    that a request launched is still known. `last_events` has the last event of each request, or of
+    the environment that it launched; `most_bytes` is the most that all logs together may have.
     """
     by_age = sorted(logs, key=lambda log: last_events.get(log.request_id, 0))
     total = sum(log.size_bytes for log in by_age)

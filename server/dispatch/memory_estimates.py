@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory requests are expected to need, and the plan for this machine that follows.
+"""The memory that requests are expected to need, and the plan for this machine that follows.
 
 An estimate is learned from the peaks of earlier requests. It is kept by operation and by what an
 environment is made from (`launch` of a compiler and `launch` of `echo` are not alike; two launches
@@ -73,7 +73,7 @@ def estimate(samples: Iterable[PeakSample], *, default_bytes: int, most_bytes: i
 
 
 def margin(needed: list[int]) -> float:
-    """What to add, as a share: little where all runs needed the same, which lets one more fit."""
+    """Return the share to add: little where all runs needed the same, so that one more may fit."""
     if len(needed) < _FEW_RUNS:
         return _MAX_MARGIN
     spread = (max(needed) - min(needed)) / max(1, max(needed))
@@ -81,7 +81,7 @@ def margin(needed: list[int]) -> float:
 
 
 def left_bytes(result: Any) -> int:
-    """What each replica that a launch has left running holds, by its result."""
+    """Return the largest memory of the replicas that a launch has left running, by its result."""
     environment = result.get("environment") if isinstance(result, dict) else None
     replicas = environment.get("replicas") if isinstance(environment, dict) else None
     held = [replica.get("memory_bytes") or 0 for replica in replicas or ()]
@@ -89,7 +89,7 @@ def left_bytes(result: Any) -> int:
 
 
 def source_of(request: Request) -> str:
-    """What the request's environment is made from; "" when it makes none."""
+    """Return the source of the request's environment; "" when it makes none."""
     return str(request.payload.get("source") or "")
 
 
@@ -166,7 +166,7 @@ class MemoryEstimates:
     def learned(
         self, samples: Iterable[tuple[Request, PeakSample]], now: float
     ) -> list[MemoryEstimate]:
-        """What these teach, to be written down; nothing changes until it is `accept`ed."""
+        """Return the estimates that follow; nothing changes until they are `accept`ed."""
         found: dict[Key, tuple[PeakSample, ...]] = {}
         for request, sample in samples:
             key = (request.operation, source_of(request))
@@ -243,7 +243,7 @@ def check_process_room(room: ProcessRoom | None) -> None:
 
 
 def plan_for(limits: Limits, settings: Settings, expected: Mapping[str, int]) -> Plan:
-    """How many workers there may be, when each needs what is `expected` of its schedule.
+    """Return how many workers there may be if each needs what is `expected` of its schedule.
 
     Raises:
         DaemonError: too few bytes for one LONG and one SHORT worker.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides what is recorded of a request that ended, and whether it runs again. Pure.
 
-Of one that was killed for memory: how much more it is to have, the story, and what to try.
+For a request that was killed for memory: the memory of its next attempt, its message and its hint.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PLURALS = {"launch": "launches"}
 
 @dataclass(frozen=True, slots=True)
 class FailureContext:
-    """What the dispatcher knows of a request that ended. Sizes in bytes."""
+    """The dispatcher's knowledge of a request that ended. Sizes in bytes."""
 
     request: Request
     peaks: Sequence[int] = ()  # of earlier runs of the same
@@ -49,7 +49,7 @@ class FailureContext:
 
 
 def more_memory(reason: ExitReason, budget_bytes: int) -> int | None:
-    """What the next attempt should be given; None when it had all there is."""
+    """Return the memory of the next attempt; None when this one had all that there is."""
     had = reason.limit_bytes or reason.peak_bytes or 0
     if had >= budget_bytes:
         return None
@@ -84,7 +84,7 @@ def retry_of(event: Died | Raised, known: FailureContext) -> Retry | None:
 
 
 def payload_of(request: Request) -> Json:
-    """What the request's operation is given. Of a retry, replicas may hold more as well."""
+    """Return the payload for the operation; a retry gives more memory to the replicas as well."""
     if request.memory_bytes is None or request.payload.get("memory_mb") is None:
         return request.payload
     return {**request.payload, "memory_mb": math.ceil(request.memory_bytes / MB)}
@@ -98,7 +98,7 @@ def what_happened(event: Died | Raised) -> str:
 
 
 def story(event: Died, known: FailureContext) -> str:
-    """What happened, what ran, for how long, and what it used to need."""
+    """Describe what happened, what ran, for how long, and how much memory it used to need."""
     ran = f"It was running `{label_of(known.request)}`"
     if event.exit.seconds is not None:
         ran += f" for {event.exit.seconds:.1f} s"
@@ -120,7 +120,7 @@ def advice(event: Died | Raised, known: FailureContext) -> str:
     if memory is not None:
         request, megabytes = known.request, memory // MB
         tips = [f"openenv up --worker-memory-mb {megabytes}"]
-        if request.operation == "rollout":  # the rest of it is long, and has to be the same
+        if request.operation == "rollout":  # its other options are many, and must stay the same
             tips = [f"the same openenv rollout with --memory {megabytes}M (or --retry-oom)"]
         elif request.operation == "launch":
             tips = [f"openenv retry {request.id} --memory {megabytes}M"]
@@ -147,9 +147,9 @@ def more_memory_after(
 
 
 def is_over_session_limit(shard_exit: Json) -> bool:
-    """Whether it was an isolated session that needed more than `--session-memory`.
+    """Return whether an isolated session exceeded `--session-memory`.
 
-    One that was killed for the memory of its whole replica was not.
+    False if it was killed for the memory of its whole replica.
     """
     return bool(
         shard_exit.get("isolated")

@@ -5,9 +5,9 @@
     Claimer ──note_started()──▶ started, written a little later ┴─▶ record(): one transaction
                         events written ──▶ publish;  `Ended` ──▶ Claimer ◀───────┘
 
-Owns the inbox (a deque that any thread appends to), what has started and is not yet written, the
-memory estimates that peaks have taught, and the counts of kills for memory. All but `deliver` is
-the dispatcher's thread; others may read `estimates`, `kills` and `retries`.
+Owns the inbox (a deque that any thread appends to), the starts that are not yet written, the memory
+estimates learned from peaks, and the counts of kills for memory. Only the dispatcher's thread calls
+it, except for `deliver`; other threads may read `estimates`, `kills` and `retries`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Ended:
-    """What one call of `record` means for the next claim."""
+    """The consequences of one call of `record` for the next claim."""
 
     requests: list[str] = field(default_factory=list)
     requeued: set[Schedule] = field(default_factory=set)  # schedules with a request to run again
@@ -86,7 +86,7 @@ class Recorder:
         self._started_due = min(self._started_due, due)
 
     def due_at(self) -> float:
-        """When `record` has something to write, on the monotonic clock."""
+        """Return when `record` has something to write, on the monotonic clock."""
         if self._inbox:
             return -math.inf
         return min(self._started_due, self._estimates_due if self._unwritten else math.inf)
@@ -103,19 +103,19 @@ class Recorder:
         return ended
 
     def write_estimates(self) -> None:
-        """Write the memory estimates that were to be written later: the daemon stops."""
+        """Write the memory estimates that are not yet written, because the daemon stops."""
         with contextlib.suppress(DatabaseError):
             self._context.store.write(dispatching.record, learned=list(self._unwritten.values()))
 
     def _write_all(self, batch: list[messages.ExecutorEvent]) -> None:
-        """Write the batch; an event that cannot be written costs itself and no other."""
+        """Write the batch; if one event cannot be written, the others are written all the same."""
         try:
             self._write(batch)
         except DatabaseError:
             raise
         except Exception as exc:
             if len(batch) > 1:
-                log.exception("%d events cannot be written together; one by one", len(batch))
+                log.exception("%d events cannot be written together; trying each", len(batch))
                 for event in batch:
                     self._write_all([event])
                 return
@@ -139,7 +139,7 @@ class Recorder:
         ]
         learned = self.estimates.learned(samples, time.time())
         unwritten = self._unwritten | {(each.operation, each.source): each for each in learned}
-        # Of quick requests not each on its own.
+        # Quick requests would cause a write each: at most one per `learned_seconds`.
         is_due = any(e.reason for e in endings) or time.monotonic() >= self._estimates_due
         estimates = list(unwritten.values()) if is_due else []
         for ending in endings:
@@ -188,7 +188,7 @@ class Recorder:
         return _Ending(event, request, reason, outcome_of(event, context))
 
     def _end_log(self, ending: _Ending) -> None:
-        """Append how its worker died to the request's log."""
+        """Append to the request's log how its worker died."""
         if ending.retry is not None:
             text = ending.retry.message
         elif isinstance(ending.event, messages.Died):
@@ -240,7 +240,7 @@ class Recorder:
 
 
 def _with_error(retry: Retry, error: RequestError | None, request: Request) -> Retry:
-    """Add how the attempt ended, which the request itself does not keep; all without secrets."""
+    """Add the error of the attempt, which the request's row does not keep; hide secrets."""
     secrets = secret_values(request.payload)
     text = (
         {name: hide_credentials(value) for name, value in asdict(error).items()} if error else None
@@ -274,9 +274,9 @@ def _log_end(request: Request, ending: _Ending) -> None:
 
 
 def sample_of(event: FinalEvent) -> PeakSample | None:
-    """What a request's end teaches about its memory; None when it teaches nothing.
+    """Return the peak memory that is known of a request that ended; None when it is not known.
 
-    A request that raised may have done so at once, and teaches nothing.
+    A request that raised gives None, because it may have raised before it used its memory.
     """
     if isinstance(event, messages.Succeeded) and event.peak_bytes is not None:
         return PeakSample(event.at, event.peak_bytes + left_bytes(event.result))

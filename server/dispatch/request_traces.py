@@ -44,7 +44,7 @@ _W3C = TraceContextTextMapPropagator()
 
 
 class WaitReason(StrEnum):
-    """What a request waited for in the queue."""
+    """The reason why a request waited in the queue."""
 
     NOTHING = "nothing"  # it was claimed when the dispatcher first saw it
     WORKER = "worker"  # all workers that may run it were busy

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the dispatcher's parts share: the requests that run, and what to work with."""
+"""The state that the dispatcher's parts share: the requests that run, and their tools."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RunningRequests(dict[str, Request]):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How often the dispatcher does what no event asks for, in seconds."""
+    """The intervals of what the dispatcher does without an event, in seconds."""
 
     retry_seconds: float = 1.0  # after the database refused a write
     # Between looks at memory while a request waits for it: other processes free memory, too.
@@ -55,7 +55,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class DispatchContext:
-    """What the dispatcher's parts work with, on its thread alone."""
+    """The objects that the dispatcher's parts share; used on its thread alone."""
 
     store: WriteConnection
     executor: BurstableExecutor  # must call `Dispatcher.deliver` with its events

@@ -245,7 +245,7 @@ def _refusal(
     | records.BeingUpdated
     | records.QueueFull,
 ) -> ApiError:
-    """Say why nothing was written, and what to do."""
+    """Return the error that says why nothing was written, and what to do."""
     match why:
         case records.KeyReused(first):
             asked = label_of(new)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What requests do: a class for each operation, listed in `registry.py`.
+"""The operations that requests run: a class for each, listed in `registry.py`.
 
 `base.py` says what an operation is made of; their options are in `schema/operation_options.py`.
 `testing/` has the checks of `environment_test.py`.

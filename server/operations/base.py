@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operation is: a payload model, a schedule, an expected memory, and `run`.
+"""The parts of an operation: a payload model, a schedule, an expected memory, and `run`.
 
 The daemon's HTTP edge reads the class (payload, schedule, …); only a worker calls `run`, in its
 own process, with the payload as JSON and an `OperationContext` as its only way out.

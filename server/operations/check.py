@@ -99,7 +99,7 @@ class Check(base.Operation):
 
 
 def problems(found: Json) -> Iterator[Json]:
-    """What a user should know beside what was found of the machine, each with what to do."""
+    """Return what a user should know besides the findings on the machine, each with what to do."""
     if found["uv"]["path"] is None:
         yield {"message": found["uv"]["why_not"], "hint": "pip install uv"}
     for name, host in found["exposed"].items():
@@ -115,7 +115,7 @@ def problems(found: Json) -> Iterator[Json]:
 
 
 def _gateway(home: Path) -> Json:
-    """Whether a gateway can be started, said as of an engine."""
+    """Check whether a gateway can be started, and report that as for an engine."""
     try:
         wanted = gateway_process.options_of_settings(os.environ)
         check = EngineCheck(version=gateway_process.check_here(Layout(home), wanted))
@@ -264,5 +264,5 @@ def _free_ports(enough: int) -> int:
 
 
 def is_in_container() -> bool:
-    """Whether a container runtime has started this, by the files that they leave."""
+    """Return whether this runs in a container, by the files that container runtimes leave."""
     return any(Path(file).exists() for file in ("/.dockerenv", "/run/.containerenv"))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`test`: finds the faults of an environment that runs on this machine, by playing as its clients.
 
-What is looked at, and how it is judged, stands in `testing/`. The environment should have one
-shard and no other clients: `openenv test` launches one for itself.
+The checks and their verdicts are in `testing/`. The environment should have one shard and no other
+clients: `openenv test` launches one for itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class EnvironmentTest(base.Operation):
     name = "test"
     summary = "Find an environment's faults: protocol, leaks, blocking steps, determinism."
     schedule = "LONG"
-    idempotent = False  # its environment is the command's, which has ended with the daemon
+    idempotent = False  # the command that launched its environment has ended with the daemon
     max_attempts = 1
     expected_bytes = 90 * MB
     Payload = EnvironmentTestPayload

@@ -116,7 +116,7 @@ class Launch(base.Operation):
 
     @staticmethod
     def run(payload: LaunchPayload, context: base.OperationContext) -> dict[str, Any]:
-        """What the daemon is to start: `{"spec", "prepared", "address"}`."""
+        """Return what the daemon should start: `{"spec", "prepared", "address"}`."""
         layout, cwd = Layout(context.home), Path(payload.cwd) if payload.cwd else Path.cwd()
         is_update = payload.replaces is not None
         # The token that clients of what this replaces have already.

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request reports of its progress: the phase it is in, and how long that will take yet.
+"""Progress of a request: its phase, and an estimate of the time that the phase still takes.
 
     {"phase", "message", "done"?, "total"?, "eta_seconds"?, "expected_seconds"?, "at_most_seconds"?}
 
-An estimate stands on something, or there is none: `eta_seconds` on what has been done of a count,
-at the speed until now; `at_most_seconds` on a limit; `expected_seconds` on how long the phase took
-for the same source before, the median of the last times. These are kept in `home/durations.json`;
-a request that fails adds nothing to them, and of two that write at once one is remembered.
+Each estimate has a basis: `eta_seconds` is the rest of a count at the speed so far;
+`at_most_seconds` is a limit; `expected_seconds` is the median of the times that the phase took for
+the same source before. These times are kept in `home/durations.json`. A request that fails adds
+none; if two requests write at once, those of one are kept.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .base import OperationContext
 FILE = "durations.json"
 MAX_SOURCES = 200
 MAX_TIMES = 5
-MIN_SECONDS = 0.5  # of a phase whose duration is worth telling
+MIN_SECONDS = 0.5  # the times of shorter phases are not kept
 
-# uv tells when a phase has ended: what follows it, then.
+# uv reports the end of a phase; `_FOLLOWING` has the next one.
 _UV = re.compile(r"\s*uv: (Resolved|Prepared) (\d+) packages?\b")
 _FOLLOWING = {"Resolved": "downloading", "Prepared": "installing"}
 
@@ -46,9 +46,9 @@ def eta_seconds(done: float, total: float, seconds: float) -> float | None:
 
 
 class ReplicasAwaited:
-    """The report of replicas that are being started: each that is ready, and why others are not.
+    """Reports the replicas that are being started: each that is ready, and why others are not.
 
-    Why they wait is said once for each reason, with what ends it; the time left again and again.
+    Each reason is logged once, with the command that ends the wait; the time left is repeated.
     `offers_fewer`: there could be fewer of them, with `--replicas`.
     """
 
@@ -71,7 +71,7 @@ class ReplicasAwaited:
         self.report(f"{self._ready} of {plural(self._total, 'replica')} ready")
 
     def on_lasting(self, reason: str, seconds: float) -> None:
-        """Take why the others are not ready after a while, and how long they have."""
+        """Report why the others are not ready after a while, and how long they still have."""
         if reason != self._reason:
             self._reason = reason
             left = f"{seconds // 60:.0f} min" if seconds >= 120 else f"{max(0.0, seconds):.0f} s"
@@ -89,7 +89,7 @@ class ReplicasAwaited:
 
 
 class SessionsLeft:
-    """How many sessions are left of replicas that are being ended, reported when it has changed.
+    """Reports how many sessions are left on replicas that are being ended, when that changes.
 
     `sessions` has those of each replica by its id; they may go on for some `seconds`.
     """
@@ -104,7 +104,7 @@ class SessionsLeft:
     def note(self, replica_id: str, sessions: int) -> None:
         """Take a replica's sessions as of now."""
         fewer = self._of_each.get(replica_id, 0) - sessions
-        if fewer > 0:  # more are not those that are waited for
+        if fewer > 0:  # new sessions are not waited for
             self._of_each[replica_id] = sessions
             self._left -= fewer
             self._report()
@@ -121,7 +121,7 @@ class SessionsLeft:
 
 
 class Phases:
-    """The phases of one request, about a `source`: the same one takes as long again."""
+    """The phases of one request for a `source`; their times are expected for the next one."""
 
     def __init__(self, context: OperationContext, source: str) -> None:
         self._context = context
@@ -152,7 +152,7 @@ class Phases:
         self._context.progress(progress)
 
     def relay(self, line: str) -> None:
-        """Write a line to the log; of uv's, enter the phase that it announces."""
+        """Write a line to the log; if uv wrote it, enter the phase that it announces."""
         self._context.say(line)
         if found := _UV.match(line):
             phase = _FOLLOWING[found[1]]
@@ -181,5 +181,5 @@ class Phases:
 def _read(file: Path) -> dict[str, dict[str, list[float]]]:
     try:
         return _DURATIONS.validate_json(file.read_bytes())
-    except (OSError, ValueError):  # pydantic's errors are such
+    except (OSError, ValueError):  # pydantic raises a `ValueError`
         return {}

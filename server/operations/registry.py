@@ -49,7 +49,7 @@ def by_name(name: str) -> type[Operation]:
 
 
 def dotted_name(operation: type[Operation]) -> str:
-    """What the executor is given: `package.module:callable`; empty if it needs no worker."""
+    """Return `package.module:callable` for the executor; empty if it needs no worker."""
     has_worker = "run" in vars(operation)
     return f"{operation.__module__}:{operation.__name__}.call" if has_worker else ""
 

@@ -127,7 +127,7 @@ class Stray(BaseModel):
 
 
 class DownStraysPayload(base.payload_of(StopOptions)):  # type: ignore[misc]  # made at run time
-    """Which strays, and how long their sessions may take to end."""
+    """The strays to stop, and how long their sessions may take to end."""
 
     strays: list[Stray] = Field(max_length=1000, description="`provider` and `id` of each.")
 

@@ -174,7 +174,7 @@ class FollowedEnvironment:
         )
 
     def is_starting(self) -> bool:
-        """Whether none of its replicas takes sessions, and it has some still. Reads some files.
+        """Return whether none of its replicas takes sessions although it has some. Reads files.
 
         Those that are drained, since an update has replaced them, let their sessions go on.
 

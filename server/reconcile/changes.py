@@ -213,7 +213,7 @@ def _why_not_ready(launch: Request | None) -> str:
 
 
 def wanted_replicas(environment: Environment) -> int | None:
-    """How many replicas an environment is to have; None where its row does not say."""
+    """Return how many replicas an environment should have; None where its row does not say."""
     replicas = environment.spec.get("replicas")
     return None if replicas is None else max(replicas, environment.spec.get("min_replicas") or 1)
 

@@ -21,7 +21,7 @@ _WELL = (ReplicaState.READY, ReplicaState.ASLEEP)
 
 
 class Step(Enum):
-    """What is due for an environment."""
+    """The next step for an environment."""
 
     NOTHING = "nothing"
     QUEUED = "queued"  # its launch waits (again)
@@ -46,7 +46,7 @@ _STEP_OF_LAUNCH = {
 def next_step(
     state: EnvironmentState, launch: RequestState | None, down: RequestState | None
 ) -> Step:
-    """What is due, from where the environment, its launch and its latest `down` stand."""
+    """Return the next step, from the states of an environment, its launch and latest `down`."""
     if state is EnvironmentState.STOPPED and launch is not None and launch.is_final:
         return Step.SWEEP
     if not state.is_live:
@@ -59,7 +59,7 @@ def next_step(
 
 
 def observed_state(replicas: list[ReplicaState], *, is_in_doubt: bool = False) -> EnvironmentState:
-    """How an environment is whose launch succeeded, from how its replicas are.
+    """Return the state of an environment whose launch succeeded, from the states of its replicas.
 
     Those that are drained are on their way out; where there are no others, what replaces them has
     not been seen yet. It is in doubt where a run file was set aside, so that nothing is known of

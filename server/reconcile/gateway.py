@@ -116,7 +116,7 @@ class GatewayManager:
                 log.warning("cannot see whether the gateway is still wanted: %s", exc)
 
     async def status(self) -> Json:
-        """What `openenv gateway status` shows; `gateway` is null where none runs."""
+        """Return what `openenv gateway status` shows; `gateway` is null where none runs."""
         found = await asyncio.to_thread(process.read_gateway, self.layout)
         if found is None:
             aside = await asyncio.to_thread(process.set_aside, self.layout)
@@ -214,7 +214,7 @@ class GatewayManager:
             await self.replicas.observer.set_gateway_aside(found, names)
 
     async def _is_wanted(self) -> bool:
-        """Whether an environment is behind the gateway, or a generation starts or drains there."""
+        """Return whether an environment, or a generation that starts or drains, is behind it."""
         generations = await self.store.read(queries.UNSETTLED_GENERATIONS)
         return any(g.spec.get("gateway") for g in generations) or bool(await self._environments())
 
@@ -224,7 +224,7 @@ class GatewayManager:
         return [each for each in found if _is_at_gateway(each)]
 
     async def _backends(self, names: Collection[str] | None) -> dict[str, Backend]:
-        """What Envoy is to know of each environment, by name; only these are looked at again."""
+        """Return Envoy's configuration of each environment, by name; only these are read again."""
         if names is None:
             found, wanted = {}, await self._environments()
         else:
@@ -359,7 +359,7 @@ def backend_of(
     holding_socket: str | None = None,
     weighed: Mapping[int, int] = MappingProxyType({}),
 ) -> Backend:
-    """What the gateway is to know of an environment, from how its replicas are."""
+    """Return the gateway's configuration of an environment, from the states of its replicas."""
     found = sorted(watches, key=lambda watch: watch.run_file.number)
     most = max(weighed.values(), default=1)  # of one that has just come
     full = _full(loads_of(found))
@@ -403,13 +403,13 @@ def _is_draining(watch: ReplicaWatch) -> bool:
 
 
 def _is_first(watch: ReplicaWatch, environment: Environment) -> bool:
-    """Whether a launch has started a replica for an environment that had none."""
+    """Return whether a launch has started a replica for an environment that had none."""
     is_of_launch = "started_by" not in watch.run_file.data
     return is_of_launch and watch.request_id == environment.request_id
 
 
 def loads_of(watches: Iterable[ReplicaWatch]) -> dict[int, Load]:
-    """How many sessions replicas have that may get more, by number; of those that say so."""
+    """Return the sessions of replicas that may get more, by number; of those that report them."""
     return {
         watch.run_file.number: Load(watch.sessions, capacity)
         for watch in watches
@@ -430,7 +430,7 @@ def _full(loads: Mapping[int, Load]) -> set[int]:
 
 
 def _is_reached(backend: Backend | None, seen: Seen) -> bool | None:
-    """Whether Envoy has a replica that takes sessions; None: not yet."""
+    """Return whether Envoy has a replica that takes sessions; None: not yet."""
     if backend is None or not backend.takes_sessions:
         return False
     addresses = {each.address for each in backend.endpoints}
@@ -439,7 +439,7 @@ def _is_reached(backend: Backend | None, seen: Seen) -> bool | None:
 
 
 def _has_left(backend: Backend | None, seen: Seen) -> bool | None:
-    """Whether Envoy sends nothing new to what is to drain, or does not answer; None: not yet."""
+    """Return whether Envoy sends nothing new to draining replicas, or is silent; None: not yet."""
     if backend is None:
         return True
     taking = {each.address for each in backend.endpoints if not each.is_draining}

@@ -85,7 +85,7 @@ class HeldRequests:
 
     @property
     def count(self) -> int:
-        """How many requests wait."""
+        """The number of requests that wait."""
         return sum(map(len, self._held.values()))
 
     async def start(self) -> None:

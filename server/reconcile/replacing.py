@@ -110,7 +110,7 @@ class Change:
         return data.get("started_by", watch.request_id) == self._context.request_id
 
     def _is_chosen(self, watch: ReplicaWatch) -> bool:
-        """Whether a replica is to be replaced."""
+        """Return whether a replica has to be replaced."""
         return False
 
     def _part_of(self, watch: ReplicaWatch) -> Part | None:
@@ -277,7 +277,7 @@ class Change:
                 await self._wait()
 
     def _has_ended(self, missing: int) -> bool:
-        """Whether nothing is left to replace; `missing`: how many more may be started in all."""
+        """Return whether nothing is left to replace; `missing`: how many more may start in all."""
         parts = (Part.WAITING, Part.READY, Part.OLD, Part.ENDING)
         return not self._roster.count(*parts)
 
@@ -343,6 +343,6 @@ def shares_of(spec: dict[str, Any], replicas: int) -> list[int | None]:
 
 
 def is_ready(watch: ReplicaWatch) -> bool:
-    """Whether a replica of an earlier attempt is ready, by its status file."""
+    """Return whether a replica of an earlier attempt is ready, by its status file."""
     status = read_status_file(watch.run_file.run_dir) or {}
     return started_replicas.is_ready(watch.run_file, status)

@@ -46,7 +46,7 @@ BEGIN_SESSIONS = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.ASLEEP
 
 
 def is_over(state: ReplicaState) -> bool:
-    """Whether the replica will not come back by itself."""
+    """Return whether the replica will not come back by itself."""
     return state in (ReplicaState.STOPPED, ReplicaState.FAILED)
 
 
@@ -95,17 +95,17 @@ class ReplicaWatch:
 
     @property
     def max_sessions(self) -> int | None:
-        """How many sessions its server can have, if it has said so."""
+        """The number of sessions that its server can have, once the server has reported it."""
         return max_sessions_of(self.status)
 
     @property
     def sessions(self) -> int:
-        """How many sessions its server has."""
+        """The number of sessions that its server has."""
         return self.status.get("sessions") or 0
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Where the gateway reaches its server; a small file is read until the address is there."""
+        """The address at which the gateway reaches its server; read from a file until then."""
         return run_files.endpoint_of(self.run_file, self.status)
 
     @property
@@ -113,7 +113,7 @@ class ReplicaWatch:
         return {"replica": self.replica.id, "environment": self.replica.environment}
 
     def is_of(self, run_file: RunFile) -> bool:
-        """Whether this very run file is watched, not one of the same id from another attempt."""
+        """Return whether this run file is watched, not one of the same id from another attempt."""
         return self.run_file.created_at == run_file.created_at
 
     async def run(self) -> None:
@@ -179,7 +179,7 @@ class ReplicaWatch:
             await self._send({"op": "serve"})
 
     async def drain(self, timeout_seconds: float, *, leaves: bool) -> None:
-        """Let the sessions of its server end, then the server; `task` is done when it has.
+        """Drain its server: the sessions end, then the server; `task` is done when it has.
 
         A shim or agent that does not answer now is asked as soon as it does.
 
@@ -201,7 +201,7 @@ class ReplicaWatch:
             await self._send({"op": self._drain_op, "timeout_seconds": left})
 
     async def note_drained(self) -> None:
-        """Note that nothing of it runs any more: what is left of it is removed."""
+        """Record that nothing of it runs any more, and remove what is left of it."""
         await self._set_state(ReplicaState.DRAINING, pid=None)
         await self._set_state(ReplicaState.STOPPED)
 
@@ -241,7 +241,7 @@ class ReplicaWatch:
         await self._restart_or_give_up(reason, ())
 
     def _is_on_engine(self) -> bool:
-        """Whether it is written down as an engine's, which has it, or is to have it."""
+        """Return whether it is recorded as an engine's, which has it or will have it."""
         return not self.run_file.is_local and run_files.read(self.run_file.run_dir) is not None
 
     async def _renew_agent(self) -> None:

@@ -67,7 +67,7 @@ class Observer:
             await self.status.set_environment(name, EnvironmentState.FAILED, error=error)
 
     async def set_gateway_aside(self, found: SetAside | None, names: Iterable[str]) -> None:
-        """Note whether the gateway's run file is unusable, and show that in these environments."""
+        """Record whether the gateway's run file is unusable; these environments show it."""
         self.gateway_aside = found
         if found is not None:
             log.warning("the gateway: %s", found.sentence)
@@ -207,7 +207,7 @@ class ReplicaManager:
             del self._moves[name]
 
     def is_changing(self, name: str) -> bool:
-        """Whether a request changes an environment at this moment."""
+        """Return whether a request changes an environment at this moment."""
         return name in self._moves
 
     async def drop(self, watches: list[ReplicaWatch]) -> None:
@@ -392,7 +392,7 @@ class Leftovers:
                 await self.status.adopt(_adopted(run_file))
 
     async def _is_known(self, run_file: RunFile, row: Environment | None) -> bool:
-        """Whether a table has its launch, which says whether it is wanted."""
+        """Return whether a table has its launch, which then says whether it is wanted."""
         if row is not None and row.request_id == run_file.request_id:
             return True
         return await self.store.read(queries.request(run_file.request_id)) is not None
@@ -424,13 +424,13 @@ class Leftovers:
 
 
 def is_leaving(watch: ReplicaWatch) -> bool:
-    """Whether it is being taken away, or has ended."""
+    """Return whether it is being taken away, or has ended."""
     is_drained = watch.is_draining or watch.was_drained or watch.status.get("is_draining")
     return bool(is_drained) or is_over(watch.replica.state)
 
 
 def _has_lost(environment: Environment, launches: Collection[tuple[str, str]]) -> bool:
-    """Whether it had been launched, and nothing of that launch is there: so of an old database."""
+    """Return whether it was launched, and nothing of that launch exists: the database is old."""
     return (
         environment.state in SERVING and (environment.name, environment.request_id) not in launches
     )

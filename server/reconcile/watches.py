@@ -29,7 +29,7 @@ _COUNTED = (*BEGIN_SESSIONS, ReplicaState.BACKING_OFF)
 
 
 class _Share(NamedTuple):
-    """What one replica adds to the sums of its launch."""
+    """The part that one replica adds to the sums of its launch."""
 
     slots: int | None  # how many sessions it can have, once it has said so
     sessions: int
@@ -37,11 +37,11 @@ class _Share(NamedTuple):
 
 @dataclass(slots=True)
 class _Sums:
-    """What the replicas of one launch have together."""
+    """The sums over the replicas of one launch."""
 
     replicas: int = 0
     sessions: int = 0
-    slots: Counter[int] = field(default_factory=Counter)  # how many replicas have that number each
+    slots: Counter[int] = field(default_factory=Counter)  # replicas, by how many slots each has
 
     def add(self, share: _Share | None, sign: int) -> None:
         """Add a replica's share; subtract it if `sign` is -1."""
@@ -93,7 +93,7 @@ class Watches(dict[str, "ReplicaWatch"]):
             self._count(watch, _share_of(watch))
 
     def occupancy(self, name: str, request_id: str | None) -> Occupancy | None:
-        """How full a launch's replicas are; None while none has said how many it can have."""
+        """Return how full a launch's replicas are; None while none has reported its maximum."""
         sums = self._sums.get((name, request_id or ""))
         if sums is None or not (slots := +sums.slots):
             return None
@@ -108,7 +108,7 @@ class Watches(dict[str, "ReplicaWatch"]):
 
 
 def _share_of(watch: ReplicaWatch) -> _Share | None:
-    """What a replica adds to the sums; None: it may begin no session any more."""
+    """Return what a replica adds to the sums; None if it may begin no more sessions."""
     if watch.replica.state not in _COUNTED:
         return None
     return _Share(watch.max_sessions, watch.sessions)
@@ -122,7 +122,7 @@ class Moves:
         self._has_changed = asyncio.Event()
 
     def add(self, watch: ReplicaWatch) -> None:
-        """Note that a replica has changed."""
+        """Record that a replica has changed."""
         self._changed[watch.replica.id] = watch
         self._has_changed.set()
 
@@ -168,7 +168,7 @@ class Roster:
             self._found[now][replica_id] = watch
 
     def count(self, *parts: Part) -> int:
-        """How many replicas have one of these parts."""
+        """Return how many replicas have one of these parts."""
         return sum(len(self._found[part]) for part in parts)
 
     def each(self, *parts: Part) -> Iterator[ReplicaWatch]:

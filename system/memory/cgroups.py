@@ -180,7 +180,7 @@ class Cgroup:
 
 
 class _GroupMaker:
-    """What groups are made below `directory` by; when `available` is False, `why_not` says why.
+    """Makes groups below `directory`; when `available` is False, `why_not` says why.
 
     `root` stands before every path (tests).
     """

@@ -49,7 +49,7 @@ _MAKERS = ("fork", "spawn", "_fork_exec")
 
 @dataclass(frozen=True)
 class Limits:
-    """What may be used; `sources` says for each of the three where it was found."""
+    """The limits; `sources` says for each of the three where it was found."""
 
     cpus: float
     memory_bytes: int

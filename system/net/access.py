@@ -134,7 +134,7 @@ def origin_host(origin: str) -> str | None:
 
 
 def is_loopback(name: str) -> bool:
-    """Tell whether a name or an address, without a port, is this machine's own."""
+    """Return whether a name or an address, without a port, is this machine's own."""
     if name.lower() == "localhost":
         return True
     try:

@@ -66,7 +66,7 @@ class ConnectionLimit:
         return True
 
     def give_back(self) -> None:
-        """Note that what was reserved was not opened."""
+        """Record that what was reserved was not opened."""
         self._reserved -= 1
 
     def add(self, connection: Any) -> None:
@@ -81,11 +81,11 @@ class ConnectionLimit:
         self._idle.pop(connection, None)
 
     def note_request(self, connection: Any) -> None:
-        """Note that the connection has a request."""
+        """Record that the connection has a request."""
         self._idle.pop(connection, None)
 
     def note_idle(self, connection: Any) -> None:
-        """Note that the connection's request has been answered."""
+        """Record that the connection's request has been answered."""
         if connection in self.open:
             self._idle[connection] = None
 

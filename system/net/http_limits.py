@@ -42,7 +42,7 @@ Headers = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class HttpTiming:
-    """How long the parts of a request may take."""
+    """The time limits for the parts of a request."""
 
     head_seconds: float = 30.0  # also until the first byte of it
     body_seconds: float = 30.0  # in each of these, a body must have grown by
@@ -122,17 +122,17 @@ class HttpLimits:
             self.transport.close()
 
     def resume_writing(self) -> None:
-        """Note that the client reads."""
+        """Record that the client reads."""
         self._unsent = None
         super().resume_writing()  # type: ignore[misc]
 
     def on_body(self, body: bytes) -> None:
-        """Note that what came was a body's (httptools)."""
+        """Record that a body has arrived (httptools)."""
         self._unused_bytes = 0
         super().on_body(body)  # type: ignore[misc]
 
     def on_message_complete(self) -> None:
-        """Note the end of a body whose request was answered before (httptools)."""
+        """Record the end of a body whose request was answered before (httptools)."""
         self._unused_bytes = 0
         if (cycle := self.cycle) is not None and cycle.response_complete:
             cycle.more_body = False

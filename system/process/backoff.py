@@ -15,7 +15,7 @@ FIRST_BACKOFF_SECONDS = 0.1
 
 
 class RestartSchedule:
-    """Which processes, by number, are to be started, and when. `now` is monotonic."""
+    """The processes, by number, that have to be started, and when. `now` is monotonic."""
 
     def __init__(self) -> None:
         self._due: dict[int, float] = {}

@@ -16,7 +16,7 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_262,
+    "shipped lines": 72_260,
     "code lines": 46_456,
     "modules": 383,
     "test lines": 66_308,
@@ -25,7 +25,7 @@ BOUNDS = {
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
-    "dialect words": 11,
+    "dialect words": 10,
     "private names": 0,
 }
 

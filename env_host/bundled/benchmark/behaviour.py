@@ -32,14 +32,14 @@ def is_synchronous() -> bool:
 
 @functools.cache
 def host_url() -> str:
-    """This machine, as the seed writes it; asked once, by the process that serves."""
+    """Return this machine's address in the seed's form; read once in each serving process."""
     return f"{socket.gethostname()}:{os.environ.get('PORT', '8000')}"
 
 
 class WaitFields(BaseModel):
     """The fields of an action."""
 
-    # What a test plays, which would wait for half an hour otherwise.
+    # The actions of `openenv test`: random ones would wait for half an hour.
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [{}, {"wait_seconds": 0.002}, {"payload": "x" * 64}, {"answer_bytes": 1024}]

@@ -34,7 +34,7 @@ _LENGTH = struct.Struct(">H")
 
 
 class NotOpus(ValueError):
-    """What was sent is not Opus, or not packed as it should be."""
+    """The data that was sent is not Opus, or is not packed as required."""
 
 
 class Encoder:

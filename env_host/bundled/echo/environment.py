@@ -45,7 +45,7 @@ class EchoEnvironment(Environment[EchoAction, EchoObservation, State]):
     def step(
         self, action: EchoAction, timeout_s: float | None = None, **kwargs: Any
     ) -> EchoObservation:
-        """Say `action.message` back; longer messages earn more, up to 1.0."""
+        """Return `action.message`; longer messages earn more, up to 1.0."""
         self._state.step_count += 1
         message = action.message
         return EchoObservation(

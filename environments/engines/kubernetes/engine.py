@@ -18,7 +18,7 @@ Kubernetes sends no signals, so a command in the pod does (`sh`, `kill`). If the
 or the node is not reached within the grace of a stop, the pod is deleted, and its log ends there.
 
     engine.py   the engine; api.py: its requests
-    options.py  makes pods and services of plans; reads the options of a replica; finds the cluster
+    options.py  turns plans into pods and services; reads a replica's options; finds the cluster
     pods.py     reads the status of pods
 
 Failure cases
@@ -29,8 +29,8 @@ Failure cases
     its node is away           Kubernetes deletes the pod, which counts as lost soon after that.
                                `remove` needs no node: one that comes back ends what it still runs
     it is evicted, preempted   preStop drains it; then it has EXITED, as the pod's status says
-    the next pod of a replica  it has a Secret of its own, since the old Secret may be collected
-                               after that, before Kubernetes 1.34 also if another pod owns it by now
+    the next pod of a replica  it has a Secret of its own, because the old one may be collected
+                               later; before Kubernetes 1.34 even if another pod owns it by then
     all namespaces may not be  each namespace that replicas are in is listed
     listed
 """

@@ -10,7 +10,7 @@ same as on this machine: Ray itself only counts memory and CPUs, and does not li
 server has exited, the actor stays, with the server's log, until the agent has read the log and
 removes it.
 
-    options.py    makes requests to Ray of plans; finds the cluster
+    options.py    turns plans into requests to Ray; finds the cluster
     driver.py     the process that is connected to the cluster, and the agent's connection to it
     cluster.py    the functions that are called in that process
     actor.py      the actor, as it is sent to its node
@@ -60,7 +60,7 @@ KILL_SECONDS = 15.0  # for a shim to end the processes that it kills
 _SIGNAL = 128
 # States of a placement group for which Ray has not looked for room yet.
 _NOT_CONSIDERED = frozenset({"QUEUED", "SCHEDULING_STARTED"})
-_NO_LIMITS = "Ray counts CPUs and limits none: --cpus chooses a node, and no more"
+_NO_LIMITS = "Ray counts CPUs but does not limit them: --cpus only chooses a node"
 
 
 class RayEngine:

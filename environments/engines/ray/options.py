@@ -36,7 +36,7 @@ def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
     check_no_sandbox("a Ray actor is a process of the cluster's user", sandbox=sandbox)
     if "address" in options:
         raise EngineRefused(
-            "a cluster is named by a variable, so that everything of this home finds it again",
+            "the cluster is named by a variable, so that all processes of this home find it",
             "set RAY_ADDRESS=HOST:PORT for openenv",
         )
     options_of(options)

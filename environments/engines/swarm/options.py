@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a replica on Swarm: those of Docker that services have, and placement.
+"""The options of a replica on Swarm: placement, and the Docker options that services have.
 
 `--engine-option constraint=node.labels.gpu==yes` chooses the nodes. Pure functions.
 """
@@ -24,7 +24,7 @@ def service_name(name: str) -> str:
 
 
 def split_options(options: Mapping[str, str]) -> tuple[dict[str, str], Json]:
-    """Return Docker's options, and the part of a task's template that the others make.
+    """Separate Docker's options from the others, which become a part of the task's template.
 
     Raises:
         EngineRefused: No port is published on the network.
@@ -50,7 +50,7 @@ def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
 def container_spec(host: Mapping[str, Any], own: Mapping[str, Any]) -> Json:
     """Return the part of a service's `ContainerSpec` that corresponds to Docker's options.
 
-    `host` is their part of a container's `HostConfig`, `own` of its own configuration.
+    `host` has the options of a container's `HostConfig`, `own` those of its `Config`.
 
     Raises:
         EngineRefused: A service cannot have one of the options.
@@ -127,8 +127,8 @@ _SPEC_OF: dict[str, Callable[[Any], Json]] = {
     "Init": _named("Init"),
     "PidsLimit": _named("Pids"),
     "ReadonlyRootfs": _named("ReadOnly"),
-    # Older engines ignore it for services. Without capabilities, a setuid program of root gains no
-    # privileges there either.
+    # Older Docker engines ignore it for services. There, a setuid program of root gains no
+    # privileges because the sandbox drops the capabilities.
     "SecurityOpt": _security,
     "Sysctls": _named("Sysctls"),
     "Tmpfs": _tmpfs,

@@ -5,9 +5,9 @@
     subject.py      what is tested: its address, processes and sessions, actions; findings
     protocol.py     what a client sends, and what has to come back
     blocking.py     steps that keep the event loop from everything else
-    determinism.py  what changes an episode: its seed alone, or the process that serves it, too
+    determinism.py  whether only the seed changes an episode, or also the process that serves it
     leaks.py        what a session holds, and what stays of many: memory, descriptors, threads, …
 
-A check plays as a client, and reads from outside what the server's processes hold. What it decides
-by figures (a leak, a blocked loop) stands in functions of plain values.
+A check plays as a client, and reads from outside what the server's processes hold. Decisions by
+figures (a leak, a blocked loop) are functions of plain values.
 """

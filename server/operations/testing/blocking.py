@@ -39,7 +39,7 @@ class Call:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the question was answered only when the call had ended."""
+        """Return whether the question was answered only when the call had ended."""
         left = self.seconds - HEAD_START_SECONDS
         return self.seconds >= LONG_SECONDS and self.question_seconds >= BLOCKED_SHARE * left
 

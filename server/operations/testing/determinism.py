@@ -97,7 +97,7 @@ async def _episode(subject: Subject, session: TrialSession, seed: int) -> list[J
 def differences(
     one: list[Json], other: list[Json], ignored: frozenset[str]
 ) -> Iterator[tuple[int, str, str]]:
-    """Say at which steps and in which fields two episodes differ: (step, field, the values)."""
+    """Return at which steps and fields two episodes differ: (step, field, the values)."""
     for step, (a, b) in enumerate(zip(one, other, strict=False)):
         for path, difference in _differing(a, b, ignored, ""):
             yield step, path, difference

@@ -82,7 +82,7 @@ class _Play:
         self._refused: Counter[str] = Counter()
 
     def fault(self, found: str, means: str, remedy: str, *, is_failure: bool = True) -> None:
-        """Note a finding, once."""
+        """Add a finding, once."""
         finding = Finding(found, means, remedy, is_failure)
         if finding not in self._result.findings:
             self._result.findings.append(finding)
@@ -203,7 +203,7 @@ class _Play:
 
 
 def differences(value: Json, schema: Json | None) -> Iterator[str]:
-    """Say where the fields of an observation are not those of its schema, one level deep."""
+    """Return where the fields of an observation differ from its schema's, one level deep."""
     properties = (schema or {}).get("properties")
     if not properties or schema is None:
         return

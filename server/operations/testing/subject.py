@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is tested, one replica as its clients and its processes show it; and what is found.
+"""The subject of a test, one replica as its clients and its processes show it, and findings.
 
 The actions that are played are given ones, the schema's examples, or random ones that it allows.
 Nothing is hidden of the frames, which the sessions of `rollouts` and `client` turn into results:
@@ -59,7 +59,7 @@ class Frame:
 
     @property
     def error(self) -> str | None:
-        """What an error frame says; None of another."""
+        """The message of an error frame; None for another frame."""
         if self.kind != "error":
             return None
         return f"{self.data.get('code')}: {self.data.get('message')}"
@@ -131,7 +131,7 @@ class TrialSession:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What the server's processes hold at one moment; None: the server does not tell."""
+    """The resources of the server's processes at one moment; None: not reported."""
 
     memory_bytes: int
     descriptors: int
@@ -142,7 +142,7 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """Where the actions of a test come from."""
+    """The source of a test's actions."""
 
     schema: Json  # of an action, as `GET /schema` says it
     known: Sequence[Json]  # to choose from; empty: they are drawn from the schema
@@ -174,7 +174,7 @@ class Subject:
 
     @property
     def together(self) -> int:
-        """How many sessions are played at once."""
+        """The number of sessions that are played at once."""
         return max(1, min(self.plan.concurrency, self.max_sessions))
 
     def status(self) -> StatusLine:
@@ -254,7 +254,7 @@ def actions_of(schema: Json, given: Sequence[Json]) -> Actions:
 
 
 class Outcome(StrEnum):
-    """How a check ended; the later ones are the worse ones."""
+    """The outcome of a check, from best to worst."""
 
     PASSED = "passed"
     SKIPPED = "skipped"
@@ -285,7 +285,7 @@ class CheckResult:
 
     @property
     def outcome(self) -> Outcome:
-        """Whether it passed."""
+        """The outcome that follows from the findings."""
         if any(finding.is_failure for finding in self.findings):
             return Outcome.FAILED
         if self.findings:

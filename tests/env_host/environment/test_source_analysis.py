@@ -222,7 +222,7 @@ def test_a_function_that_changes_its_modules_or_classes_state_is_found(
     source: str, name: str
 ) -> None:
     [sentence] = told(source)
-    assert f" changes {name}, which sessions share within a process alone" in sentence
+    assert f" changes {name}, which only sessions of the same process share" in sentence
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_what_each_session_has_for_itself_is_not_taken_for_shared(source: str) -
 
 def test_seeds_and_pids_of_the_import_are_found() -> None:
     assert "seeds random" in told("import numpy\nnumpy.random.seed(1)")[0]
-    assert "asks for the pid" in told("import os\nPID = os.getpid()")[0]
+    assert "reads the pid" in told("import os\nPID = os.getpid()")[0]
 
 
 @pytest.mark.parametrize("how", [{"shards": 1}, {"shards": 2}, {"isolate": True}])

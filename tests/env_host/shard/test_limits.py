@@ -247,7 +247,7 @@ def test_a_low_limit_on_descriptors_is_named_at_the_launch(
     ready = start(ECHO, shards=2, python=python).ready()
     assert ready["max_sessions"] == 2
     [told] = ready["notes"]
-    assert told.startswith("1024 sessions were to be possible, and 2 are:")
+    assert told.startswith("only 2 of 1024 sessions are possible:")
     assert "256 (ulimit -Hn)" in told
 
 
