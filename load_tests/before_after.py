@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -79,103 +80,67 @@ class Figure:
     Attributes:
         name: Its name in the table.
         program: The program that measures it.
-        value: Computes it from the lines of one measurement.
-        bound: The bound, as text.
-        holds: Whether the bound holds, by the median after the change and the ratio after / before.
+        line: A part of the names of its lines; `…` separates several parts.
+        bound: The bound for the median after the change (`<= 4`) or the ratio (`ratio <= 1.05`).
+        combine: Computes one value from these lines.
+        under: The line by which the value is divided.
     """
 
     name: str
     program: str
-    value: Callable[[Lines], float]
+    line: str
     bound: str = ""
-    holds: Callable[[float, float], bool] = lambda after, ratio: True
+    combine: Callable[[list[float]], float] = itemgetter(0)
+    under: str = ""
 
+    def value(self, lines: Lines) -> float:
+        """Return the figure of one measurement; a missing line is an `IndexError`."""
+        over, under = (
+            [v for name, v in lines.items() if all(each in name for each in parts.split("…"))]
+            for parts in (self.line, self.under)
+        )
+        return self.combine(over) / (under[0] if self.under else 1)
 
-def line(*parts: str) -> Callable[[Lines], float]:
-    """Return a function that finds the first line whose name has all of these parts."""
-
-    def find(lines: Lines) -> float:
-        return next(v for name, v in lines.items() if all(part in name for part in parts))
-
-    return find
-
-
-def every(part: str, combine: Callable[[list[float]], float]) -> Callable[[Lines], float]:
-    """Return a function that combines all lines whose names have this part."""
-
-    def find(lines: Lines) -> float:
-        return combine([value for name, value in lines.items() if part in name])
-
-    return find
-
-
-def against(over: Callable[[Lines], float], under: Callable[[Lines], float]) -> Any:
-    return lambda lines: over(lines) / under(lines)
-
-
-def at_most(bound: float) -> dict[str, Any]:
-    return {"bound": f"<= {bound:g}", "holds": lambda after, ratio: after <= bound}
-
-
-def at_least(bound: float) -> dict[str, Any]:
-    return {"bound": f">= {bound:g}", "holds": lambda after, ratio: after >= bound}
-
-
-def ratio_at_most(bound: float) -> dict[str, Any]:
-    return {"bound": f"ratio <= {bound:g}", "holds": lambda after, ratio: ratio <= bound}
-
-
-def ratio_at_least(bound: float) -> dict[str, Any]:
-    return {"bound": f"ratio >= {bound:g}", "holds": lambda after, ratio: ratio >= bound}
+    def holds(self, after: float, ratio: float) -> bool:
+        *of, sign, limit = self.bound.split()
+        value, most = ratio if of else after, float(limit)
+        return value <= most if sign == "<=" else value >= most
 
 
 def rollout_figures(size: str) -> list[Figure]:
     """Make the rows of rollouts with observations of one size."""
-    lag, peer = line(f"{size}, ours: loop lag p99"), line(f"{size}, naive: loop lag p99")
-    name, program = f"rollout, {size}", "rollouts"
+    name, ours, naive = f"rollout, {size}", f"{size}, ours: ", f"{size}, naive: "
+    lag, peer = f"{ours}loop lag p99", f"{naive}loop lag p99"
     return [
-        Figure(f"{name}: steps/s", program, line(f"{size}, ours: steps")),
-        Figure(f"{name}: lag p99, ms", program, lag),
-        Figure(f"{name}: lag p99 / prime-rl's", program, against(lag, peer), **at_most(1)),
-        Figure(f"{name}: peak, MB", program, line(f"{size}, ours: peak"), **at_most(1229)),
+        Figure(f"{name}: steps/s", "rollouts", f"{ours}steps"),
+        Figure(f"{name}: lag p99, ms", "rollouts", lag),
+        Figure(f"{name}: lag p99 / prime-rl's", "rollouts", lag, "<= 1", under=peer),
+        Figure(f"{name}: peak, MB", "rollouts", f"{ours}peak", "<= 1229"),
     ]
 
 
-CROWDED, STEPPING = "16,384 at once", "64 sessions"
-IDLE, HELD, TIGHT = "idle environment", "held sessions", "750 MB"
+CROWDED, IDLE, HELD, TIGHT = "16,384 at once", "idle environment", "held sessions", "750 MB"
 FIGURES = [
-    Figure("dispatcher, req/s", "queue_dispatcher", line("ours")),
-    Figure(
-        "dispatcher / best of five", "queue_dispatcher", line("best of the five"), **at_least(3)
-    ),
-    Figure(f"{CROWDED}: success, least", "scaling", every("success", min), **at_least(1)),
-    Figure(f"{CROWDED}: drops, most", "scaling", every("drops", max), **at_most(0)),
-    Figure(
-        f"{CROWDED}: times limit, median of shards",
-        "scaling",
-        every("times limit", statistics.median),
-        **at_most(1.3),
-    ),
+    Figure("dispatcher, req/s", "queue_dispatcher", "ours"),
+    Figure("dispatcher / best of five", "queue_dispatcher", "best of the five", ">= 3"),
+    Figure(f"{CROWDED}: success, least", "scaling", "success", ">= 1", min),
+    Figure(f"{CROWDED}: drops, most", "scaling", "drops", "<= 0", max),
+    Figure(f"{CROWDED}: median times limit", "scaling", "times limit", "<= 1.3", statistics.median),
     *(
-        Figure(
-            f"{STEPPING}, {size}: steps/s",
-            "steps",
-            line(f"async 64 x {size} openenvd"),
-            **ratio_at_least(0.97),
-        )
+        Figure(f"64 sessions, {size}: steps/s", "steps", f"64 x {size} openenvd", "ratio >= 0.97")
         for size in ("200 B", "20 kB")
     ),
-    Figure(f"{IDLE}: % of a core", "idle_cost", line("each (", ", CPU"), **at_most(0.05)),
-    Figure(f"{IDLE}: PSS, MB", "idle_cost", line("each (", ", PSS"), **at_most(17)),
-    Figure("status beside environments, s", "idle_cost", line("openenv status")),
-    Figure("status, cold, s", "cold_cli", line("openenv status --json"), **ratio_at_most(1.05)),
-    Figure("SHORT request, P50, ms", "short_requests", line("one at a time, p50"), **at_most(6)),
+    Figure(f"{IDLE}: % of a core", "idle_cost", "each (…, CPU", "<= 0.05"),
+    Figure(f"{IDLE}: PSS, MB", "idle_cost", "each (…, PSS", "<= 17"),
+    Figure("status beside environments, s", "idle_cost", "openenv status"),
+    Figure("status, cold, s", "cold_cli", "openenv status --json", "ratio <= 1.05"),
+    Figure("SHORT request, P50, ms", "short_requests", "one at a time, p50", "<= 6"),
     *rollout_figures("1 kB"),
     *rollout_figures("1 MB"),
-    Figure(f"{HELD}: failed", "held_sessions", line("failed to open"), **at_most(0)),
-    Figure(f"{HELD}: PSS each, kB", "held_sessions", line("PSS each (aim"), **at_most(4)),
-    Figure(f"{TIGHT}: kernel kills", "low_resources", line("(a) kernel kills"), **at_most(0)),
-    Figure(f"{TIGHT}: environments at once", "low_resources", line("(a) environments up")),
+    Figure(f"{HELD}: failed", "held_sessions", "failed to open", "<= 0"),
+    Figure(f"{HELD}: PSS each, kB", "held_sessions", "PSS each (aim", "<= 4"),
+    Figure(f"{TIGHT}: kernel kills", "low_resources", "(a) kernel kills", "<= 0"),
+    Figure(f"{TIGHT}: environments at once", "low_resources", "(a) environments up"),
 ]
 
 
@@ -207,7 +172,7 @@ class Comparison:
             if (run["program"], run["words"], run["tree"], run["commit"]) == wanted:
                 try:
                     found[run["repetition"]] = figure.value(run["lines"])
-                except (StopIteration, KeyError, ValueError, statistics.StatisticsError):
+                except (IndexError, ValueError, statistics.StatisticsError):
                     continue  # it failed or was skipped; its error is in the file
         return found
 
@@ -256,8 +221,10 @@ def print_table(comparison: Comparison, words: dict[str, str]) -> int:
         ratio = statistics.median(pairs) if pairs else math.nan
         told = "NOT MEASURED"
         if after:
-            holds = figure.holds(statistics.median(after.values()), ratio)
-            told = ("yes" if holds else "NO") if figure.bound else ""
+            told = ""
+            if figure.bound:
+                holds = figure.holds(statistics.median(after.values()), ratio)
+                told = "yes" if holds else "NO"
         broken += told.startswith("NO")
         row = f"{figure.name:<40} {spread(before):>25} {spread(after):>25} {ratio:>6.3f}"
         print(f"{row}  {figure.bound:<13} {told}")

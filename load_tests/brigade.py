@@ -12,17 +12,15 @@ report shows the CPU use of both.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from load_tests.peers.brigade_singers import PACKET_SECONDS, WARM_UP_PACKETS
 from load_tests.peers.scaling_servers import Arrangement, openenvd_of
+from load_tests.shared.client_process import ClientProcess
 from load_tests.shared.report import Measure, Report, parse_arguments, percentile
 from openenvd.rollouts.bench.results import Target, cpu_seconds
 
@@ -158,20 +156,23 @@ def sing(target: Target, count: int, seconds: float, processes: int = 2) -> Tria
     """Run this many singers in real time, for `seconds` after all of them are connected."""
     packets = WARM_UP_PACKETS + max(1, round(seconds / PACKET_SECONDS))
     processes = min(processes, count)
-    with ExitStack() as stack:
-        crews = []
+    crews: list[ClientProcess] = []
+    try:
         for number in range(processes):
             share = count // processes + (number < count % processes)
-            crews.append(stack.enter_context(_crew(target.port, share, packets, leads=number == 0)))
-            _line(crews[-1])  # the leader is connected before the others
+            leads = "follows" if number else "leads"
+            words = (target.port, share, packets, leads)
+            crews.append(ClientProcess("peers.brigade_singers", *words))
+            crews[-1].hear()  # the leader is connected before the others
         used = cpu_seconds(target)
         began = time.monotonic()
         for crew in crews:
-            assert crew.stdin is not None
-            crew.stdin.write(f"{began + 0.2}\n")
-            crew.stdin.flush()
-        found = [json.loads(_line(crew)) for crew in crews]
+            crew.tell(began + 0.2)
+        found = [crew.hear() for crew in crews]
         cores = (cpu_seconds(target) - used) / (time.monotonic() - began)
+    finally:
+        for crew in crews:
+            crew.kill()
     return _trial(count, found, cores, packets * PACKET_SECONDS)
 
 
@@ -191,30 +192,6 @@ def _trial(count: int, found: list[dict[str, Any]], cores: float, seconds: float
         server_cores=cores,
         singers_cores=sum(one["cpu_seconds"] for one in found) / seconds,
     )
-
-
-@contextmanager
-def _crew(port: int, count: int, packets: int, *, leads: bool) -> Iterator[subprocess.Popen[str]]:
-    words = [str(port), str(count), str(packets), "leads" if leads else "follows"]
-    crew = subprocess.Popen(
-        [sys.executable, "-m", "load_tests.peers.brigade_singers", *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with crew:
-        try:
-            yield crew
-        finally:
-            crew.kill()
-
-
-def _line(crew: subprocess.Popen[str]) -> str:
-    assert crew.stdout is not None
-    line = crew.stdout.readline()
-    if not line:
-        raise SystemExit("the singers ended early; their output is above")
-    return line
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ SETTLE_SECONDS = 3.0
 TAB_SECONDS = 0.7  # until a new tab is quiet
 NOBODY_SECONDS = 0.5  # between two loads: the daemon drops what it keeps for open pages
 WAIT_MILLISECONDS = 60_000
+SCRIPT = Path(__file__).with_suffix(".js")
 STUCK = "import time\ntime.sleep(3600)\n"
 HUNGRY = """
 import time
@@ -75,43 +76,6 @@ class Hungry(Environment[Action, Observation, State]):
     @property
     def state(self):
         return State()
-"""
-# When memory, a row of an environment and one of the queue are first painted, after the start of
-# the navigation: a task that is queued by the last callback before a frame runs after it.
-FIRST_SCREEN = """
-() => new Promise((resolve, reject) => {
-  setTimeout(() => reject(new Error("nothing is shown")), 30000);
-  const parts = ["#memory .memory-bar[aria-label]", "#environments tbody tr", "#queue tbody tr"];
-  const look = () => {
-    if (!parts.every(each => document.querySelector(each))) requestAnimationFrame(look);
-    else requestAnimationFrame(() => setTimeout(() => resolve(performance.now())));
-  };
-  look();
-})
-"""
-WATCH = """
-() => {
-  const isWatched = Boolean(window.updates);
-  window.updates = [];
-  window.longest = 0;
-  if (isWatched) return;
-  new PerformanceObserver(list => {
-    for (const entry of list.getEntries()) {
-      if (entry.name === "openenvd-update") window.updates.push(entry.duration);
-    }
-  }).observe({type: "measure"});
-  new PerformanceObserver(list => {
-    for (const {duration} of list.getEntries()) window.longest = Math.max(window.longest, duration);
-  }).observe({type: "longtask"});
-}
-"""
-DEATH_SHOWN = """
-() => new Promise((resolve, reject) => {
-  const look = () => document.querySelector("#faults article")
-    ? resolve((performance.timeOrigin + performance.now()) / 1000) : setTimeout(look, 5);
-  setTimeout(() => reject(new Error("no death is shown")), 30000);
-  look();
-})
 """
 
 
@@ -219,13 +183,19 @@ class _Repetition:
         kept = signing_in.storage_state()
         signing_in.close()
         address = link.partition("#")[0]
-        for _ in range(self._loads):
+
+        def new_context() -> Any:
             context = chromium.new_context(storage_state=kept)
+            context.set_default_timeout(WAIT_MILLISECONDS)
+            context.add_init_script(path=SCRIPT)
+            return context
+
+        for _ in range(self._loads):
+            context = new_context()
             self._first_screen(context, address, "")
             self._first_screen(context, address, ", again")
             context.close()
-        context = chromium.new_context(storage_state=kept)
-        context.set_default_timeout(WAIT_MILLISECONDS)
+        context = new_context()
         page = context.new_page()
         page.goto(address)
         page.locator("[data-connection=connected]").wait_for()
@@ -242,13 +212,12 @@ class _Repetition:
         context.close()
 
     def _first_screen(self, context: Any, address: str, when: str) -> None:
-        context.set_default_timeout(WAIT_MILLISECONDS)
         page = context.new_page()
         received: dict[str, float] = {}  # bytes on the wire, by call id
         _count_bytes(context.new_cdp_session(page), received)
         time.sleep(TAB_SECONDS)
         page.goto(address, wait_until="commit")
-        milliseconds = page.evaluate(FIRST_SCREEN)
+        milliseconds = page.evaluate("measure.firstScreen()")
         self._note(f"first useful screen{when} (aim: 300)", "ms", milliseconds)
         self._note(f"  in all{when} (aim: 150)", "kB", sum(received.values()) / 1000)
         self._note(f"  files and calls{when}", "", sum(size > 0 for size in received.values()))
@@ -256,11 +225,11 @@ class _Repetition:
         time.sleep(NOBODY_SECONDS)
 
     def _watch(self, page: Any, session: Any, name: str) -> None:
-        page.evaluate(WATCH)
+        page.evaluate("measure.watch()")
         before = self._busy_seconds(session)
         page.wait_for_timeout(self._seconds * 1000)
         spent = (self._busy_seconds(session) - before) * 1000
-        updates, longest = page.evaluate("() => [window.updates, window.longest]")
+        updates, longest = page.evaluate("[measure.updates, measure.longest]")
         self._note(f"{name}: updates a second", "", len(updates) / self._seconds)
         if updates:
             self._note(f"{name}: an update, all of it (aim: 100)", "ms", spent / len(updates))
@@ -284,7 +253,7 @@ class _Repetition:
         step = urllib.request.Request(url, body, headers)
         with contextlib.suppress(OSError):
             urllib.request.urlopen(step, timeout=30).read()
-        seen_at = page.evaluate(DEATH_SHOWN)
+        seen_at = page.evaluate("measure.deathShown()")
         last = float((self._sources / "last").read_text())
         self._note("a death for memory, until it is seen (aim: 1)", "s", seen_at - last)
 

@@ -94,13 +94,8 @@ class Group:
         (self._cpu / "cpu.cfs_quota_us").write_text(str(int(size.cpus * PERIOD_US)))
 
     def run(self, words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        return self.run_program([OPENENV, *words], environ)
-
-    def run_program(
-        self, words: list[str], environ: dict[str, str]
-    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.inside(words),
+            self.inside([OPENENV, *words]),
             env=environ,
             capture_output=True,
             text=True,

@@ -28,8 +28,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from load_tests.peers.seed_arrangements import ARRANGEMENTS, Arrangement, Running, connect
 from load_tests.shared.operations import worker_path
 from load_tests.shared.report import Report, parse_arguments, percentile
@@ -43,6 +41,7 @@ from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import Event, NewRequest, Request, Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import submitting
+from openenvd.rollouts.bench.results import Target, cpu_seconds
 from openenvd.schema.settings import Paths, Settings
 from openenvd.schema.states import Schedule
 from openenvd.server.dispatch.dispatcher import Dispatcher
@@ -288,22 +287,10 @@ def _count(path: Path, state: str) -> int:
 def _stopwatch(count: int) -> Iterator[Callable[[], Round]]:
     """Time the block; the yielded function returns the measurements after the block."""
     ends: list[tuple[float, float]] = []
-    began, cpu = time.perf_counter(), _cpu_seconds()
+    family = Target("", "", (os.getpid(),))  # and its descendants, including ended ones
+    began, cpu = time.perf_counter(), cpu_seconds(family)
     yield lambda: Round(count / ends[0][0], ends[0][1] / count * 1e6)
-    ends.append((time.perf_counter() - began, _cpu_seconds() - cpu))
-
-
-def _cpu_seconds() -> float:
-    """Return the CPU time of this process and its descendants, including ended ones."""
-    me = psutil.Process()
-    total = 0.0
-    for process in [me, *me.children(recursive=True)]:
-        try:
-            times = process.cpu_times()
-        except psutil.Error:
-            continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
+    ends.append((time.perf_counter() - began, cpu_seconds(family) - cpu))
 
 
 def _bare_batches() -> float:

@@ -24,7 +24,9 @@ PROGRAMS = (  # the longest first; the stage `dashboard` runs the one with Chrom
     ("scaling", 1, "--provider slurm --requests-grid 256"),
     ("scaling", 1, "--short"),
     ("steps", 1, "--short --alone"),  # another stage tries upstream
-    ("gateway", 1, "--short"),
+    ("scaling", 1, "--provider gateway --requests-grid 256"),
+    ("steps", 1, "--short --gateway --shapes async"),
+    ("held_sessions", 1, "--gateway --sessions 256"),
     ("held_sessions", 1, "--short"),
     ("idle_cost", 1, "--environments 4 --seconds 3 --settle 3"),
     ("idle_cost", 1, "--parts daemon burst --requests 20 --seconds 3"),

@@ -12,6 +12,8 @@ r"""Crowds of sessions at once and their latencies by the seed's protocol, besid
     python -m load_tests.scaling --url http://host:8000    a server that runs already
     python -m load_tests.scaling --provider slurm --nodes 2 --requests-grid 16384 --reps 3
                                                            or `ray`: with and without the gateway
+    python -m load_tests.scaling --provider gateway --nodes 4 --requests-grid 2048,8192
+                                                           the same here, with four replicas
 
 Every session connects, resets, takes one step that waits, and closes. All sessions of a batch
 connect in one instant, like training code that opens its sessions in one `gather`; a handshake may
@@ -24,7 +26,8 @@ are the kernel's, of the whole system: run nothing else at the same time. The pr
 
 Aims, for one, two and four shards, the bundled environment and a project: 2,048, 8,192 and 16,384
 sessions at 100 %, none dropped by the kernel, total P99 within 1.3 times the limit's of the same
-repetition, and a fifth of upstream's CPU per session.
+repetition, and a fifth of upstream's CPU per session. Through the gateway 100 %, and replicas'
+shares within 5 % of even, otherwise the exit code is 1.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from typing import Any
 
 from load_tests.peers import scaling_servers as servers
 from load_tests.peers.cluster_servers import KINDS as CLUSTERS
-from load_tests.peers.cluster_servers import on_cluster, report_lines
+from load_tests.peers.cluster_servers import is_met, on_cluster, report_lines
 from load_tests.peers.scaling_servers import REPOSITORY, Arrangement, Started
 from load_tests.shared import chart
 from load_tests.shared.report import machine
@@ -99,7 +102,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="of ours, 1,2,4: one server of each",
     )
     add("--max-sessions", type=int, help="slots of all processes together; by default enough")
-    add("--provider", choices=("local", *CLUSTERS), default="local", help="what runs our server")
+    add("--provider", choices=("local", "gateway", *CLUSTERS), default="local",
+        help="what runs our server; gateway: local, and through Envoy")  # fmt: skip
     add("--nodes", type=int, default=2, help="with --provider: nodes, with a replica each")
     add("--url", help="measure a server that runs already, instead of ours")
     add(
@@ -187,7 +191,7 @@ def _measure(options: argparse.Namespace, plan: Plan, started: list[Started]) ->
     if options.chart is not None:
         chart.main(options.output_dir / "summary.json", options.chart)
     print(f"written: {', '.join(str(path) for path in written)}")
-    return 0
+    return int(options.provider != "local" and not is_met(sweep.report.summaries, options.nodes))
 
 
 @contextmanager
@@ -197,6 +201,8 @@ def _started(options: argparse.Namespace, plan: Plan) -> Iterator[list[Started]]
         started: list[Started] = []
         if options.url is not None:
             started.append(Started(Target("server", options.url)))
+        elif options.provider == "gateway":
+            started += stack.enter_context(servers.behind_gateway(arrangement, options.nodes))
         elif options.provider != "local":
             shards = "1" if options.shards == "auto" else options.shards
             arrangement = replace(arrangement, shards=shards)

@@ -2,6 +2,7 @@
 """Steps per second, and a step's latency and CPU: by environment, sessions and message size.
 
     python -m load_tests.steps [--short] [--apart] [--json FILE] [--shapes NAME ...]
+    python -m load_tests.steps --gateway --shapes async      what Envoy adds
 
 Every session has one step in flight, and each step carries the same number of bytes to the
 environment and back. There are three shapes of environment:
@@ -23,20 +24,16 @@ the clients take less than one core.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
 from load_tests.peers import scaling_servers
+from load_tests.shared.client_process import ClientProcess
 from load_tests.shared.report import Measure, Report, parse_arguments, percentile
-from openenvd.rollouts.bench.results import Target
+from openenvd.rollouts.bench.results import Target, cpu_seconds, processes_of
 
 SESSIONS = (1, 64, 1024)
 PAYLOADS = {"200 B": 200, "20 kB": 20_000, "2 MB": 2_000_000}
@@ -84,10 +81,20 @@ def measure(target: Target, case: Case, seconds: float) -> Found:
     Raises:
         SessionsFailed: Some sessions ended early.
     """
-    clients = _start_clients(target, case, seconds)
-    before = _cpu_seconds(target.root_pids)
-    outcomes = _let_run(clients)
-    spent = _cpu_seconds(target.root_pids) - before
+    count = min(CLIENTS, case.sessions)
+    words: list[object] = [f"{target.url.replace('http', 'ws', 1)}/ws", case.sessions // count]
+    words += [seconds, case.payload_bytes]
+    words += ["--echo"] if case.shape == "template" and target.name != "limit" else []
+    clients = [ClientProcess("shared.step_clients", *words) for _ in range(count)]
+    for client in clients:
+        client.hear()  # all its sessions are open
+    before = cpu_seconds(target)
+    for client in clients:
+        client.tell("go")
+    outcomes = [client.hear() for client in clients]
+    spent = cpu_seconds(target) - before
+    for client in clients:
+        client.end()
     if failed := sum(o["failed"] for o in outcomes):
         why = next(o["first_failure"] for o in outcomes if o["failed"])
         raise SessionsFailed(f"{case.name} {target.name}: {failed} sessions failed: {why}")
@@ -101,49 +108,10 @@ def measure(target: Target, case: Case, seconds: float) -> Found:
     )
 
 
-def _start_clients(target: Target, case: Case, seconds: float) -> list[subprocess.Popen[bytes]]:
-    """Start clients, which open their sessions and wait for a line on stdin."""
-    count = min(CLIENTS, case.sessions)
-    command = [sys.executable, "-m", "load_tests.shared.step_clients", str(target.port)]
-    command += [str(case.sessions // count), str(seconds), str(case.payload_bytes), "--hold"]
-    if case.shape == "template" and target.name != "limit":
-        command.append("--echo")
-    pipe = subprocess.PIPE
-    clients = [subprocess.Popen(command, stdin=pipe, stdout=pipe) for _ in range(count)]
-    for client in clients:
-        assert client.stdout is not None
-        if client.stdout.readline() != b"ready\n":
-            raise SystemExit(f"{' '.join(command)} failed")
-    return clients
-
-
-def _let_run(clients: list[subprocess.Popen[bytes]]) -> list[dict[str, Any]]:
-    for client in clients:
-        assert client.stdin is not None
-        client.stdin.write(b"go\n")
-        client.stdin.flush()
-    outputs = [client.communicate()[0] for client in clients]
-    if any(client.returncode for client in clients):
-        raise SystemExit("the clients failed")
-    return [json.loads(output) for output in outputs]
-
-
-def _cpu_seconds(pids: Sequence[int]) -> float:
-    """Return the CPU time of the server's processes and descendants, including ended shards."""
-    family = [p for pid in pids for p in _family(pid)]
-    return sum(sum(process.cpu_times()[:4]) for process in family)
-
-
-def _family(pid: int) -> Iterator[psutil.Process]:
-    root = psutil.Process(pid)
-    yield root
-    yield from root.children(recursive=True)
-
-
 def _keep_apart(targets: list[Target], cores: list[int]) -> None:
     """Pin the servers to the first core, and this process's clients to the others."""
     first, *others = cores
-    for process in (p for target in targets for pid in target.root_pids for p in _family(pid)):
+    for process in (each for target in targets for each in processes_of(target)):
         for thread in process.threads():
             with suppress(ProcessLookupError):  # of a session that has just ended
                 os.sched_setaffinity(thread.id, {first})
@@ -157,13 +125,16 @@ def _cases(shape: str, *, short: bool) -> list[Case]:
 
 
 def _targets(stack: ExitStack, shape: str, options: Any) -> list[Target]:
-    """Start the servers of one shape: ours first, the limit last."""
+    """Start the servers of one shape: ours first, the limit last; or the gateway's two."""
     arrangement = scaling_servers.Arrangement(
         max_sessions=MAX_SESSIONS,
         processes=options.processes,
         is_synchronous=shape == "sync",
         shards=str(options.processes),
     )
+    if options.gateway:
+        both = stack.enter_context(scaling_servers.behind_gateway(arrangement, options.processes))
+        return [started.target for started in both]
     peer_app: tuple[Any, ...] = ()
     if shape == "template":
         python = scaling_servers.peer_python()
@@ -233,6 +204,7 @@ def main() -> int:
         seconds={"type": float, "help": "of each measurement (default 5; short: 0.5)"},
         processes={"type": int, "default": 2, "help": "of each server"},
         apart={"action": "store_true", "help": "one core for the servers, the others for clients"},
+        gateway={"action": "store_true", "help": "ours through the gateway, beside ours without"},
         alone={"action": "store_true", "help": "without upstream's server"},
         shapes={"nargs": "+", "choices": SHAPES, "help": "of the environment (all; short: two)"},
     )

@@ -37,7 +37,6 @@ from openenvd.schema.settings import Paths
 
 from .engines import docker_engine as docker_engines
 from .engines.docker_engine import DockerEngine
-from .upstream.upstream_python import UpstreamPython
 
 # Docker's client leaves its sockets to the garbage collector, which may run in another test.
 _UNCLOSED = (
@@ -321,16 +320,6 @@ def python_with(*requirements: str) -> Path:
             make_venv(folder, *requirements)
             (folder / "complete").touch()
     return folder / "bin" / "python"
-
-
-@pytest.fixture(scope="session")
-def upstream_python(
-    upstream: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[UpstreamPython]:
-    """A process of that Python, for programs that use upstream's client."""
-    made = UpstreamPython(upstream, tmp_path_factory.mktemp("upstream"))
-    yield made
-    made.stop()
 
 
 @pytest.fixture(scope="session")

@@ -163,7 +163,7 @@ async def run(port: int, count: int, packets: int, leads: bool) -> None:
         _, singer = await loop.create_connection(lambda: Singer(tally, audio), "127.0.0.1", port)
         singers.append(singer)
         await singer.join(leads=leads and number == 0)
-    print("ready", flush=True)
+    print(json.dumps("ready"), flush=True)
     begin = float(await loop.run_in_executor(None, sys.stdin.readline))
     used = time.process_time()
     await asyncio.gather(

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from load_tests.peers.scaling_servers import Arrangement, Started, openenv
+from load_tests.peers.scaling_servers import DIRECT, THROUGH, Arrangement, Started, openenv
 from load_tests.shared.report import daemon
 from openenvd.environments.shim.client import read_status_file
 from openenvd.rollouts.bench.results import Target
@@ -27,7 +28,7 @@ from smoke_tests.engines import ray_engine, slurm_engine
 from smoke_tests.engines.ray_engine import RayCluster
 from smoke_tests.engines.slurm_engine import SlurmCluster
 
-NAME, DIRECT = "gateway", "direct"
+MAX_UNEVEN = 5.0  # percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,13 @@ def on_cluster(provider: str, nodes: int, arrangement: Arrangement) -> Iterator[
         cluster = stack.enter_context(kind.cluster(nodes))
         os.environ.update(cluster.environ)
         environ = stack.enter_context(daemon())
-        words = ["launch", "benchmark", "--name", NAME, "--provider", provider, "--gateway"]
+        words = ["launch", "benchmark", "--name", THROUGH, "--provider", provider, "--gateway"]
         words += ["--replicas", str(nodes), "--max-sessions", str(2 * arrangement.max_sessions)]
         words += ["--shards", arrangement.shards or "1", *kind.alone]
         openenv(environ, *words)
-        address = openenv(environ, "status", NAME)["environments"][0]["address"]
+        address = openenv(environ, "status", THROUGH)["environments"][0]["address"]
         own = openenv(environ, "gateway", "status")["gateway"]["pid"]
-        through = Target(NAME, address, (own,))
+        through = Target(THROUGH, address, (own,))
         (host, port), *rest = replica_addresses(environ)
         direct = Target(DIRECT, f"http://{host}:{port}", others=tuple(rest))
         yield [Started(through), Started(direct)]
@@ -75,7 +76,7 @@ def on_cluster(provider: str, nodes: int, arrangement: Arrangement) -> Iterator[
 
 def replica_addresses(environ: dict[str, str]) -> list[tuple[str, int]]:
     layout = Layout(Path(environ["OPENENV_HOME"]))
-    replicas = openenv(environ, "status", NAME)["environments"][0]["replicas"]
+    replicas = openenv(environ, "status", THROUGH)["environments"][0]["replicas"]
     statuses = [read_status_file(layout.run_dir(replica["id"])) for replica in replicas]
     known = [(status["host"], status["port"]) for status in statuses if status is not None]
     return [(host, port) for host, port in known if host is not None and port is not None]
@@ -91,17 +92,24 @@ def unevenness(shard_split: str, replicas: int) -> float:
 
 def report_lines(summaries: Any, nodes: int) -> list[str]:
     """Yield lines on how even each batch was, and what the gateway added to its total P99."""
-    ours = [each for each in summaries if each.server in (NAME, DIRECT)]
+    ours = [each for each in summaries if each.server in (THROUGH, DIRECT)]
     direct = {_cell_of(each): each for each in ours if each.server == DIRECT}
     lines = []
     for one in ours:
         uneven = unevenness(one.shard_split, nodes)
         line = f"{one.num_requests} x {one.wait_seconds:g} s, {one.server} #{one.repetition}: "
         line += f"{100 * (1 - one.error_rate):.4g} %, off even by {uneven:.1f} %"
-        if one.server == NAME and (other := direct.get(_cell_of(one))) is not None:
+        if one.server == THROUGH and (other := direct.get(_cell_of(one))) is not None:
             line += f", total P99 {one.total_p99:.2f} s (direct {other.total_p99:.2f} s)"
         lines.append(line)
     return lines
+
+
+def is_met(summaries: Any, nodes: int) -> bool:
+    """Return whether all sessions through the gateway succeeded and were split within 5 %."""
+    through = [each for each in summaries if each.server == THROUGH]
+    uneven = statistics.median(unevenness(each.shard_split, nodes) for each in through)
+    return uneven <= MAX_UNEVEN and not any(each.failed for each in through)
 
 
 def _cell_of(summary: Any) -> tuple[Any, ...]:

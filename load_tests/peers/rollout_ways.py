@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import statistics
 import sys
 import threading
@@ -34,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import psutil
 import uvloop
 from websockets.asyncio.client import connect
 
@@ -73,9 +75,6 @@ class Told:
     seconds: float = 0.0
     steps: int = 0
     episodes: int = 0
-    collect_seconds: float = 0.0  # until the last episode had ended; ours: was written
-    join_seconds: float = 0.0
-    save_seconds: float = 0.0
     joined_bytes: int = 0
     lag_p50_seconds: float = 0.0
     lag_p99_seconds: float = 0.0
@@ -118,15 +117,11 @@ async def ours(address: str, folder: Path, task: Task, told: Told) -> None:
         max_steps=task.steps,
         buffer_bytes=task.running_bytes,
     )
-    began = time.monotonic()
     await collector.collect(range(task.episodes), sink)
     await sink.close()
-    told.collect_seconds = time.monotonic() - began
     told.notes["failures"] = dict(collector.stats.failures)
     rollouts = open_rollouts(folder, keep_cached=False)  # each is read once
-    began = time.monotonic()
     told.joined_bytes = await asyncio.to_thread(_join_once, rollouts)
-    told.join_seconds = time.monotonic() - began
     told.episodes = len(set(rollouts.episode_ids()))
     told.steps = sum(episode.row["steps"] for episode in rollouts)
 
@@ -157,18 +152,12 @@ async def naive(address: str, folder: Path, task: Task, told: Told) -> None:
     _end_beyond(task.most_bytes, told)
     folder.mkdir()
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NAIVE_THREADS))
-    began = time.monotonic()
     limit = asyncio.Semaphore(task.concurrency)
     rollouts = await asyncio.gather(*(_episode(address, task, limit) for _ in range(task.episodes)))
-    told.collect_seconds = time.monotonic() - began
-    began = time.monotonic()
     joined = await asyncio.gather(*(asyncio.to_thread(_join_at_each_step, r) for r in rollouts))
-    told.join_seconds = time.monotonic() - began
     told.joined_bytes = sum(map(len, joined))
-    began = time.monotonic()
     _weigh(rollouts)
     await asyncio.to_thread(_save, folder / "rollouts.json", rollouts)
-    told.save_seconds = time.monotonic() - began
     told.episodes, told.steps = len(rollouts), sum(len(r["steps"]) for r in rollouts)
 
 
@@ -211,7 +200,7 @@ async def idle(_address: str, _folder: Path, _task: Task, _told: Told) -> None:
 
 def _end_beyond(most_bytes: int, told: Told) -> None:
     def watch() -> None:
-        while (now_bytes := _status("VmRSS")) <= most_bytes:
+        while (now_bytes := psutil.Process().memory_info().rss) <= most_bytes:
             time.sleep(WATCH_SECONDS)
         told.out_of_memory, told.peak_bytes = True, now_bytes
         print(json.dumps(asdict(told)), flush=True)
@@ -239,18 +228,15 @@ def _starved_seconds() -> float:
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    [line] = [line for line in lines if line.startswith(f"{name}:")]
-    return int(line.split()[1]) * 1024
-
-
 def main() -> None:
     way, address, folder = sys.argv[1:4]
-    task, told = Task(**json.loads(sys.argv[4])), Told(base_bytes=_status("VmRSS"))
+    task, told = (
+        Task(**json.loads(sys.argv[4])),
+        Told(base_bytes=psutil.Process().memory_info().rss),
+    )
     run = {"ours": ours, "naive": naive, "idle": idle}[way]
     uvloop.run(_measured(run(address, Path(folder), task, told), told))
-    told.peak_bytes = _status("VmHWM")
+    told.peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps(asdict(told)))
 
 

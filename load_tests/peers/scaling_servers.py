@@ -13,28 +13,25 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from load_tests.shared.report import OPENENV, daemon
 from openenvd.env_host.bundled.benchmark.behaviour import SYNC_VARIABLE
 from openenvd.rollouts.bench.results import Target
+from smoke_tests.background import Program, answers, end_with_children, read, start, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEMPLATE_NAME = "echo_back"
@@ -60,9 +57,7 @@ app = create_app(served, BenchmarkAction, BenchmarkObservation, "benchmark", bou
 """
 PEER_VENV_VARIABLE = "OPENENVD_PEER_VENV"  # kept between runs when it is set
 LIMIT_PROCESSES = 2
-START_SECONDS = 120.0
-STOP_SECONDS = 10.0
-_POLL_INTERVAL_SECONDS = 0.005
+THROUGH, DIRECT = "gateway", "direct"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +119,31 @@ def openenvd_all(
         ]
 
 
+@contextmanager
+def behind_gateway(arrangement: Arrangement, replicas: int) -> Iterator[list[Started]]:
+    """Launch the benchmark through the gateway, whose cost is Envoy's alone, and without it.
+
+    Each has this number of replicas of one shard, and slots for twice the sessions.
+    """
+    doubled = replace(arrangement, max_sessions=2 * arrangement.max_sessions, shards="1")
+    words = ("--replicas", str(replicas))
+    with daemon() as environ:
+        through = _launch(environ, "benchmark", THROUGH, doubled, *words, "--gateway")
+        envoy = openenv(environ, "gateway", "status")["gateway"]["pid"]
+        direct = _launch(environ, "benchmark", DIRECT, doubled, *words)
+        yield [Started(replace(through.target, root_pids=(envoy,)), through.facts), direct]
+
+
 def name_of(name: str, arrangement: Arrangement, arrangements: int) -> str:
     """Return the name of a server of ours in tables and figures."""
     return name if arrangements == 1 else f"{name}-{arrangement.shards}"
 
 
-def _launch(environ: dict[str, str], source: str, name: str, arrangement: Arrangement) -> Started:
+def _launch(
+    environ: dict[str, str], source: str, name: str, arrangement: Arrangement, *more: str
+) -> Started:
     started = time.monotonic()
-    answer = openenv(environ, *_launch_words(source, arrangement), "--name", name)
+    answer = openenv(environ, *_launch_words(source, arrangement), "--name", name, *more)
     seconds = time.monotonic() - started
     environment = answer["environment"]
     shown = openenv(environ, "status", environment["name"])["environments"][0]
@@ -220,13 +232,13 @@ def upstream(
         environ = {**os.environ, **variables}
         log = Path(folder) / "log"
         began = time.monotonic()
-        with _process(command, folder, log, environ) as process:
-            _until(lambda: _answers(port), process, log)
+        with _process(command, log, cwd=folder, env=environ) as process:
+            url = f"http://127.0.0.1:{port}"
+            wait_until(lambda: answers(url), {log: process})
             first = time.monotonic() - began
             ready = "Application startup complete"
-            _until(lambda: log.read_text().count(ready) >= arrangement.processes, process, log)
+            wait_until(lambda: read(log).count(ready) >= arrangement.processes, {log: process})
             facts = {"first_ready_seconds": first, "all_ready_seconds": time.monotonic() - began}
-            url = f"http://127.0.0.1:{port}"
             yield Started(Target("upstream", url, (process.pid,)), facts)
 
 
@@ -262,75 +274,21 @@ def limit(processes: int = LIMIT_PROCESSES, name: str = "limit") -> Iterator[Sta
         command += ["--processes", str(processes)]
         environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         log = Path(folder) / "log"
-        with _process(command, folder, log, environ) as process:
-            _until(lambda: "listening on" in log.read_text(), process, log)
-            port = int(log.read_text().partition("listening on ")[2].split()[0])
-            _until(lambda: _answers(port), process, log)
+        with _process(command, log, cwd=folder, env=environ) as process:
+            wait_until(lambda: "listening on" in read(log), {log: process})
+            port = int(read(log).partition("listening on ")[2].split()[0])
             url = f"http://127.0.0.1:{port}"
+            wait_until(lambda: answers(url), {log: process})
             yield Started(Target(name, url, (process.pid,)))
 
 
-def start_process(
-    command: list[str], folder: str | Path, log: Path, environ: dict[str, str]
-) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, with all output in a file."""
-    with log.open("wb") as file:
-        return subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
 @contextmanager
-def _process(
-    command: list[str], folder: str, log: Path, environ: dict[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
-    process = start_process(command, folder, log, environ)
+def _process(command: list[str], log: Path, **options: Any) -> Iterator[Program]:
+    process = start(command, log, **options)
     try:
         yield process
     finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    family: list[psutil.Process] = []
-    if process.poll() is None:
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    for child in family:
-        if child.is_running():
-            child.kill()
-    psutil.wait_procs(family, STOP_SECONDS)
-
-
-def _until(is_true: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not is_true():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"a server did not start:\n{log.read_text()[-2000:]}")
-        time.sleep(_POLL_INTERVAL_SECONDS)
-
-
-def _answers(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
-    try:
-        connection.request("GET", "/health")
-        connection.getresponse().read()
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-    return True
+        end_with_children(process)
 
 
 def free_port() -> int:

@@ -31,10 +31,10 @@ from load_tests.peers.scaling_servers import (
     PEER_VENV_VARIABLE,
     free_port,
     install_python,
-    start_process,
 )
 from load_tests.shared.api_client import HttpClient
 from load_tests.shared.report import MEGABYTE
+from smoke_tests.background import start
 
 REQUIREMENT = "skypilot==0.14.1"
 SKYPILOT = "SkyPilot 0.14.1"
@@ -124,7 +124,7 @@ def _start(kind: Kind, home: Path, wrap: Wrap) -> Peer:
     port = free_port()
     environ = _environ(str(home), port)
     log = home / "log"
-    process = start_process(wrap(kind.command(port, home)), home, log, environ)
+    process = start(wrap(kind.command(port, home)), log, cwd=home, env=environ)
     return Peer(kind.name, process, port, log, environ)
 
 

@@ -24,7 +24,6 @@ import itertools
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from typing import Any
 
 import uvloop
 
+from load_tests.shared.client_process import ClientProcess
 from openenvd.rollouts.bench.generator import CLOSE_FRAME, RESET, Connection, new_socket
 from openenvd.system.net.websocket import unmasked_client_frame, upgrade_request
 from openenvd.system.process.proc import raise_fd_limit
@@ -180,36 +180,11 @@ class Served:
         return {"failed": len(failures), "why": failures[0] if failures else ""}
 
 
-class ClientProcess:
-    """A child process that runs this module."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "load_tests.shared.light_clients"]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-
-    def tell(self, name: str, **asked: Any) -> None:
-        """Send one command; `hear` returns its answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({name: asked}) + "\n")
-        self._process.stdin.flush()
-
-    def hear(self) -> Json:
-        assert self._process.stdout is not None
-        if not (line := self._process.stdout.readline()):
-            raise SystemExit("error: a client process ended early")
-        answer: Json = json.loads(line)
-        return answer
-
-    def end(self) -> None:
-        self._process.communicate()
-
-
 class Clients:
     """Several client processes, each with its part of the sessions."""
 
     def __init__(self, processes: int) -> None:
-        self._members = [ClientProcess() for _ in range(processes)]
+        self._members = [ClientProcess("shared.light_clients") for _ in range(processes)]
         self.opened = 0
         self.failed = 0
         self.seconds = 0.0
@@ -221,7 +196,8 @@ class Clients:
         for number, member in enumerate(self._members):
             count = sessions // many + (number < sessions % many)
             own_window = max(1, window // many)
-            member.tell("open", count=count, window=own_window, sources=sources, **address)
+            asked = {"count": count, "window": own_window, "sources": sources, **address}
+            member.tell({"open": asked})
         answers = self._heard()
         self.seconds = time.monotonic() - began
         self.opened = sum(answer["opened"] for answer in answers)
@@ -230,7 +206,7 @@ class Clients:
         """Let a random share of the sessions step once, and return the latencies in seconds."""
         at = time.monotonic() + SOON_SECONDS
         for number, member in enumerate(self._members):
-            member.tell("step", share=share, seconds=seconds, at=at, seed=number)
+            member.tell({"step": {"share": share, "seconds": seconds, "at": at, "seed": number}})
         return [value for answer in self._heard() for value in answer["latencies"]]
 
     def end(self) -> None:

@@ -20,7 +20,7 @@ import pytest
 from openenvd.client.errors import SessionError
 from openenvd.client.session import Session
 
-from ..conftest import REPOSITORY, Machine, eventually
+from ..conftest import REPOSITORY, Machine, copy_package, eventually
 from .conftest import NARROW, Dashboard
 from .pictures import Picture, differences, load, take
 
@@ -71,6 +71,13 @@ def launched(dashboard_machine: Machine) -> Iterator[str]:
     dashboard_machine.ok("launch", "echo", "--name", "parrot")
     yield "parrot"
     dashboard_machine.ok("down", "parrot")
+
+
+def launch_stuck(machine: Machine, folder: Path, name: str) -> str:
+    """Launch an environment that never gets ready; return the request's id."""
+    (folder / "stuck_env.py").write_text(NEVER_READY)
+    words = ("launch", "stuck_env:Stuck", "--name", name, "--async")
+    return machine.ok(*words, cwd=folder).out.strip()
 
 
 def body_of(page: Any, section: str) -> Any:
@@ -301,9 +308,7 @@ def step_for_ever(session: Session) -> None:
 
 
 def test_a_running_request_is_cancelled(dashboard: Dashboard, tmp_path: Path) -> None:
-    (tmp_path / "stuck_env.py").write_text(NEVER_READY)
-    machine = dashboard.machine
-    machine.ok("launch", "stuck_env:Stuck", "--name", "stuck", "--async", cwd=tmp_path)
+    launch_stuck(dashboard.machine, tmp_path, "stuck")
     page = dashboard.show("/")
     row = row_of(page, "queue", "launch stuck")
     row.get_by_role("button", name=re.compile("Cancel")).click()
@@ -314,10 +319,7 @@ def test_a_running_request_is_cancelled(dashboard: Dashboard, tmp_path: Path) ->
 def test_an_answer_that_comes_late_is_not_shown_for_the_newest(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
-    (tmp_path / "stuck_env.py").write_text(NEVER_READY)
-    machine = dashboard.machine
-    machine.ok("launch", "stuck_env:Stuck", "--name", "late", "--async", cwd=tmp_path)
-    [request] = [r for r in machine.status()["requests"] if r["label"] == "launch late"]
+    request_id = launch_stuck(dashboard.machine, tmp_path, "late")
     held: list[Any] = []
 
     def hold_the_first(route: Any) -> None:
@@ -327,11 +329,11 @@ def test_an_answer_that_comes_late_is_not_shown_for_the_newest(
             held.append(route)
             held.append(route.fetch())
 
-    dashboard.page.route(re.compile(f"/v1/requests/{request['id']}$"), hold_the_first)
-    page = dashboard.show(f"/request/{request['id']}")
+    dashboard.page.route(re.compile(f"/v1/requests/{request_id}$"), hold_the_first)
+    page = dashboard.show(f"/request/{request_id}")
     shown = body_of(page, "page-request")
     shown.get_by_text("running").first.wait_for()
-    machine.ok("cancel", request["id"])
+    dashboard.machine.ok("cancel", request_id)
     shown.get_by_text("cancelled").first.wait_for()
     first, running = held
     with page.expect_response(first.request.url):
@@ -611,10 +613,9 @@ def test_a_page_outlives_its_daemon(dashboard: Dashboard, launched: str) -> None
 @pytest.fixture(scope="session")
 def other_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder to import from: a copy of this package, with one more rule in a style sheet."""
-    kept_out = shutil.ignore_patterns(".*", "*.pyc", "tests", "docs", "smoke_tests", "load_tests")
     folder = tmp_path_factory.mktemp("other")
-    package = shutil.copytree(REPOSITORY, folder / "openenvd", ignore=kept_out)
-    with (package / "server/dashboard/static/style.css").open("a") as style:
+    copy_package(folder)
+    with (folder / "openenvd/server/dashboard/static/style.css").open("a") as style:
         style.write(".another { color: red; }\n")
     return folder
 
@@ -713,11 +714,9 @@ def test_a_hidden_window_has_no_connection_and_its_title_tells_of_a_death(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
     """It shows the present state when it is visible again. Playwright cannot hide a page."""
-    (tmp_path / "stuck_env.py").write_text(NEVER_READY)
     machine = dashboard.machine
-    machine.ok("launch", "stuck_env:Stuck", "--name", "held", "--async", cwd=tmp_path)
-    [request] = [r for r in machine.status()["requests"] if r["label"] == "launch held"]
-    page = dashboard.show(f"/request/{request['id']}")
+    request_id = launch_stuck(machine, tmp_path, "held")
+    page = dashboard.show(f"/request/{request_id}")
     page.get_by_role("log").get_by_text("starting").first.wait_for()
     page.evaluate(HIDE, True)
     is_looking = f"() => ({STREAMS})().at(-1).includes('is_look=true')"
@@ -726,7 +725,7 @@ def test_a_hidden_window_has_no_connection_and_its_title_tells_of_a_death(
     machine.run("launch", "hungry_env:Hungry", "--name", "hidden", "--memory", "100M", cwd=HERE)
     sentence = "quiet => document.title.includes('out of memory') && document.title !== quiet"
     page.wait_for_function(sentence, arg=quiet, timeout=HIDDEN_MILLISECONDS)
-    machine.ok("cancel", request["id"])
+    machine.ok("cancel", request_id)
     shown = body_of(page, "page-request")
     assert not shown.get_by_text("cancelled").count()
     page.evaluate(HIDE, False)
@@ -740,18 +739,15 @@ def test_eight_windows_are_seen_at_once(
     open_dashboard: Open, dashboard_machine: Machine, tmp_path: Path
 ) -> None:
     """Each follows the log of one request to its end; the last one polls instead of streaming."""
-    (tmp_path / "stuck_env.py").write_text(NEVER_READY)
-    machine = dashboard_machine
-    machine.ok("launch", "stuck_env:Stuck", "--name", "seen", "--async", cwd=tmp_path)
-    [request] = [r for r in machine.status()["requests"] if r["label"] == "launch seen"]
-    first = open_dashboard()
+    machine, first = dashboard_machine, open_dashboard()
+    request_id = launch_stuck(machine, tmp_path, "seen")
     context = first.page.context
     windows = [first, *(Dashboard(machine, context.new_page(), first.address) for _ in "1234567")]
     for window in windows:
-        page = window.show(f"/request/{request['id']}")
+        page = window.show(f"/request/{request_id}")
         assert not page.evaluate("document.hidden")
         page.get_by_role("log").get_by_text("starting").first.wait_for()
-    machine.ok("cancel", request["id"])
+    machine.ok("cancel", request_id)
     for window in windows:
         body_of(window.page, "page-request").get_by_text("cancelled").first.wait_for()
         assert window.page.locator("[data-connection=connected]").count()

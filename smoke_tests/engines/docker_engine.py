@@ -25,12 +25,12 @@ from uv import find_uv_bin
 
 from openenvd.schema.spec import DEFAULT_BASE
 
+from .. import background
 from . import links
 from .links import NETWORKS, ip, make_bridge, namespace_on
 
 NEEDED = ("dockerd", "containerd", "docker", "mmdebstrap", "ip")
 INSTALL = "apt-get install docker.io mmdebstrap iproute2"
-START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 CONFIGURATION = "daemon.json"
 SWARM_BRIDGE = "docker_gwbridge"
@@ -52,7 +52,7 @@ class DockerEngine:
 
     folder: Path
     bridge: str
-    process: subprocess.Popen[bytes]
+    process: background.Program
     live_restore: bool = True
     namespace: str | None = None  # of a network of its own
 
@@ -95,8 +95,7 @@ class DockerEngine:
 
     def stop(self) -> None:
         """Stop dockerd orderly; with live restore, its containers continue."""
-        self.process.terminate()
-        self.process.wait(STOP_SECONDS)
+        background.end(self.process)
 
     def start(self) -> None:
         """Start dockerd, and wait until it answers."""
@@ -235,7 +234,7 @@ def base_image(cache: Path) -> Path:
 
 def _start(
     folder: Path, bridge: str, *, live_restore: bool, namespace: str | None = None
-) -> subprocess.Popen[bytes]:
+) -> background.Program:
     options = {
         "data-root": folder / "data",
         "exec-root": folder / "exec",
@@ -253,25 +252,13 @@ def _start(
     ]
     # Not `ip netns exec`, which hides the cgroups, too.
     inside = [] if namespace is None else ["nsenter", f"--net=/run/netns/{namespace}"]
-    with (folder / "dockerd.log").open("ab") as log:
-        process = subprocess.Popen(
-            [
-                *inside,
-                "dockerd",
-                *(f"--{name}={value}" for name, value in options.items()),
-                *switches,
-            ],
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    deadline = time.monotonic() + START_SECONDS
-    command = ["docker", "--host", str(options["host"]), "version"]
-    while subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        log_text = (folder / "dockerd.log").read_text()
-        assert process.poll() is None, f"dockerd ended: {log_text[-2000:]}"
-        assert time.monotonic() < deadline, f"dockerd does not answer: {log_text[-2000:]}"
-        time.sleep(0.1)
+    words = (f"--{name}={value}" for name, value in options.items())
+    log, asked = folder / "dockerd.log", ["docker", "--host", str(options["host"]), "version"]
+    process = background.start([*inside, "dockerd", *words, *switches], log)
+    background.wait_until(
+        lambda: subprocess.run(asked, capture_output=True, check=False).returncode == 0,
+        {log: process},
+    )
     return process
 
 
@@ -283,8 +270,7 @@ def _end(engine: DockerEngine) -> None:
         engine.docker("rm", "--force", "--volumes", *left)
     engine.stop()
     _stop_containerd(engine.folder)
-    for mounted in sorted(_mounts_below(engine.folder), reverse=True):
-        subprocess.run(["umount", "--lazy", mounted], check=False)
+    background.unmount_below(engine.folder)
 
 
 def _stop_containerd(folder: Path) -> None:
@@ -295,11 +281,6 @@ def _stop_containerd(folder: Path) -> None:
         deadline = time.monotonic() + STOP_SECONDS
         while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-
-
-def _mounts_below(folder: Path) -> list[str]:
-    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-    return [mount for mount in mounts if mount.startswith(f"{folder}/")]
 
 
 def _address(bridge: str) -> str:

@@ -22,63 +22,26 @@ import socket
 import stat
 import subprocess
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from .. import background
 from .links import NETWORKS, cut, make_namespace, remove_namespace, why_no_namespace
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo")
 INSTALL = "apt-get install slurm-wlm slurmd slurmctld munge"
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # where munged and slurmd are
-START_SECONDS = 60.0
-STOP_SECONDS = 20.0
 LOST_SECONDS = 300  # `SlurmdTimeout` where a node can be cut off: Slurm's own default
 CPUS, MEMORY_MB = 4, 4096  # of each node, by the configuration
 CGROUPS = Path("/sys/fs/cgroup")
 NETWORK = NETWORKS["slurm"]  # of the node that is elsewhere: the namespace oesN has NETWORK.N
 _PORTS = range(28_000, 32_000, 8)  # blocks, below the ports of outgoing connections
+_HERE = Path(__file__).parent
 _HELD: list[socket.socket] = []  # sockets whose names reserve our blocks
 
-_SLURM_CONF = """\
-ClusterName={name}
-SlurmctldHost=localhost({host})
-SlurmctldPort={port}
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket,cred_expire=5
-SlurmUser=root
-SlurmdUser=root
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/{tracking}
-TaskPlugin=task/{task}
-{gathering}
-SwitchType=switch/none
-MpiDefault=none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-SlurmdParameters=config_overrides
-SchedulerParameters=batch_sched_delay=0,sched_interval=1
-PreemptType=preempt/partition_prio
-PreemptMode=CANCEL
-ReturnToService=2
-SlurmctldTimeout=60
-SlurmdTimeout={patience}
-KillWait=2
-DefMemPerCPU=512
-GresTypes=gpu
-{nodes}
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 State=UP
-PartitionName=first Nodes=ALL MaxTime=INFINITE PriorityTier=2 State=UP
-PartitionName=cpu Nodes=ALL MaxTime=INFINITE PriorityTier=1 State=UP
-"""
 _NODE = (
     "NodeName={name} NodeHostname=localhost NodeAddr={address} Port={port} "
     f"CPUs={CPUS} RealMemory={MEMORY_MB} Weight={{weight}} State=UNKNOWN"
@@ -88,12 +51,6 @@ _OVER_MEMORY_KILL = """\
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherParams=OverMemoryKill
 JobAcctGatherFrequency=task=1"""
-_CGROUP_CONF = """\
-CgroupPlugin=cgroup/v1
-CgroupMountpoint=/sys/fs/cgroup
-ConstrainRAMSpace=yes
-ConstrainCores=no
-"""
 
 
 def why_not() -> str | None:
@@ -130,7 +87,7 @@ class SlurmCluster:
     gpus: int = 0
     namespace: str | None = None
     kills_over_memory: bool = False
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, background.Program] = field(default_factory=dict)
 
     @property
     def environ(self) -> dict[str, str]:
@@ -199,9 +156,7 @@ class SlurmCluster:
 
     def stop_controller(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Stop slurmctld; jobs continue."""
-        process = self.processes.pop("slurmctld")
-        process.send_signal(number)
-        process.wait(STOP_SECONDS)
+        background.end(self.processes.pop("slurmctld"), number)
 
     @contextlib.contextmanager
     def hung_controller(self) -> Iterator[None]:
@@ -215,7 +170,7 @@ class SlurmCluster:
     def start_controller(self) -> None:
         """Start slurmctld, and wait until it answers."""
         self._start("slurmctld", "slurmctld", "-D")
-        self._wait_for(self._answers, "slurmctld does not answer")
+        self._wait_for(self._answers)
 
     def start(self) -> None:
         """Start all daemons, and wait until every node is idle."""
@@ -228,15 +183,15 @@ class SlurmCluster:
             *(f"--{name}={self.folder}/munge/{name}" for name in ("pid-file", "seed-file")),
             f"--log-file={self.folder}/munge/log",
         )
-        self._wait_for((self.folder / "munge" / "socket").exists, "munged does not listen")
+        self._wait_for((self.folder / "munge" / "socket").exists)
         for name in self.nodes:
             self.start_node(name)
         self.start_controller()
-        self._wait_for(self._is_idle, "not all nodes are idle")
+        self._wait_for(self._is_idle)
 
     def stop(self) -> None:
         """Stop all jobs and all daemons; nothing is left when this returns."""
-        with contextlib.suppress(AssertionError):
+        with contextlib.suppress(AssertionError, RuntimeError):
             if "slurmctld" not in self.processes:
                 self.start_controller()
             if self.namespace is not None:  # it may not have reported yet that its jobs have ended
@@ -244,41 +199,20 @@ class SlurmCluster:
                 self.run("scontrol", "update", name, "State=DOWN", "Reason=stopped")
             self.run("scancel", "--full", "--signal=KILL", "--user=root")
             self.run("scancel", "--user=root")
-            self._wait_for(lambda: not self.jobs(), "jobs are left")
+            self._wait_for(lambda: not self.jobs())
         for process in reversed(self.processes.values()):
-            process.terminate()
-        for process in reversed(self.processes.values()):
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            background.end(process)
         self.processes.clear()
         for name in self.nodes:
             _remove_cgroups(name)
 
     def _start(self, log: str, *command: str) -> None:
-        with (self.folder / f"{log}.out").open("ab") as output:
-            self.processes[log] = subprocess.Popen(
-                command,
-                env={**os.environ, **self.environ},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        environ = {**os.environ, **self.environ}
+        self.processes[log] = background.start(command, self.folder / f"{log}.out", env=environ)
 
-    def _wait_for(self, check: object, otherwise: str, *, within: float = START_SECONDS) -> None:
-        assert callable(check)
-        deadline = time.monotonic() + within
-        while not check():
-            for log, process in self.processes.items():
-                assert process.poll() is None, f"{log} has ended: {self._output(log)}"
-            assert time.monotonic() < deadline, f"{otherwise}: {self._output('slurmctld')}"
-            time.sleep(0.05)
-
-    def _output(self, log: str) -> str:
-        return (self.folder / f"{log}.out").read_text(errors="replace")[-2000:]
+    def _wait_for(self, check: Callable[[], object]) -> None:
+        logs = {self.folder / f"{log}.out": process for log, process in self.processes.items()}
+        background.wait_until(check, logs)
 
     def _answers(self) -> bool:
         environ = {**os.environ, **self.environ}
@@ -350,22 +284,26 @@ def _configure(cluster: SlurmCluster) -> None:
     port, *ports = cluster.ports
     has_cgroups = limits_memory() and not cluster.kills_over_memory
     gpus = f" Gres=gpu:{cluster.gpus}" if cluster.gpus else ""
-    conf = _SLURM_CONF.format(
-        name=first.removesuffix("n1"),
-        host=cluster.host,
-        patience=10 if cluster.namespace is None else LOST_SECONDS,
-        port=port,
-        folder=folder,
-        gathering=_OVER_MEMORY_KILL if cluster.kills_over_memory else _NO_GATHERING,
-        tracking="cgroup" if has_cgroups else "linuxproc",
-        task="cgroup" if has_cgroups else "none",
-        nodes="\n".join(
-            _node(cluster, name, port) + (gpus if name == first else "")
-            for name, port in zip(cluster.nodes, ports, strict=True)
-        ),
+    conf = (
+        _HERE.joinpath("slurm.conf")
+        .read_text()
+        .format(
+            name=first.removesuffix("n1"),
+            host=cluster.host,
+            patience=10 if cluster.namespace is None else LOST_SECONDS,
+            port=port,
+            folder=folder,
+            gathering=_OVER_MEMORY_KILL if cluster.kills_over_memory else _NO_GATHERING,
+            tracking="cgroup" if has_cgroups else "linuxproc",
+            task="cgroup" if has_cgroups else "none",
+            nodes="\n".join(
+                _node(cluster, name, port) + (gpus if name == first else "")
+                for name, port in zip(cluster.nodes, ports, strict=True)
+            ),
+        )
     )
     (folder / "slurm.conf").write_text(conf)
-    (folder / "cgroup.conf").write_text(_CGROUP_CONF)
+    shutil.copy(_HERE / "cgroup.conf", folder)
     devices = [folder / f"gpu{number}" for number in range(cluster.gpus)]
     for device in devices:
         if not device.exists():  # Slurm accepts only device files; this one is like /dev/null

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from urllib.request import urlopen
 
-from ..conftest import REPOSITORY, Machine, eventually
+from ..background import answers
+from ..conftest import Machine, eventually
+from ..test_main_job import say_hello as speak_to
 from .docker_engine import DockerEngine
 
 SAMPLE = """
@@ -38,16 +37,7 @@ def say_hello(engine: DockerEngine, image: str) -> None:
     engine.docker("run", "--detach", "--name", "sample", "--publish", "127.0.0.1::8000", image)
     address = f"http://{engine.docker('port', 'sample', '8000/tcp')}"
     eventually(lambda: answers(address))
-    hello = [sys.executable, str(REPOSITORY / "smoke_tests" / "say_hello.py"), address]
-    subprocess.run(hello, check=True, capture_output=True)
-
-
-def answers(address: str) -> bool:
-    try:
-        with urlopen(f"{address}/health") as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
+    speak_to(address)
 
 
 def test_an_image_serves_its_environment_by_itself(

@@ -8,6 +8,7 @@ which notice nothing, and a retry with more memory.
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,68 +21,14 @@ from ..conftest import Machine, eventually
 from ..test_main_job import say_hello
 
 OUT_OF_MEMORY = 137
-HELD_MB = 400  # allocated by the build of a dependency, in a child of the worker
-
-PYPROJECT = """\
-[project]
-name = "hungry"
-version = "0"
-requires-python = ">=3.11"
-dependencies = ["greedy @ file://%s"]
-"""
-DEPENDENCY = """\
-[project]
-name = "greedy"
-version = "0"
-
-[build-system]
-requires = []
-build-backend = "greedy_build"
-backend-path = ["."]
-"""
-BUILD = """\
-import time
-from pathlib import Path
-
-def _eat():
-    print("the build begins", flush=True)
-    held = bytearray(%d << 20)
-    held[::4096] = b"1" * len(held[::4096])
-    time.sleep(0.5)
-
-def build_wheel(*args, **more):
-    _eat()
-    raise SystemExit("built nothing")
-
-build_editable = build_wheel
-
-def get_requires_for_build_wheel(*args):
-    return []
-
-get_requires_for_build_editable = get_requires_for_build_wheel
-"""
-MANIFEST = """\
-spec_version: 1
-name: hungry
-type: space
-runtime: fastapi
-app: server.app:app
-port: 8000
-"""
 
 
 @pytest.fixture
 def hungry(tmp_path: Path) -> Path:
     """A project with a dependency whose build takes more memory than the launch may use."""
-    folder = tmp_path / "hungry"
-    (folder / "server").mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(PYPROJECT % (folder / "greedy"))
-    (folder / "greedy").mkdir()
-    (folder / "greedy" / "pyproject.toml").write_text(DEPENDENCY)
-    (folder / "greedy" / "greedy_build.py").write_text(BUILD % HELD_MB)
-    (folder / "openenv.yaml").write_text(MANIFEST)
-    (folder / "server" / "__init__.py").touch()
-    (folder / "server" / "app.py").write_text("app = None\n")
+    folder = shutil.copytree(Path(__file__).with_name("hungry"), tmp_path / "hungry")
+    packaging = folder / "pyproject.toml"
+    packaging.write_text(packaging.read_text().replace("FOLDER", str(folder)))
     return folder
 
 

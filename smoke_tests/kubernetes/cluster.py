@@ -25,26 +25,26 @@ import socket
 import ssl
 import subprocess
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 from typing import Any
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import yaml
 
+from .. import background
 from ..engines import links
 from ..engines.links import NETWORKS, ip, make_bridge
 from . import binaries
 
 NODE, OTHER_NODE = "node-1", "node-2"
-START_SECONDS = 300.0  # long enough for a busy machine
-STOP_SECONDS = 30.0
 CRI_NAMESPACE = "k8s.io"
 POD_NETWORKS = (NETWORKS["kubernetes"], NETWORKS["kubernetes other node"])
 SERVICES = NETWORKS["kubernetes services"]
+_CONFIGURATION = Path(__file__).with_name("configuration")
 _CGROUPS = Path("/sys/fs/cgroup")
 _LINKS = Path("/var/log/containers")  # a kubelet makes links there, although its logs are elsewhere
 Json = dict[str, Any]
@@ -91,7 +91,7 @@ class Cluster:
     nodes: list[Node]
     token: str
     ports: dict[str, int]
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, background.Program] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
@@ -161,30 +161,31 @@ class Cluster:
             found = self.get(f"/api/v1/nodes/{NODE}")["status"]["allocatable"]
             return bool(found.get("nvidia.com/gpu") == str(count))
 
-        self._await("the GPUs", has_them)
+        self._await(has_them)
 
     # Its processes
 
     def start(self) -> None:
         """Start the processes that do not run; return when all nodes are ready."""
-        for name, command in self._commands().items():
+        for name, command in self._commands("programs.yaml").items():
             running = self.processes.get(name)
             if running is None or running.poll() is not None:
                 self._start(name, command)
                 if name == "apiserver":
-                    self._await("the API server", lambda: self.get("/api/v1/namespaces"))
+                    self._await(lambda: self.get("/api/v1/namespaces"))
         for node in self.nodes:
             if f"containerd-{node.name}" not in self.processes:
                 self._start_runtime(node)
             if f"kubelet-{node.name}" not in self.processes:
-                self._start(f"kubelet-{node.name}", node.inside(self._kubelet(node)))
-        self._await("the nodes", lambda: all(map(self._is_ready, self.nodes)))
+                [kubelet] = self._commands("kubelet_options.yaml", node).values()
+                self._start(f"kubelet-{node.name}", node.inside(kubelet))
+        self._await(lambda: all(map(self._is_ready, self.nodes)))
 
     def _start_runtime(self, node: Node) -> None:
         command = ["containerd", "--config", f"{node.folder}/containerd.toml"]
         self._start(f"containerd-{node.name}", node.inside(command))
-        self._await("containerd", lambda: (node.folder / "containerd.sock").exists())
-        self._await("its runtime", lambda: node.ctr("version"))
+        self._await(lambda: (node.folder / "containerd.sock").exists())
+        self._await(lambda: node.ctr("version"))
         node.load(self.programs / "pause.tar")
 
     def stop_api(self, number: signal.Signals = signal.SIGTERM) -> None:
@@ -204,113 +205,47 @@ class Cluster:
         conditions = self.get(f"/api/v1/nodes/{node.name}")["status"]["conditions"]
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
-    def _await(self, what: str, is_there: Any) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while True:
+    def _await(self, is_there: Callable[[], object]) -> None:
+        def check() -> object:
             with contextlib.suppress(OSError, LookupError, subprocess.CalledProcessError):
-                if is_there():
-                    return
-            for name, process in self.processes.items():
-                assert process.poll() is None, f"{name} ended: {self.log(name)[-3000:]}"
-            assert time.monotonic() < deadline, (
-                f"{what} is not ready: {self.log(f'kubelet-{self.nodes[-1].name}')[-3000:]}"
-            )
-            time.sleep(0.2)
+                return is_there()
+            return False
 
-    def log(self, name: str) -> str:
-        path = self.folder / f"{name}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
+        programs = {self._log(name): process for name, process in self.processes.items()}
+        background.wait_until(check, programs)
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
 
     def _start(self, name: str, command: list[str]) -> None:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                ["nice", "-n", "5", *command], stdout=log, stderr=log, start_new_session=True
-            )
+        self.processes[name] = background.start(["nice", "-n", "5", *command], self._log(name))
 
     def _end(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
-        process = self.processes.get(name)
-        if process is None or process.poll() is not None:
-            return
-        process.send_signal(number)
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if name in self.processes:
+            background.end(self.processes[name], number)
 
-    def _commands(self) -> dict[str, list[str]]:
-        folder, ports = self.folder, self.ports
-        etcd = f"http://127.0.0.1:{ports['etcd']}"
-        peers = f"http://127.0.0.1:{ports['peers']}"
-        program = self.programs / "bin"
-        common = {"kubeconfig": self.kubeconfig, "leader-elect": "false"}
+    def _commands(self, file: str, node: Node | None = None) -> dict[str, list[str]]:
+        """Return the commands of a file of programs and their options."""
+        found = yaml.safe_load(_filled(self, file, node))
         return {
-            "etcd": _words(
-                program / "etcd",
-                {
-                    "data-dir": folder / "etcd",
-                    "listen-client-urls": etcd,
-                    "advertise-client-urls": etcd,
-                    "listen-peer-urls": peers,
-                    "initial-advertise-peer-urls": peers,
-                    "initial-cluster": f"default={peers}",
-                    "unsafe-no-fsync": "true",
-                },
-            ),
-            "apiserver": _words(
-                program / "kube-apiserver",
-                {
-                    "etcd-servers": etcd,
-                    "bind-address": self.address,
-                    "secure-port": ports["api"],
-                    "tls-cert-file": folder / "server.crt",
-                    "tls-private-key-file": folder / "server.key",
-                    "client-ca-file": folder / "ca.crt",
-                    "kubelet-client-certificate": folder / "client.crt",
-                    "kubelet-client-key": folder / "client.key",
-                    "kubelet-preferred-address-types": "InternalIP",
-                    "service-account-key-file": folder / "server.key",
-                    "service-account-signing-key-file": folder / "server.key",
-                    "service-account-issuer": "https://openenvd.test",
-                    "service-cluster-ip-range": f"{SERVICES}.0.0/16",
-                    "token-auth-file": folder / "tokens.csv",
-                    "authorization-mode": "RBAC",
-                    # Otherwise the API server uses a feature that the wheel's etcd lacks.
-                    "feature-gates": "SizeBasedListCostEstimate=false",
-                },
-            ),
-            "controllers": _words(
-                program / "kube-controller-manager",
-                {
-                    **common,
-                    "service-account-private-key-file": folder / "server.key",
-                    "root-ca-file": folder / "ca.crt",
-                    "node-monitor-period": "1s",
-                    "node-monitor-grace-period": "10s",
-                    "secure-port": ports["controllers"],
-                    "bind-address": "127.0.0.1",
-                },
-            ),
-            "scheduler": _words(
-                program / "kube-scheduler",
-                {**common, "secure-port": ports["scheduler"], "bind-address": "127.0.0.1"},
-            ),
+            name: [
+                str(self.programs / "bin" / each["program"]),
+                *(f"--{option}={value}" for option, value in each["options"].items()),
+            ]
+            for name, each in found.items()
         }
 
-    def _kubelet(self, node: Node) -> list[str]:
-        options = {
-            "config": node.folder / "kubelet.yaml",
-            "kubeconfig": self.kubeconfig,
-            "root-dir": node.folder / "kubelet",
-            "cert-dir": node.folder / "kubelet-pki",
-            "hostname-override": node.name,
-            "node-ip": node.address,
-        }
-        return _words(self.programs / "bin" / "kubelet", options)
 
-
-def _words(program: Path, options: dict[str, object]) -> list[str]:
-    return [str(program), *(f"--{name}={value}" for name, value in options.items())]
+def _filled(made: Cluster, file: str, node: Node | None = None) -> str:
+    """Return the text of a file of `configuration/` for a cluster or one of its nodes."""
+    values: Json = {"folder": made.folder, "address": made.address, "token": made.token}
+    values |= {"services": SERVICES, "programs": made.programs, **made.ports}
+    values |= {"pause_image": binaries.PAUSE_IMAGE, "pods": POD_NETWORKS[0]}
+    values |= {"other_pods": POD_NETWORKS[1]}
+    if node is not None:
+        values |= {"node": node.folder, "name": node.name, "node_address": node.address}
+        values |= {"bridge": node.bridge, "network": node.network, "port": node.port}
+    return Template((_CONFIGURATION / file).read_text()).substitute(values)
 
 
 @contextlib.contextmanager
@@ -374,109 +309,16 @@ def cut(node: Node, *, is_cut: bool = True) -> None:
 
 
 def _write_configuration(made: Cluster) -> None:
-    folder = made.folder
-    _make_certificates(folder, made.address)
-    (folder / "tokens.csv").write_text(f"{made.token},admin,admin,system:masters\n")
-    server = f"https://{made.address}:{made.ports['api']}"
-    named = {"context": {"cluster": "test", "user": "admin", "namespace": "default"}}
-    _write_yaml(
-        made.kubeconfig,
-        {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [
-                {
-                    "name": "test",
-                    "cluster": {"server": server, "certificate-authority": f"{folder}/ca.crt"},
-                }
-            ],
-            "users": [{"name": "admin", "user": {"token": made.token}}],
-            "contexts": [{"name": "test", **named}],
-            "current-context": "test",
-        },
-    )
+    _make_certificates(made.folder, made.address)
+    (made.folder / "tokens.csv").write_text(f"{made.token},admin,admin,system:masters\n")
+    made.kubeconfig.write_text(_filled(made, "kubeconfig"))
 
 
 def _write_node(made: Cluster, node: Node) -> None:
-    folder = node.folder
-    _write_yaml(folder / "kubelet.yaml", _kubelet(made, node))
-    (folder / "containerd.toml").write_text(_containerd(made, node))
-    (folder / "cni").mkdir()
-    network = {
-        "cniVersion": "0.4.0",
-        "name": node.bridge,
-        "plugins": [
-            {
-                "type": "bridge",
-                "bridge": node.bridge,
-                "isGateway": True,
-                "ipMasq": False,
-                "ipam": {
-                    "type": "host-local",
-                    "subnet": f"{node.network}.0/24",
-                    "gateway": f"{node.network}.1",
-                    "routes": [{"dst": f"{network}.0.0/16"} for network in POD_NETWORKS],
-                    "dataDir": f"{folder}/networks",
-                },
-            }
-        ],
-    }
-    (folder / "cni" / "10-bridge.conflist").write_text(json.dumps(network))
-
-
-def _kubelet(made: Cluster, node: Node) -> Json:
-    folder = node.folder
-    return {
-        "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "kind": "KubeletConfiguration",
-        "address": node.address,
-        "port": node.port,
-        "healthzPort": 0,
-        "authentication": {
-            "anonymous": {"enabled": False},
-            "webhook": {"enabled": False},
-            "x509": {"clientCAFile": f"{made.folder}/ca.crt"},
-        },
-        "authorization": {"mode": "AlwaysAllow"},
-        "cgroupDriver": "cgroupfs",
-        "cgroupsPerQOS": False,
-        "cgroupRoot": f"/{node.bridge}",  # otherwise it would watch the machine's other groups, too
-        "enforceNodeAllocatable": [],
-        "containerRuntimeEndpoint": f"unix://{folder}/containerd.sock",
-        "failCgroupV1": False,
-        "failSwapOn": False,
-        "makeIPTablesUtilChains": False,
-        "localStorageCapacityIsolation": False,
-        "podLogsDir": f"{folder}/logs",
-        "volumePluginDir": f"{folder}/volume-plugins",
-        "evictionHard": {"memory.available": "1Mi", "nodefs.available": "1%"},
-        "imageGCHighThresholdPercent": 100,
-        "imageMinimumGCAge": "24h",
-        "nodeStatusUpdateFrequency": "2s",
-        "nodeLeaseDurationSeconds": 8,
-        "resolvConf": "",
-        "clusterDNS": [f"{SERVICES}.0.10"],  # there is no DNS server
-        "registerWithTaints": [],
-    }
-
-
-def _containerd(made: Cluster, node: Node) -> str:
-    folder = node.folder
-    return f"""version = 2
-root = "{folder}/containerd"
-state = "{folder}/containerd-state"
-disabled_plugins = ["io.containerd.internal.v1.opt"]
-[grpc]
-  address = "{folder}/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{binaries.PAUSE_IMAGE}"
-  stream_server_address = "127.0.0.1"
-  disable_apparmor = true
-  restrict_oom_score_adj = true
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{made.programs}/cni"
-    conf_dir = "{folder}/cni"
-"""
+    (node.folder / "cni").mkdir()
+    places = {"kubelet.yaml": "", "containerd.toml": "", "bridge.conflist": "cni/10-"}
+    for file, place in places.items():
+        (node.folder / f"{place}{file}").write_text(_filled(made, file, node))
 
 
 def _make_certificates(folder: Path, address: str) -> None:
@@ -495,10 +337,6 @@ def _make_certificates(folder: Path, address: str) -> None:
 
 def _openssl(folder: Path, *words: str) -> None:
     subprocess.run(["openssl", *words], cwd=folder, capture_output=True, check=True)
-
-
-def _write_yaml(path: Path, data: Json) -> None:
-    path.write_text(yaml.safe_dump(data))
 
 
 def _free_ports(names: tuple[str, ...]) -> dict[str, int]:
@@ -540,8 +378,7 @@ def _end_node(made: Cluster, node: Node) -> None:
 
 def _remove_traces(node: Node) -> None:
     """Remove what is not below its folder."""
-    for mounted in sorted(_mounts_below(node.folder), reverse=True):
-        subprocess.run(["umount", "--lazy", mounted], check=False)
+    background.unmount_below(node.folder)
     for found in (*_CGROUPS.glob(node.bridge), *_CGROUPS.glob(f"*/{node.bridge}")):
         for cgroup, _, _ in os.walk(found, topdown=False):
             with contextlib.suppress(OSError):
@@ -557,8 +394,3 @@ def _network_of(node: Node, container: str) -> str | None:
     spec = json.loads(node.ctr("containers", "info", container))["Spec"]
     namespaces = (spec.get("linux") or {}).get("namespaces") or ()
     return next((each.get("path") for each in namespaces if each["type"] == "network"), None)
-
-
-def _mounts_below(folder: Path) -> list[str]:
-    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-    return [mount for mount in mounts if mount.startswith(f"{folder}/")]

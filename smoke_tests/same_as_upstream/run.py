@@ -24,7 +24,6 @@ import inspect
 import json
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,10 +33,10 @@ from itertools import zip_longest
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
-from urllib.request import urlopen
 
 import psutil
 
+from ..background import Program, answers, uvicorn
 from ..conftest import UPSTREAM_REQUIREMENT, Machine, eventually
 from ..upstream.upstream_python import UpstreamPython
 from .habits.habit import BETTER, ON_PURPOSE, Habit
@@ -59,7 +58,6 @@ ANSWER_SECONDS = 15.0  # that a session waits
 START_SECONDS = 300.0  # on a busy machine, where an image is made first
 TOO_LATE = "--set timeout="  # part of the advice when a launch took longer
 OF_SERVERS = r"^openenvd: host|docker-init|env_host/__main__|multiprocessing.resource_tracker"
-STOP_SECONDS = 10.0
 SETTLE_SECONDS = 4.0  # processes whose sessions have ended may still be there
 FEW = 20  # habits
 Json = Any
@@ -197,26 +195,11 @@ class Trial:
 
     @contextmanager
     def _on_upstream(self, place: Place) -> Iterator[str]:
-        command = [str(self._upstream.with_name("uvicorn")), "server.app:app", "--port", "0"]
-        with place.log.open("w") as log:
-            process = subprocess.Popen(
-                command,
-                cwd=place.project,
-                env={**self._machine.environ, **place.variables},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        place.server = process
-        try:
-            yield _address(process, place.log)
-        finally:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_SECONDS)
-            process.kill()
-            process.wait()
+        command = (self._upstream.with_name("uvicorn"), "server.app:app")
+        environ = {**self._machine.environ, **place.variables}
+        server = uvicorn(command, place.log, cwd=place.project, env=environ)
+        with server as (place.server, address):
+            yield address
 
     def _on_ours(self, way: str) -> Callable[[Place], Any]:
         @contextmanager
@@ -249,14 +232,14 @@ class Place:
         self.log = folder / "log"
         self._temporary = _made(folder / "tmp")
         self.variables = {VARIABLE: str(folder), "TMPDIR": str(self._temporary)}
-        self.server: subprocess.Popen[bytes] | None = None
+        self.server: Program | None = None
         self._own: set[int] = set()  # the server's own processes
 
     def is_over(self, address: str) -> bool:
         """Return whether upstream's server has ended; wait for ours, which is restarted."""
         if self.server is not None:
-            return not _answers(address)
-        eventually(lambda: _answers(address), within=START_SECONDS)
+            return not answers(address)
+        eventually(lambda: answers(address), within=START_SECONDS)
         return False
 
     def see(self, habit: Habit, address: str, python: UpstreamPython) -> Seen:
@@ -321,8 +304,8 @@ def compare(theirs: Seen, ours: Seen) -> list[Finding]:
         text = f"does not start: {ours.failure or theirs.failure}"
         return [] if theirs.failure and ours.failure else [Finding(kind, text)]
     found = []
-    for who, answers in theirs.said.items():
-        for number, pair in enumerate(zip_longest(answers, ours.said[who])):
+    for who, said in theirs.said.items():
+        for number, pair in enumerate(zip_longest(said, ours.said[who])):
             if kind := _compared(*pair):
                 found.append(
                     Finding(kind, f"{who} {number}: {_short(pair[0])} / {_short(pair[1])}")
@@ -386,23 +369,6 @@ def _name(process: psutil.Process) -> str:
     with suppress(psutil.Error):
         return " ".join([str(process.pid), *process.cmdline()])[:150]
     return "?"
-
-
-def _answers(address: str) -> bool:
-    with suppress(OSError):
-        urlopen(f"{address}/health", timeout=STOP_SECONDS).close()
-        return True
-    return False
-
-
-def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    def found() -> list[str]:
-        return re.findall(r"running on (http://\S+)", log.read_text(errors="replace"))
-
-    eventually(lambda: found() or process.poll() is not None, within=START_SECONDS)
-    if not found():
-        raise RuntimeError(log.read_text(errors="replace")[-2000:])
-    return found()[0]
 
 
 def _made(folder: Path) -> Path:

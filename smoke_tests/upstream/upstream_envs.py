@@ -7,7 +7,7 @@
 
 DIR is an existing checkout of upstream's repository: `openenv launch` installs and launches each
 `envs/*/` in it. uv downloads dependencies; nothing else is downloaded. `--short` tries what
-`openenv init` of six versions of upstream's package generates. `upstream_calls` has what an
+`openenv init` of six versions of upstream's package generates. `conversations.yaml` has what an
 environment's image has beside its packages, as far as possible: further packages (`launch --with`),
 variables, and a few small files instead of a data set.
 
@@ -30,15 +30,13 @@ import argparse
 import json
 import os
 import re
-import select
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -52,13 +50,13 @@ from openenvd.environments.sources.resolve import Project, resolve
 from openenvd.schema.errors import EnvironmentsError
 from openenvd.schema.layout import Layout
 
+from ..background import uvicorn
 from ..conftest import UPSTREAM_REQUIREMENT, Machine, install, new_machine, python_with
-from .upstream_calls import CONVERSATIONS, GENERATED, Conversation
+from .upstream_calls import GENERATED, Conversation, read_conversations
 from .upstream_suites import folder_for
 
 HERE = Path(__file__).resolve().parent
 LAUNCH_SECONDS = 900.0  # including the installation
-START_SECONDS = 120.0
 CONVERSATION_SECONDS = 240.0
 PAGE_SECONDS = 30.0
 STOP_SECONDS = 10.0
@@ -66,6 +64,8 @@ SHORT_TEXT = 100  # of a value that differs
 MORE_RUNS = 3  # of upstream's server, before a difference counts
 PATHS = ("/health", "/metadata", "/schema")
 SHORT_VERSIONS = ("0.2.3", "0.3.1", "0.4.2", "0.6.0", "0.8.0", "0.10.0")
+# Uvicorn's command; its first argument lists folders that are appended to the import path.
+SERVE = "import sys, uvicorn; sys.path += sys.argv.pop(1).split(':'); uvicorn.main()"
 # The `openenv` command of most versions imports gradio, which takes several seconds.
 INIT = "import typer; from openenv.cli.commands.init import init; typer.run(init)"
 MODERN_SECONDS = 1.6e9  # since 1970: a larger number counts as a time
@@ -218,23 +218,21 @@ class Examination:
         Raises:
             RuntimeError: It does not start; the message has its last line.
         """
-        app = f"{self._folder.name}.server.app:app"
-        program = str(HERE / "in_project_venv" / "serve_app.py")
-        log = self._log.with_suffix(".upstream")
-        with log.open("w") as stderr:
-            process = subprocess.Popen(
-                [str(python), "-P", program, str(self._folder), app, "server.app:app"],
-                cwd=self._folder,
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,
-            )
-        try:
-            yield f"http://127.0.0.1:{_port(process, log)}"
-        finally:
-            _end(process)
+        above = os.pathsep.join(map(str, self._folder.parents[:2]))  # its neighbours' packages
+        log, failure = self._log.with_suffix(".upstream"), ""
+        log.unlink(missing_ok=True)
+        with ExitStack() as stack:
+            for app in (f"{self._folder.name}.server.app:app", "server.app:app"):
+                command = (python, "-c", SERVE, above, app)
+                server = uvicorn(command, log, cwd=self._folder, env=self._environ)
+                try:
+                    _, address = stack.enter_context(server)
+                    break
+                except RuntimeError as exc:
+                    failure = failure or _last_line(str(exc))
+            else:
+                raise RuntimeError(f"upstream's server does not start: {failure}")
+            yield address
 
     @property
     def _environ(self) -> dict[str, str]:
@@ -367,28 +365,6 @@ def _short(value: Json, skipped: int = 0) -> str:
     return text if len(text) <= SHORT_TEXT else f"{text[: SHORT_TEXT - 3]}..."
 
 
-def _port(process: subprocess.Popen[bytes], log: Path) -> int:
-    assert process.stdout is not None
-    if select.select([process.stdout], [], [], START_SECONDS)[0]:
-        if line := process.stdout.readline().strip():
-            return int(line)
-        raise RuntimeError(f"upstream's server does not start: {_last_line(log.read_text())}")
-    raise RuntimeError(f"upstream's server has not started within {START_SECONDS:.0f} s")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the server, and what it has started in its session."""
-    for sent in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, sent)
-            process.wait(STOP_SECONDS)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
-
-
 def _pages(address: str) -> list[Json]:
     return [{"call": ["GET", path], "returned": _get(address + path)} for path in PATHS]
 
@@ -455,20 +431,20 @@ def upstream_subjects(source: Path, only: list[str]) -> Iterator[Subject]:
         raise SystemExit(f"{source} is no checkout of upstream's repository: no envs/*/")
     for folder in found:
         if not only or folder.name in only:
-            conversation = CONVERSATIONS.get(folder.name, Conversation(()))
+            conversation = read_conversations().get(folder.name, Conversation())
             yield Subject(folder.name, conversation, partial(Path, folder))
 
 
 def generated_subjects(work: Path, only: list[str]) -> Iterator[Subject]:
     """List the projects that `openenv init` of several versions of upstream's package generates."""
-    python = python_with(UPSTREAM_REQUIREMENT)
+    python, conversation = python_with(UPSTREAM_REQUIREMENT), read_conversations()[GENERATED]
     for version in SHORT_VERSIONS:
         package = work / "packages" / version
         folder = work / "projects" / f"env_{version.replace('.', '_')}"
         if only and folder.name not in only:
             continue
         install(python.parents[1], "--target", str(package), "--no-deps", f"openenv=={version}")
-        yield Subject(folder.name, GENERATED, partial(generate, folder, python, package))
+        yield Subject(folder.name, conversation, partial(generate, folder, python, package))
 
 
 def generate(folder: Path, python: Path, package: Path) -> Path:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs programs that use upstream's client, each in a fork of one process that has imported it.
 
-    start ──a line of JSON──▶ PYTHON, which has imported upstream's package ──fork──▶ the program
-    communicate ◀──its exit code───────────────────┘                    its output: a file ◀─┘
+    run ──a line of JSON──▶ PYTHON, which has imported upstream's package ──fork──▶ the program
+     ◀──its exit code──────────────────────┘                    its output: a file ◀─┘
 
 The import takes four seconds of a processor, a fork milliseconds. One program runs at a time.
 """
@@ -20,7 +20,6 @@ _FORKING = """
 import json, os, sys
 from openenv import GenericEnvClient
 
-print("imported", flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
     if pid := os.fork():
@@ -39,7 +38,7 @@ for line in sys.stdin:
 
 
 class UpstreamPython:
-    """A process that has imported upstream's client; it is started with the first program.
+    """A process that has imported upstream's client.
 
     Args:
         python: An interpreter that has upstream's package.
@@ -47,60 +46,36 @@ class UpstreamPython:
     """
 
     def __init__(self, python: Path, folder: Path) -> None:
-        self._command = [str(python), "-c", _FORKING]
-        self._folder = folder
         self._output = folder / "output"
-        self._process: subprocess.Popen[str] | None = None
-        self._is_busy = False
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            [str(python), "-c", _FORKING],
+            cwd=folder,
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
+            start_new_session=True,
+        )
 
-    def start(
-        self, program: str, *arguments: str, folder: Path, environ: Mapping[str, str]
-    ) -> None:
-        """Start a program, as `python -c PROGRAM ARGUMENTS...` would in this folder."""
-        if self._is_busy:  # the program of a failed test still runs
-            self.stop()
+    def run(self, program: str, *arguments: str, folder: Path, environ: Mapping[str, str]) -> str:
+        """Run a program, as `python -c PROGRAM ARGUMENTS...` would in this folder.
+
+        Returns:
+            What it printed. It must not have failed.
+        """
         self._output.write_text("")
-        asked = {
+        asked: dict[str, object] = {
             "program": program,
             "arguments": arguments,
             "folder": str(folder),
-            "environ": dict(environ),
-            "output": str(self._output),
         }
-        self._is_busy = True
-        print(json.dumps(asked), file=self._started().stdin, flush=True)
-
-    def communicate(self) -> str:
-        """Wait for the program to end, which must succeed; returns its output."""
-        process = self._started()
-        assert process.stdout is not None
-        code = process.stdout.readline().strip()
-        self._is_busy = False
-        said = self._output.read_text()
+        asked |= {"environ": dict(environ), "output": str(self._output)}
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        assert self._process.stdout is not None
+        code, said = self._process.stdout.readline().strip(), self._output.read_text()
         assert code == "0", f"exit code {code}\n{said}"
         return said
 
-    def run(self, program: str, *arguments: str, folder: Path, environ: Mapping[str, str]) -> str:
-        self.start(program, *arguments, folder=folder, environ=environ)
-        return self.communicate()
-
     def stop(self) -> None:
-        process, self._process = self._process, None
-        self._is_busy = False
-        if process is not None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-
-    def _started(self) -> subprocess.Popen[str]:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                self._command,
-                cwd=self._folder,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-            assert self._process.stdout is not None
-            assert self._process.stdout.readline() == "imported\n"
-        return self._process
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from uv import find_uv_bin
+from ..conftest import make_venv
 
 PLUGINS = Path(__file__).resolve().parent / "in_project_venv"
 SUITE_SECONDS = 1800.0
@@ -99,19 +99,8 @@ class Tests:
     def prepare(self) -> None:
         if (self._work / "suite-venv" / "complete").exists():
             return
-        venv = [
-            find_uv_bin(),
-            "venv",
-            "-q",
-            "--python",
-            sys.executable,
-            str(self._python.parents[1]),
-        ]
-        subprocess.run(venv, check=True)
-        install = [find_uv_bin(), "pip", "install", "-q", "--compile-bytecode"]
-        install += ["--python", str(self._python)]
-        needs = ["-r", str(self._source / "pyproject.toml"), *MORE]
-        subprocess.run([*install, *needs], check=True, cwd=self._work)
+        requirements = ("-r", str(self._source / "pyproject.toml"), *MORE)
+        make_venv(self._python.parents[1], "--compile-bytecode", *requirements)
         (self._work / "suite-venv" / "complete").touch()
 
     def run(self, name: str) -> Suite:
