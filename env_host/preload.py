@@ -2,9 +2,9 @@
 """Imports the modules that serve sessions: for a zygote, and before the environment.
 
 Importing them starts no thread and makes no loop. A module that is missing here costs each host a
-copy of its own, and may be taken from the project's folder, which comes first on the path later: it
-may have a `queue.py`. Upstream's server has imported most of these by then, too. If the project has
-a file with the name of one of the others, its code imports that file, as there: `yield_names`.
+copy of its own. It may also be taken from the project's folder, which comes first on the path later
+and may have a `queue.py`. Upstream's server has imported most of these by then, too. If a file of
+the project has the name of one of the others, the project imports its file: `yield_names`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def take_own_view() -> None:
 def unpatch_children() -> None:
     """Undo gevent's patches of the functions that start children and wait for them.
 
-    gevent's child watchers work in the main thread alone, and steps run on other threads.
+    gevent's child watchers only work in the main thread, and steps run on other threads.
     """
     saved = getattr(sys.modules.get("gevent.monkey"), "saved", {})
     for name in ("os", "subprocess"):

@@ -115,7 +115,7 @@ def ensure_agent(layout: Layout, at: EngineAddress) -> socket.socket:
         with open_control_socket(str(path)) as control:
             environ = {
                 **os.environ,
-                **dict(at.variables),  # not its starter's: which engine it is for
+                **dict(at.variables),  # the engine's, even if its starter has others
                 "OPENENV_HOME": str(layout.home),  # by which `ps e` shows whose process it is
                 "SPT_NOENV": "1",  # keeps setproctitle from overwriting these variables
                 CONTROL_FD_VARIABLE: str(control.fileno()),
@@ -153,7 +153,7 @@ class EngineAddress:
     """One engine that replicas run on."""
 
     engine: str  # its name in `--provider`
-    # Names and values, sorted, of what its library reads to find it
+    # Names and values, sorted, of the variables by which its library finds it
     variables: tuple[tuple[str, str], ...] = ()
 
     @classmethod

@@ -26,9 +26,9 @@ engine is not used: `docs/decisions/0010-aiosqlite-readers.md` has the figures.
     connection.write(dispatching.claim, schedule, 1, now)      functions of `transactions/`
     connection.read(queries.RUNNING)                         of `sql/queries.py`
 
-The connection is opened when first used and again after an error, for whichever single thread uses
-it at the moment. Errors of the driver leave here as ours. Nothing of a transaction that raised has
-been done, and the same call may be repeated.
+The connection is opened when it is first used and again after an error; one thread uses it at a
+time. Errors of the driver are raised as ours. A transaction that raised has changed nothing, and
+the same call may be repeated.
 
 The lock: all connections that write to one file within this process share one `threading.Lock`,
 held from BEGIN to COMMIT. Nothing else is locked while it is held, and nothing waits for the event
@@ -58,8 +58,8 @@ from .errors import DatabaseBusy, DatabaseCorrupt, DatabaseError, DatabaseFull, 
 from .sql.queries import Query
 
 BUSY_TIMEOUT_SECONDS = 10.0
-# Of statements that go straight to the driver (`sql/queries.py`). The latter: of a damaged file, a
-# text, or the text of SQLite's own message, is no UTF-8.
+# Errors of statements that go straight to the driver (`sql/queries.py`). The second one: the file
+# is damaged, and a text in it, or in SQLite's own message, is not UTF-8.
 DRIVER_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 CHECK_SECONDS = 0.5  # of a start; some hundred megabytes
 _CHECK_STEPS = 1000  # of SQLite's virtual machine, between looks at the time
@@ -111,7 +111,7 @@ def create_engine(path: Path, *, syncs: bool = False) -> Engine:
 
 
 def check(connection: Connection, path: Path) -> None:
-    """Look for damaged pages, for at most `CHECK_SECONDS`; what is not reached is met when read.
+    """Look for damaged pages, for at most `CHECK_SECONDS`; the others are found when read.
 
     Raises `DatabaseCorrupt`: there are some.
     """
@@ -262,7 +262,7 @@ class WriteConnection:
                 with self._connection.begin():
                     yield self._connection
             except (DBAPIError, *DRIVER_ERRORS) as exc:
-                self._drop()  # what an error leaves of a connection is not worth guessing
+                self._drop()  # the state of the connection after an error is not known
                 orig = exc.orig if isinstance(exc, DBAPIError) else exc
                 raise error_of(orig, self._path) from exc
 

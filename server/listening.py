@@ -33,7 +33,7 @@ from .api.security import ensure_token
 from .errors import DaemonError
 from .housekeeping import held
 
-# What is there before the first database.
+# The names that a home may contain before its first database.
 OURS = frozenset(
     {"config.toml", "daemon.lock", "start.lock", "daemon.log", "daemon.json"}
     | {"run", "logs", "sockets", "venvs"}
@@ -89,14 +89,14 @@ def hold_lock(paths: Paths) -> Iterator[HomeLock]:
 
 
 def state_unwritable(paths: Paths, exc: OSError) -> DaemonError:
-    """Return that the state folder cannot be written, and what to do."""
+    """Return the error that the state folder cannot be written, with what to do."""
     return DaemonError("state_unwritable", *disk_space.why_unwritable(paths.home, exc))
 
 
 def _make_folders(paths: Paths) -> None:
-    """Make the folders, and take a home that others can read from them.
+    """Make the folders, and close the home to other users if they can read it.
 
-    It holds tokens, logs and variables. Where it also holds what is not ours, the user decides.
+    It holds tokens, logs and variables. If it also holds files that are not ours, the user decides.
     """
     folders = (paths.home, paths.sockets, paths.request_logs, paths.environment_logs, paths.runs)
     for folder in folders:
@@ -177,7 +177,7 @@ def identity_of(
     is_next = asked is None and port != FIRST_PORT
     return {
         "pid": os.getpid(),
-        "pid_started_at": ProcessIdentity.of(os.getpid()).started_at,  # of no wall clock
+        "pid_started_at": ProcessIdentity.of(os.getpid()).started_at,  # not by the wall clock
         "version": __version__,
         "installation": installation.mark(),
         "address": f"http://127.0.0.1:{port}",
@@ -205,8 +205,8 @@ class HttpServer(EventDrivenServer):
     """Uvicorn without ticks and signal handlers: the daemon has its own.
 
     Its two sockets have a quarter of the descriptors each; half of them are for requests that are
-    held (`server/reconcile/held_requests.py`). Every user of the machine can open TCP connections,
-    and the owner alone those of the Unix socket, which must be possible whatever the others do.
+    held (`server/reconcile/held_requests.py`). Every user of the machine can open TCP connections;
+    only the owner can open those of the Unix socket, for which there has to be room at all times.
     There is no limit by peer: on loopback an address tells nothing.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenTelemetry traces: where a request spends its time, and an episode of a rollout.
+"""OpenTelemetry traces: where requests, and episodes of rollouts, spend their time.
 
 Spans are made through OpenTelemetry's API. Its SDK, of the extra `otel`, is imported in a process
 whose environment has one of the standard variables that ask for traces (`start`).
@@ -50,8 +50,8 @@ def start() -> tuple[TracerProvider | None, str | None]:
     """Start to send spans, if the standard variables ask for that.
 
     Returns:
-        What makes spans, or None; and for people where they are sent, or why they are not: None
-        where it was not asked for.
+        The maker of spans, or None; and for people, where spans are sent or why they are not, or
+        None if that was not requested.
     """
     exporter = _variable("OTEL_TRACES_EXPORTER")
     endpoint = _variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -62,14 +62,14 @@ def start() -> tuple[TracerProvider | None, str | None]:
         return _provider(exporter), f"sent to {hide_credentials(endpoint or 'localhost:4318')}"
     except ImportError:
         why = f"OpenTelemetry is not installed; {install_command('otel')}"
-    except Exception as exc:  # of the SDK, which takes not every value of its variables
+    except Exception as exc:  # the SDK does not accept every value of its variables
         why = hide_credentials(str(exc).partition("\n")[0])
     log.warning("no traces are sent: %s", why)
     return None, f"not sent: {why}"
 
 
 def stop(provider: TracerProvider) -> None:
-    """Send what has ended. The SDK by itself waits half a minute for a collector that is away."""
+    """Send the spans that have ended; the SDK alone would wait 30 s for an absent collector."""
     stopping = threading.Thread(target=provider.shutdown, name="tracing", daemon=True)
     stopping.start()
     stopping.join(STOP_SECONDS)
@@ -93,7 +93,7 @@ def _provider(exporter: str) -> TracerProvider:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    # An error for each batch that is lost says enough; a warning for each try does not.
+    # An error for each lost batch is enough; a warning for each attempt is too much.
     logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
     resource = Resource.create(
         {"service.name": "openenvd", "service.version": __version__, "process.pid": os.getpid()}

@@ -4,9 +4,9 @@
 `plan_of` decides once, when the host starts, from the configuration, what the class allows and what
 the machine has; it takes plain values.
 
-Where the class is not known, `try_factory` creates one environment, in a process of its own, with
-which ends what the factory leaves behind (threads, connections, a browser). So does a factory that
-takes too long: one of upstream's waits half a minute for a server that is not there.
+If the class is not known, `try_factory` creates one environment in a process of its own. The end of
+the process also ends what the factory leaves behind (threads, connections, a browser), and a
+factory that takes too long: one of upstream's waits half a minute for a server that is not there.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ def plan_of(
 ) -> ServingPlan:
     """Decide the plan.
 
-    A project's start-up hooks run in one process. They may make what its environments use, so one
-    process serves them all, as upstream's does, unless several are asked for. Raises
-    `NotConcurrent`: several sessions in one process were asked of a class that allows one.
+    A project's start-up hooks run in one process. Its environments may use what the hooks make, so
+    one process serves them all, as upstream's does, unless several are requested. Raises
+    `NotConcurrent`: several sessions in one process were requested for a class that allows one.
     """
     asked = config.max_sessions
     isolates = not is_concurrent and asked != 1 and not (has_own_hooks and asked is None)
@@ -115,7 +115,7 @@ def plan_of(
 
 
 def note_on_hooks(plan: ServingPlan) -> str:
-    """Log which start-up hooks of a project run, and where."""
+    """Return a note about where a project's start-up hooks run."""
     if plan.shards == 1 and not plan.isolates:
         return (
             "this project has start-up or shutdown hooks: one process serves all its sessions; "
@@ -145,7 +145,7 @@ def supports_concurrency(
 
     A factory that is not a class is tried once, for a limited time. When it fails,
     `sessions_fail` is called with the cause; when it was not ready in time, its code may name the
-    class. A class says so itself: it `tries_class` for the sake of `sessions_fail` alone.
+    class. A class needs no trial for its answer: `tries_class` tries it for `sessions_fail` only.
     """
     if definition.env_class is None or tries_class:
         trial = try_factory(definition, seconds)
@@ -166,7 +166,7 @@ class Trial(NamedTuple):
 
 
 def try_factory(definition: Definition, seconds: float = TRIAL_SECONDS) -> Trial:
-    """Create an environment and close it again; waits at most so long."""
+    """Create an environment and close it again; waits at most `seconds`."""
     reading, writing = os.pipe()
     parent = os.getpid()
     with open(reading, "rb", buffering=0) as answer:

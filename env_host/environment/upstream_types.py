@@ -64,7 +64,7 @@ def takes_tools(types: Any, action_cls: Any) -> bool:
 
 
 def action_type(types: Any, data: dict[str, Any], action_cls: Any) -> Any:
-    """The tool action that `data` is, where the environment's own type leaves room for it."""
+    """Return the type of the tool action in `data`, if the environment's own type allows it."""
     if action_cls is not types.Action and not takes_tools(types, action_cls):
         return None
     kind = data.get("type")
@@ -87,7 +87,7 @@ def serialize(observation: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ObservationForm:
-    """The form in which observations are dumped: by `serialize`, in one pass where it is known."""
+    """The form in which observations are dumped: by `serialize`, in one pass if it is known."""
 
     serialize: Callable[[Any], dict[str, Any]] = serialize
     has_metadata: bool | None = True  # sent, among the fields and beside them; None: unknown form

@@ -5,7 +5,7 @@
     handshakes of our own sessions ───────▶ `Access.permits` ──▶ the session; or else as above
 
     503  it is for another server: a gateway names the environment, the generation and the replica
-         that it takes an address to be, and after restarts addresses have other owners. Nothing
+         that it expects at an address, and a restart can give the address to another one. Nothing
          was begun (`RETRY_HEADER`), so the gateway tries another replica
     403  its Host or Origin is not allowed (`system/net/access.py`)
     401  it does not have the token (`system/net/access.py`)
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..websocket.handshake import Upgrade
 
 
-# What takes JSON alone: our routes, and what a project's app has of upstream's.
+# Routes that take only JSON: ours, and upstream's in a project's app.
 JSON_ROUTES = frozenset({"/reset", "/step", "/mcp", "/web/reset", "/web/step"})
 PREFLIGHT_SECONDS = 600
 SHOWN_CHARACTERS = 100  # of a header, in a refusal
@@ -72,7 +72,7 @@ class Access:
         return not (refusal or self.token_refusal(headers, query))
 
     def other_refusal(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
-        """Return why a request is refused that is for another server; None: for this one."""
+        """Return the refusal of a request for another server; None: it is for this server."""
         for name, own in self._own:
             if (wanted := headers.get(name, own)) != own:
                 asked = wanted.decode("latin-1")[:SHOWN_CHARACTERS]
@@ -84,10 +84,10 @@ class Access:
         """Return why a request is refused by its Host and Origin; None when both are allowed."""
         host = headers.get(b"host", b"").decode("latin-1")
         if not access.is_allowed_host(host, self._bound, self._origins):
-            return Refusal(403, _not_allowed("Host", host, "http://NAME:PORT names it"))
+            return Refusal(403, _not_allowed("Host", host, "http://NAME:PORT"))
         origin = headers.get(b"origin")
         if origin is None:
-            # What another page loads without an Origin, such as an image; links may be followed.
+            # Another site's page loads this without an Origin, as an image; it may link to it.
             is_link = headers.get(b"sec-fetch-mode") == b"navigate"
             is_page = is_link and headers.get(b"sec-fetch-dest") == b"document"
             if headers.get(b"sec-fetch-site") != b"cross-site" or is_page:
@@ -95,7 +95,7 @@ class Access:
             site = "Sec-Fetch-Site 'cross-site'"
             return Refusal(403, f"{site} is not allowed: a page loads this as its own")
         if not access.is_allowed_origin(text := origin.decode("latin-1"), host, self._origins):
-            return Refusal(403, _not_allowed("Origin", text, "it is named"))
+            return Refusal(403, _not_allowed("Origin", text, "ORIGIN"))
         return None
 
     def token_refusal(self, headers: Mapping[bytes, bytes], query: bytes) -> Refusal | None:
@@ -148,9 +148,9 @@ class AccessGuard:
         await self._app(scope, receive, send)
 
 
-def _not_allowed(header: str, value: str, how: str) -> str:
+def _not_allowed(header: str, value: str, form: str) -> str:
     shown = value[:SHOWN_CHARACTERS]
-    return f"{header} {shown!r} is not allowed; it is when {how} as --allow-origin at the launch"
+    return f"{header} {shown!r} is not allowed; to allow it, launch with --allow-origin {form}"
 
 
 def _by_name(headers: Headers) -> tuple[dict[bytes, bytes], Refusal | None]:
@@ -166,7 +166,7 @@ def _by_name(headers: Headers) -> tuple[dict[bytes, bytes], Refusal | None]:
 
 
 def _preflight(scope: Message, asked: Mapping[bytes, bytes], origin: bytes) -> Headers | None:
-    """Return what a browser wants to know before a page's request; None if it does not ask."""
+    """Return the headers that answer a browser's preflight; None if the request is none."""
     method = asked.get(b"access-control-request-method")
     if scope["type"] != "http" or scope["method"] != "OPTIONS" or method is None:
         return None

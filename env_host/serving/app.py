@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`HostApp`: which request goes where; `HttpRoutes`: OpenEnv's routes of a class without upstream.
 
-/ws              ours, before it comes here: by `session_service` (`uvicorn_server.py`)
+/ws              ours: `session_service` takes it before this app does (`uvicorn_server.py`)
 /mcp             ours: as a WebSocket in the same way; by POST, sessions of this process's table,
                  or of another's (`sessions/routing.py`)
 /capacity        ours, where there is a scoreboard to read it from; /metrics too
 DRAIN_ROUTE      ours, where the replica has a secret for it
 everything else  the project's own app (`own_app.py`); or `HttpRoutes` without one
 
-Of `HttpRoutes`, each `/reset`, `/step` and `/state` has an environment of its own for that one
-request, as upstream's have; episodes need `/ws`. An upstream project keeps its own routes. POST to
-`/mcp` is answered before it comes here.
+`HttpRoutes` creates an environment for each request for `/reset`, `/step` or `/state`, as upstream
+does; episodes need `/ws`. An upstream project keeps its own routes. POST to `/mcp` is answered
+before it comes here.
 
-Not Starlette's router, which would save 45 lines: importing it costs 2 MB of PSS for an idle
-environment, and 41 ms for each start in another project's Python.
+Starlette's router would save 45 lines, but importing it costs 2 MB of PSS for an idle environment,
+and 41 ms for each start in another project's Python.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class HostApp:
         is_home = own.is_home or others is None
         is_own = (lambda _: False) if is_home else definition.is_own
         self.routing = Routing(is_own, SESSION_PATHS - definition.own_paths, route)
-        self._is_asked = others is not None  # not the process of one session, whose shard was
+        self._is_asked = others is not None  # an isolated session's shard was asked instead
         self._definition = definition
         self._table = table
         self._scoreboard = scoreboard
@@ -240,7 +240,7 @@ class HostApp:
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection."""
         kind, path = scope["type"], scope.get("path", "")
-        # A pair of sockets has no address: what comes through one, a shard has let pass already.
+        # A socket pair has no address; a shard has already checked what comes through it.
         is_outside = kind == "http" and scope.get("server") is not None
         if is_outside and self.routing.is_own(path):
             await _answer(send, MISDIRECTED)

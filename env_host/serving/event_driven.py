@@ -53,7 +53,7 @@ class DatedState(ServerState):
 
     @default_headers.setter
     def default_headers(self, headers: Headers) -> None:
-        """Ignore uvicorn's own: it sets none without its ticks but the empty list at first."""
+        """Ignore uvicorn's headers: without its ticks it only sets an empty list at first."""
 
     def close_after_answers(self) -> None:
         """Announce in each answer that the connection ends with it."""
@@ -72,7 +72,7 @@ class EventDrivenServer(Server):
         max_body_bytes: int | None = None,
         timing: HttpTiming | None = None,
     ) -> None:
-        """Limit the HTTP connections of each socket, and bodies, unless `app` does it."""
+        """Limit the HTTP connections of each socket, and bodies if `max_body_bytes` is given."""
         super().__init__(config)
         self._max_connections = max_connections
         self._max_body_bytes = max_body_bytes

@@ -5,7 +5,7 @@ This is upstream's dialect, which knows no handshake, and has two methods of its
 end a session over HTTP. Where there is no session, an environment is created for the one request.
 
 On the `/mcp` WebSocket a client has a session of its own, which begins, waits and ends as a session
-on `/ws` does (`McpSocket`); what differs is what is said.
+on `/ws` does (`McpSocket`); only the messages differ.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Mcp:
         return await result if inspect.isawaitable(result) else result
 
     async def _ask_by_step(self, session: Session, method: str, **arguments: Any) -> Any:
-        """Ask by a step: of environments that take tools as actions and have no server."""
+        """Ask by a step, since the environment takes tools as actions and has no MCP server."""
         types = self._table.definition.mcp
         if not takes_tools(types, self._table.definition.action_cls):
             raise RpcFailed(RpcCode.INTERNAL_ERROR, NOT_MCP)

@@ -5,7 +5,7 @@
                                    └─────────anything else─────────▶ uvicorn's HTTP protocol
 
 A session costs uvicorn's HTTP protocol a third of its time and more than half of its memory, so
-its handshake is found first; what is not plainly one is uvicorn's to answer or to refuse.
+its handshake is found first. Uvicorn answers or refuses everything that is not plainly one.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Server(EventDrivenServer):
         self._watch = asyncio.create_task(watch.run(), name="session-watch")
 
     def permits(self, head: bytes) -> bool:
-        """Return whether a handshake may begin a session; if not, refuse the connection."""
+        """Return whether a handshake may begin a session."""
         upgrade = parse_upgrade(head)
         return upgrade is not None and self._access.permits(upgrade)
 

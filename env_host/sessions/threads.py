@@ -9,16 +9,16 @@ factory, every call and `close` of one environment share a thread (`SessionThrea
         └────────── call_soon_threadsafe ◀─────────────┘
 
 Threads are daemons: a call that never returns must not keep the process from exiting. They are
-started without `threading.Thread`: 14 kB and 120 us each instead of 17 kB and 190 us. They have no
-names therefore; a hung call is logged with its session.
+started without `threading.Thread`: 14 kB and 120 us each instead of 17 kB and 190 us. Therefore
+they have no names; a hung call is logged with its session.
 
-A call that goes to a thread of its session's costs as much as all else of a small step
-(`docs/decisions/0026-shared-thread.md`). Where an environment's calls may run on any thread, all
+A call on its session's own thread costs as much as the rest of a small step
+(`docs/decisions/0026-shared-thread.md`). If an environment's calls may run on any thread, all calls
 that arrive in one iteration of the event loop are handed over together, and answered together:
 
     submit ──▶ jobs of this iteration ──(once)──▶ SharedThread: call, call, call, …
     settled ◀──(once, or each millisecond)── outcomes ◀───────────┘
-       │ a call of the session that is not over? the next one waits in its runner
+       │ while a call of the session is not over, the next one waits in its runner
        ▼
     a call lasts for `STALL_SECONDS`     the outcomes before it are settled, and the jobs behind it
                                          move to another SharedThread
@@ -71,7 +71,7 @@ class SessionThread:
         self._jobs: SimpleQueue[_Call | None] | None = None  # None: the thread has not started
 
     def submit(self, settle: Settle, call: Callable[..., Any], *args: Any) -> None:
-        """Make `settle(result, error)` called on the loop when `call(*args)` is done."""
+        """Run `call(*args)`, then call `settle(result, error)` on the loop."""
         if self._jobs is None:
             jobs: SimpleQueue[_Call | None] = SimpleQueue()
             start_thread(functools.partial(self._work, jobs))
@@ -113,7 +113,7 @@ class SharedThread:
         self._outcomes: deque[Outcome] = deque()  # that the loop has not taken yet
         self._wake: SimpleQueue[bool] = SimpleQueue()  # False: end
         self._is_handing_over = False
-        self._is_alone = False  # the last iteration that brought jobs brought one
+        self._is_alone = False  # the last iteration that brought jobs brought only one
         self._added = 0
         self.finished = 0  # calls; counted by the thread
         start_thread(self._work)
@@ -268,7 +268,7 @@ class SharingRunner(SessionThread):
         self._held: deque[Job] | None = None  # calls that came while another was not over
 
     def submit(self, settle: Settle, call: Callable[..., Any], *args: Any) -> None:
-        """Make `settle(result, error)` called on the loop when `call(*args)` is done."""
+        """Run `call(*args)`, then call `settle(result, error)` on the loop."""
         job = (self, settle, call, args)
         if self._is_busy:
             self._held = self._held or deque()
@@ -295,9 +295,9 @@ class SharingRunner(SessionThread):
 
 
 def waited_seconds(seconds: float, process_cpu_seconds: float) -> float:
-    """Return how long calls kept others waiting for nothing.
+    """Return how long calls kept other calls waiting without computing.
 
-    Not while the process was computing: in calls, which take as long on other threads, or on its
+    0 if the process was computing: in calls, which would take as long on other threads, or on its
     event loop, while calls waited for the GIL.
     """
     return 0.0 if process_cpu_seconds >= seconds / 2 else seconds

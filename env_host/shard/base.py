@@ -9,8 +9,8 @@
 The server, which answers connections, comes from outside (`MakeServer`): this room decides which
 connections it gets. The link ends when the supervisor exits: then this process exits at once.
 
-A process without sessions and connections is idle: it has no timer, and says so on the scoreboard
-instead of beating.
+A process without sessions and connections is idle: it has no timer, and writes no heartbeats but
+that it is idle.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 HEARTBEAT_SECONDS = 0.1
 STOP_SECONDS = 3.0  # for sessions to close their environments
 LAST_FRAME_ITERATIONS = 10
-SHORT_SHARE = 0.8  # of the memory limit, from which on a step that timed out may have lacked memory
+SHORT_SHARE = 0.8  # of the memory limit: with less free, a time-out may be due to a lack of memory
 _DRAINING = "This replica is being drained: it accepts no new sessions."
 _FAILED = closing_answer(HTTPStatus.INTERNAL_SERVER_ERROR)
 
@@ -95,10 +95,10 @@ MakeServer = Callable[["Definition", SessionTable, Peers | None, Route], Connect
 
 @dataclass(eq=False, slots=True)
 class ProcessReport:
-    """Reports how a process is: to the supervisor, and to clients whose calls time out.
+    """Reports the state of a process to the supervisor, and to clients whose calls time out.
 
-    The supervisor reads on the scoreboard what changes all the time, and learns by its `link`
-    whether environments can be created. `owns_cgroup`: the cgroup is the replica's own.
+    The supervisor reads frequent changes on the scoreboard, and gets through its `link` whether
+    environments can be created. `owns_cgroup`: the cgroup is the replica's own.
     """
 
     _table: SessionTable
@@ -137,7 +137,7 @@ class ProcessReport:
             self._link.send(Message({"sessions_fail": failure or None}))
 
     def memory_note(self, began: float) -> str:
-        """Return what memory had to do with a call that has timed out, if it had."""
+        """Return sentences about memory for a call that has timed out; empty: it was not short."""
         since = time.time() - (asyncio.get_running_loop().time() - began)
         exits, *_ = self._scoreboard.read_news()
         killed = sum(one.get("programs", 0) for one in exits if one["at"] >= since)
@@ -223,7 +223,7 @@ class ServingProcess:
             self._others(),
             lambda fd, data: self._take_connection(fd, now_microseconds(), data),
         )
-        # Of an isolated session it is never started; otherwise it is paused while all is idle.
+        # An isolated session never starts it; a shard pauses it while all is idle.
         self._lag = EventLoopLagMonitor(f"shard {own.index}", on_report=self._report.write_lag)
         self._stopping = asyncio.Event()
         self._stopped_by: signal.Signals | None = None
@@ -330,7 +330,7 @@ class ServingProcess:
         self._counters[Field.OPEN] = self.server.open_connections + unanswered
 
     def _count(self) -> None:
-        """Take note that the number of sessions has changed, or a slot is free."""
+        """Record that the number of sessions has changed, or a slot is free."""
         self._counters[Field.SESSIONS] = self.table.taken + self._isolated
         self._counters[Field.HEARTBEAT] = now_microseconds()
         self.wake()
@@ -345,7 +345,7 @@ class ServingProcess:
         self._counters.add(Field.OPEN)
         self.arrivals.make_room(self._counters[Field.OPEN] - self._most_connections)
         self.arrivals.open(fd, since, data, accepted)
-        self.wake()  # last: without anything to do it would be idle again
+        self.wake()  # last: before there is a connection, it would become idle again
 
     def _route(self, arrival: connections.Arrival) -> None:
         head = connections.read_head(arrival.data)
@@ -388,10 +388,10 @@ class ServingProcess:
     def _route_on(
         self, arrival: connections.Arrival, head: connections.Head, *, is_session: bool
     ) -> None:
-        # An HTTP connection may be for any session next; a session's own process knows no other.
+        # An HTTP connection may bring a request for any session; a session's process has only one.
         is_whole = is_session or not self._own.isolates
         index = self.owners.process(head.session_id) if head.session_id and is_whole else None
-        begins_session = head.wants_session  # needs a slot; so does one that is not known
+        begins_session = head.wants_session  # needs a slot; so does an unknown session
         if not self._refuses_unknown_ids and head.is_upgrade and head.session_id:
             begins_session = head.session_id not in self.table
         if index is not None:

@@ -9,9 +9,9 @@ child_links.py      what children report, and what follows when one exits
 context.py          what these four have in common
 spawn.py            makes children, by a fork or as new programs
 children.py         the children that run, and how one exited
-memory.py           which kills for memory were of which process; what isolated sessions hold;
+memory.py           the process that each kill for memory hit; the memory of isolated sessions;
                     programs of the environment that were killed for memory, or left running
-shard_policies.py   when shards are started, given back and replaced, and a replica sleeps
+shard_policies.py   when shards are started, stopped and replaced, and when a replica sleeps
 close_notices.py    copies of the children's sockets, and what is written to them at an exit
 isolated_sessions.py
                     sessions that have processes of their own

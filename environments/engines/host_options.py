@@ -117,7 +117,7 @@ def check_gpus(wanted: float, most: float, remedy: str) -> None:
         raise EngineRefused(text, remedy)
 
 
-IMPORTS = "imports"  # the folder, in a replica's, of links through which it imports
+IMPORTS = "imports"  # the folder of import links, in a replica's folder
 
 
 def listen(host: str, port: int) -> list[socket.socket]:

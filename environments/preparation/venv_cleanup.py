@@ -94,7 +94,7 @@ def is_launching(used: str, now: float) -> bool:
 
 
 def _unused_since(venv: Venv, run_seconds: float) -> float:
-    """Return the run time of daemons when a cleanup first found that use to be the last one."""
+    """Return how long daemons had run when a cleanup first saw that there was no later use."""
     if not (venv.path / COMPLETE).exists():
         return -math.inf
     path = venv.path / UNUSED

@@ -10,8 +10,8 @@ The pipe of a worker that has exited may still hold frames: they are read before
 sentinel stays open until then, because it identifies the worker's process group: its pid names no
 other process meanwhile.
 
-What is unsent of a frame is written under the pools' lock, as the frame was. `write_when_ready`,
-`wake` and `wake_by` are called on any thread; all else on the supervisor's.
+The unsent rest of a frame is written under the pools' lock, as its beginning was.
+`write_when_ready`, `wake` and `wake_by` are called on any thread; all else on the supervisor's.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class WakeUp:
     def seconds_left(self, now: float) -> float | None:
         """Return how long to wait; None: without end.
 
-        A wait of a year is no error: the kernel's timers end at 2^31 ms, and waking up once too
-        often does nothing.
+        A wait of a year is cut to a day, because the kernel's timers end at 2^31 ms. An early
+        wake-up does no harm.
         """
         if self._deadline == math.inf:
             return None
@@ -87,8 +87,8 @@ class WakeUp:
     def set_next(self, next_deadline: Callable[[], float]) -> None:
         """Wait for the next deadline, after one has passed.
 
-        Each deadline is noted where `next_deadline` looks before `wake_by` is called: it is found
-        there, or `wake_by` comes after this.
+        Whoever sets a deadline records it for `next_deadline` first, and then calls `wake_by`. So
+        this call finds it, or `wake_by` comes after this call.
         """
         with self._lock:
             self._deadline = next_deadline()
@@ -117,7 +117,7 @@ class Channels:
             self._selector.register(worker.sentinel, selectors.EVENT_READ, on_exit)
 
     def write_when_ready(self, worker: PooledWorker) -> None:
-        """Have the rest of a frame written when the pipe has room. Any thread."""
+        """Queue the rest of a frame, to be written when the pipe has room. Any thread."""
         self._blocked.append(worker)
         self._wake_up.wake()
 

@@ -32,8 +32,8 @@ from ..records import (
 )
 from .tables import environments, events, expectations, generations, replicas, requests
 
-# A step of priority is worth so long a wait: a request that waits longer than that is ahead of one
-# that came later and is one step more urgent, so none starves.
+# A wait of this length raises a request as much as one step of priority does, so that no request
+# starves.
 PRIORITY_STEP_SECONDS = 60.0
 
 R = TypeVar("R")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every statement, built once. Portable SQL; what is SQLite's alone is in `connections.py`.
+"""Every statement, built once. Portable SQL; only `connections.py` has SQLite's own.
 
 Each UPDATE of a state repeats its rule as a guard (`WHERE state = …`). States that a partial index
-depends on are literals: see `tables.py`. `FOR UPDATE` is left out by SQLAlchemy where the database
-has no such thing, as SQLite, whose write transactions exclude each other anyway.
+depends on are literals: see `tables.py`. SQLAlchemy leaves `FOR UPDATE` out for a database that
+does not have it, such as SQLite, whose write transactions exclude each other anyway.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ def _head(row: FromClause, *columns: ColumnElement[Any]) -> Select[Any]:
 
 
 def _claimed(seqs: Any) -> ReturningUpdate[Any]:
-    """The claim of those of these numbers that are still pending."""
+    """The claim of the requests with these numbers that are still pending."""
     pending = update(requests).where(_r.state == _PENDING, _r.seq.in_(seqs))
     values = {"state": _RUNNING, "attempts": _r.attempts + 1, "started_at": bindparam("now")}
     return pending.values(values).returning(*rows.REQUESTS.columns)
 
 
 CLAIM = _claimed(_head(_waiting, _waiting.c.seq).scalar_subquery())
-# The head of the queue, only read; then the requests that were chosen of it.
+# The first reads the head of the queue; the second claims the requests that were chosen from it.
 FIRST_PENDING = _head(requests, *rows.REQUESTS.columns)
 CLAIM_CHOSEN = _claimed(bindparam("seqs", expanding=True))
 # The order of the queue; the claim's index answers it alone.
@@ -145,7 +145,7 @@ CURRENT = select(_r.id, _r.seq, _r.environment, _r.state, _r.cancel_requested_at
 # Memory estimates.
 
 _x = expectations.c
-# A row that is written in the place of another has the highest number that there is.
+# A row that replaces another one gets a higher number than all others.
 _row_number: ColumnElement[int] = literal_column("rowid")
 LATEST_ESTIMATES = _page(select(*rows.ESTIMATES.columns), _row_number.desc())
 DELETE_ESTIMATE = delete(expectations).where(
@@ -210,7 +210,7 @@ _events_of_request = select(_v.seq).where(_v.request_seq == _r.seq)
 _first_event = _events_of_request.order_by(_v.seq).limit(1).scalar_subquery()
 _last_event = _events_of_request.order_by(_v.seq.desc()).limit(1).scalar_subquery()
 LAST_EVENTS_OF = select(_r.id, _last_event).where(_r.id.in_(bindparam("ids", expanding=True)))
-# Of environments and replicas: the index of requests has those of none, in their order.
+# Events of environments and replicas: the index by request has those without one, in their order.
 _of_none = select(_v.environment, _v.seq).where(_v.request_seq.is_(None))
 EVENTS_OF_NONE = _page(_of_none.where(_v.seq > bindparam("after_seq")), _v.seq)
 
@@ -219,7 +219,7 @@ EVENTS_OF_NONE = _page(_of_none.where(_v.seq > bindparam("after_seq")), _v.seq)
 ENVIRONMENT_BY_NAME = select(*rows.ENVIRONMENTS.columns).where(_e.name == bindparam("of_name"))
 ALL_ENVIRONMENTS = select(*rows.ENVIRONMENTS.columns).order_by(_e.name)
 ENVIRONMENTS_NOT_STOPPED = ALL_ENVIRONMENTS.where(_e.state != EnvironmentState.STOPPED.value)
-# Of these nothing is known but a launch, which has failed.
+# Environments of which nothing but a failed launch is known.
 _is_failed_launch = and_(
     _e.state == EnvironmentState.FAILED.value,
     _r.id == _e.request_id,
@@ -241,7 +241,7 @@ SET_SPEC = _environment.values(_given(_e.spec, _e.updated_at))
 ENDED_ENVIRONMENTS = select(_e.name).where(~_is_live).order_by(_e.name)
 LAUNCHES = select(_e.request_id, _e.name).where(_e.request_id.is_not(None))
 _is_old: BindParameter[int] = bindparam("old")
-# Those of some that have ended whose requests have no event after `old`.
+# The ended environments among `names` whose requests have no event after `old`.
 FORGOTTEN_ENVIRONMENTS = ENDED_ENVIRONMENTS.where(
     _e.name.in_(bindparam("names", expanding=True)),
     ~exists().where(_r.environment == _e.name, _v.request_seq == _r.seq, _v.seq > _is_old),
@@ -251,7 +251,7 @@ FORGOTTEN_ENVIRONMENTS = ENDED_ENVIRONMENTS.where(
 _generations = select(*rows.GENERATIONS.columns)
 _of_environment = _g.environment == bindparam("of_environment")
 GENERATIONS_OF = _generations.where(_of_environment).order_by(_g.number.desc())
-# Whose launches are under way, or whose sessions end.
+# Generations whose launches are under way, or whose sessions end.
 UNSETTLED_GENERATIONS = _generations.where(
     _g.state.in_(_literals([GenerationState.STARTING, GenerationState.DRAINING]))
 )
@@ -278,7 +278,7 @@ DELETE_REPLICA = delete(replicas).where(_p.id == bindparam("of_id"))
 DELETE_REPLICAS_OF = delete(replicas).where(_p.environment == bindparam("of_environment"))
 DELETE_REPLICAS_LIKE = DELETE_REPLICAS_OF.where(_p.id.like(bindparam("like")))
 
-# Retention. Old is what had no event since the one that `OLD_EVENT` names.
+# Retention. A row is old if it had no event since the one that `OLD_EVENT` names.
 
 ADD_RUN_SECONDS = (
     update(tally)
@@ -295,7 +295,7 @@ LATEST_ARRIVAL = select(func.max(_r.rank + rows.PRIORITY_STEP_SECONDS * _r.prior
     _r.finished_at.is_(None)
 )
 
-# Of what runs and of its history, so that `openenv retry` can launch an earlier generation again.
+# Launches of live environments, and earlier ones, which `openenv retry` can launch again.
 _launches_to_keep = (
     select(_g.request_id)
     .join(environments, _e.name == _g.environment)
@@ -308,6 +308,6 @@ _aged = select(_r.id, _r.seq, _r.state, _first_event, _last_event, _is_kept)
 AGED_REQUESTS = _page(_aged.where(_r.seq > bindparam("after_seq")), _r.seq)
 DELETE_REQUESTS = delete(requests).where(_r.seq.in_(bindparam("seqs", expanding=True)))
 DELETE_EVENTS_OF = delete(events).where(_v.request_seq.in_(bindparam("seqs", expanding=True)))
-# Of those that belong to no request: an environment's, a replica's.
+# Events that belong to no request: an environment's, a replica's.
 _old_events = select(_v.seq).where(_v.request_seq.is_(None), _v.seq <= _is_old)
 DELETE_OLD_EVENTS = delete(events).where(_v.seq.in_(_old_events.limit(bindparam("up_to"))))

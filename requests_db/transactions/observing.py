@@ -10,7 +10,7 @@ The history has a generation for each launch:
     follow     its environment's state has changed: SERVING when it is ready, RETIRED when it was
                taken down, FAILED with the environment's error
 
-Each is part of the transaction that writes what it follows from, so that the two never differ.
+Each is written in the transaction of the change that causes it, so that the two never differ.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def set_environment_state(
 def switch_generation(
     connection: Connection, generation: Generation, *, now: float, spec: Json, address: str
 ) -> tuple[Event, ...]:
-    """Have a generation that is ready serve its environment; the one that served drains.
+    """Make a generation that is ready serve its environment, and the one that served drain.
 
-    Nothing when the environment was taken down meanwhile.
+    Writes nothing if the environment was taken down meanwhile.
     """
     name = generation.environment
     before = queries.environment(name).run(connection)
@@ -129,7 +129,7 @@ def end_generation(
 
 
 def set_replicas(connection: Connection, name: str, replicas: int, *, now: float) -> None:
-    """Write how many replicas an environment is to have from now on."""
+    """Write how many replicas an environment should have from now on."""
     if (before := queries.environment(name).run(connection)) is None:
         return
     after = replace(before, spec=before.spec | {"replicas": replicas}, updated_at=now)
@@ -140,7 +140,7 @@ def set_replicas(connection: Connection, name: str, replicas: int, *, now: float
 def upsert_replica(connection: Connection, replica: Replica, *, now: float) -> Event | None:
     """Write the observed state of a replica; None when it was written before.
 
-    One that has stopped after it was drained is forgotten: it is wanted no more.
+    A replica that has stopped after a drain is deleted, because it is not wanted any more.
     """
     found = queries.row(connection, statements.REPLICA_BY_ID, {"of_id": replica.id})
     if found is None:
@@ -164,7 +164,7 @@ KEPT = 20  # of each environment: the newest
 _EVERY = 2**31  # beyond every number
 CANCELLED = "it was cancelled before it was ready"
 
-# Of a launch's payload, what says how it is to take its name, and not what is launched.
+# The fields of a launch's payload that say how it takes its name, and not what is launched.
 OF_UPDATE = frozenset({"update", "replaces", "drain_timeout_seconds"})
 
 _STATE_OF = {
@@ -182,7 +182,7 @@ def spec_of(payload: Json) -> Json:
 
 
 def begin(connection: Connection, environment: Environment) -> int:
-    """Write the next generation of an environment, of this launch and spec; its number."""
+    """Write an environment's next generation, with its launch and spec; return the number."""
     name, request_id, spec = environment.name, str(environment.request_id), redact(environment.spec)
     generations = queries.generations(name).run(connection)
     number = generations[0].number + 1 if generations else 1
@@ -194,7 +194,7 @@ def begin(connection: Connection, environment: Environment) -> int:
 
 
 def follow(connection: Connection, environment: Environment, now: float) -> None:
-    """Write what the state of an environment makes of its generation."""
+    """Write the state of an environment's generation that follows from the environment's."""
     state = _STATE_OF.get(environment.state)
     if state is not None:
         error = None if environment.error is None else environment.error.message
@@ -209,7 +209,7 @@ def move(
     now: float,
     error: str | None = None,
 ) -> None:
-    """Move a generation to a state; nothing when it is there, or may no longer go there."""
+    """Move a generation to a state, unless it has the state, or may no longer change to it."""
     key = {"of_environment": name, "of_number": number}
     if (found := queries.row(connection, statements.GENERATION, key)) is None:
         return

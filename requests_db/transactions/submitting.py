@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Submits and cancels requests: functions over a connection, each one transaction's work.
 
-A launch takes its name. Where an environment of the name runs, it updates that: the environment
-stays as it is, and the launch is its next generation, whose payload says which launch it replaces.
+A launch takes its environment's name. If one of the name runs, the launch updates it: the row stays
+as it is, and the launch becomes its next generation, whose payload names the launch it replaces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..sql.rows import ENVIRONMENTS, REQUESTS, insert_values, new_request
 from . import observing
 from .journal import ENVIRONMENT_STATE, Journal
 
-# Operations that change an environment: one at a time, but for `down`, which calls others off.
+# Operations that change an environment: one at a time, except for `down`, which cancels others.
 CHANGES = ("launch", "down", "scale", "restart")
 ALTERING = ("scale", "restart")
 _ID_BYTES = 8

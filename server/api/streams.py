@@ -2,7 +2,7 @@
 """Streams events and log lines to waiting clients, as they happen.
 
     bus ──▶ Subscription.wake ─┐
-    a followed log ────────────┼─▶ one asyncio.Event ─▶ a turn: what is new in events, then the log
+    a followed log ────────────┼─▶ one asyncio.Event ─▶ a turn: new text of the log, then new events
     daemon stops ──────────────┘
 
 Every item carries `<event seq>:<log offset>` as its id, so that a client that comes back with

@@ -7,8 +7,8 @@ once a second.
     source ──found──▶ Faults.put ──those of one cause as one──▶ kind `faults`
 
 A fault has a cause, evidence, and the command that is its button: `FaultKind` lists them all. One
-that ends (a step returns, a request gets its worker) goes by itself; others stay until a user has
-seen them, which is kept in a file. The functions that make faults are pure.
+that ends (a step returns, a request gets its worker) disappears; others stay until a user has seen
+them, which is recorded in a file. The functions that make faults are pure.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from .memory import MemoryHistory, coarse
 REPORT_SECONDS = 5.0  # between two reports of a replica with something to do (`env_host`)
 RATE_REPORTS = 4  # over which steps a second are counted
 SILENT_SECONDS = 12.0  # without a report: it has nothing to do
-WAITING_SECONDS = 60.0  # after which it is a fault that a request, or a client, waits
-ABANDONED_SECONDS = 10.0  # after which it is one that a step runs whose session has ended
+WAITING_SECONDS = 60.0  # a request or a client that waits longer is a fault
+ABANDONED_SECONDS = 10.0  # a step that runs longer after the end of its session is one, too
 MAX_SEEN = 2000
 READ_TICKS = 10  # between two readings of the rows, when no event has announced a change
 _OF_ROWS = (ENVIRONMENT_STATE, GENERATION_STATE, REPLICA_STATE)
@@ -96,7 +96,7 @@ class EnvironmentSource:
 
     async def _read(self) -> None:
         read = self._deps.store.read
-        # Others have a launch that failed, and nothing else: they are shown as requests.
+        # Other environments have nothing but a failed launch, which is shown as a request.
         self._environments = await read(queries.LAUNCHED_ENVIRONMENTS)
         replicas: defaultdict[str, list[Replica]] = defaultdict(list)
         for replica in await read(queries.replicas()):
@@ -163,7 +163,7 @@ class EnvironmentSource:
 
 
 def _totals(replicas: list[Json]) -> Json:
-    """Return what the replicas of an environment are together."""
+    """Return the totals over the replicas of an environment."""
     lags = [lag for each in replicas if (lag := each["lag_p99_seconds"]) is not None]
     rates = [rate for each in replicas if (rate := each["steps_per_second"]) is not None]
     sizes = [size for each in replicas if (size := each["memory_bytes"]) is not None]
@@ -179,7 +179,7 @@ def _totals(replicas: list[Json]) -> Json:
     }
 
 
-# Of these states, a replica's last death is not yet followed by a restart.
+# States in which a replica's last exit has not been followed by a restart yet.
 _DOWN = frozenset({ReplicaState.BACKING_OFF, ReplicaState.FAILED})
 _RUNS = _DOWN | {ReplicaState.READY, ReplicaState.STARTING}
 _NUMBER = re.compile(r"\b[0-9a-f]{8,}\b|\d+")
@@ -198,7 +198,7 @@ class FaultKind(StrEnum):
 
 
 def _fault(kind: FaultKind, fault_id: str, message: str, **facts: Any) -> Json:
-    """Return a fault. Its `facts` are the fields that are not as they are here."""
+    """Return a fault; `facts` are the fields that differ from the defaults here."""
     name = facts.get("environment")
     return {
         "id": fault_id,
@@ -229,7 +229,7 @@ class Faults:
     def put(
         self, state: LiveState, source: str, found: Sequence[Json], now: float | None = None
     ) -> None:
-        """Replace what a source has found; at `now`, those of which no time is known."""
+        """Replace what a source has found; faults whose time is not known get `now`."""
         self._found[source] = found
         causes: defaultdict[str, list[Json]] = defaultdict(list)
         for fault in chain(*self._found.values()):
@@ -247,7 +247,7 @@ class Faults:
 
 
 def cause_of(fault: Json) -> str:
-    """Return what is the same for all faults of one cause."""
+    """Return the key that all faults of one cause share."""
     where = "" if fault["kind"] == FaultKind.FAILED else fault["environment"]
     words = fault["message"].replace(fault["environment"] or " ", " ")
     return f"{fault['kind']} {where} {_NUMBER.sub('0', words)}"
@@ -339,7 +339,7 @@ def _of_request(request: Request) -> Json:
 
 
 def exit_of_replica(replica: Replica, environment: Environment) -> Json | None:
-    """The last exit of a replica's server, if it was no end that was asked for."""
+    """The last exit of a replica's server, unless it was requested."""
     if replica.exit is None or replica.state not in _RUNS:
         return None
     exited = ExitReason.from_json(replica.exit)
@@ -348,7 +348,7 @@ def exit_of_replica(replica: Replica, environment: Environment) -> Json | None:
     if exited.kind == ExitKind.OOM_KILLED:
         kind, count, command = FaultKind.OUT_OF_MEMORY, 1, more_memory_after(environment, exited)
     else:
-        kind, count = FaultKind.RESTARTING, exits  # of one that is back nothing is to be restarted
+        kind, count = FaultKind.RESTARTING, exits  # a replica that is back needs no command
         command = f"openenv restart {environment.name}" if is_down else None
     return _fault(
         kind,

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DaemonTasks`: what the daemon does itself of requests, each as a task on its loop.
+"""`DaemonTasks`: the requests that the daemon carries out itself, each as a task on its loop.
 
     Claimer ────────────begin()──▶ task: carry_out(request, context, prepared)
        └────────────────cancel()──▶   │ Progressed …, then Succeeded | Raised | Cancelled
     Dispatcher, when a worker         └──deliver()──▶ Recorder
     has prepared it ────begin()──▶
 
-Some need no worker, of others a worker prepares what the daemon then starts.
+Some requests need no worker; for others a worker prepares what the daemon then starts.
 
 They report with the executor's events, so that what follows is the same for all requests. When the
 daemon stops, nothing is reported: the request is left RUNNING, and the next daemon queues it again.
@@ -47,7 +47,7 @@ class DaemonTasks:
     def begin(self, request: Request, prepared: Any = None, peak_bytes: int = 0) -> None:
         """Carry out a request that has been claimed.
 
-        If it has had a worker, this has returned what is `prepared`, and needed `peak_bytes`.
+        If a worker ran before, it returned `prepared`, and needed `peak_bytes`.
         """
         self._known.add(request.id)
         self.loop.call_soon_threadsafe(self._begin, request, prepared, peak_bytes)

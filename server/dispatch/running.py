@@ -32,7 +32,7 @@ class RunningRequests(dict[str, Request]):
             self.long.add(request.id)
 
     def remove(self, request_id: str) -> Request | None:
-        """Forget the request; None when it was not running here."""
+        """Remove and return the request; None when it was not running here."""
         self.long.discard(request_id)
         return self.pop(request_id, None)
 
@@ -45,10 +45,10 @@ class Timing:
     # Between looks at memory while a request waits for it: other processes free memory, too.
     look_seconds: float = 0.5
     least_look_seconds: float = 0.01  # the same, when requests end meanwhile
-    # Which worker took a request is written with its outcome, or so long after it started: most
-    # SHORT requests have ended by then, and a transaction less is a third of what they cost.
+    # A request's worker is written with the outcome, or this long after the start if it still runs:
+    # most SHORT requests have ended by then, and a transaction is a third of their cost.
     started_seconds: float = 0.05
-    learned_seconds: float = 1.0  # memory estimates are written so often, and when a worker died
+    learned_seconds: float = 1.0  # between writes of memory estimates, unless a worker died
     bound_logs_seconds: float = 2.0
     collect_seconds: float = 600.0
 
@@ -69,7 +69,7 @@ class DispatchContext:
     timing: Timing = Timing()
     running: RunningRequests = field(default_factory=RunningRequests)
     traces: RequestTraces | None = None  # where traces are on
-    tasks: DaemonTasks | None = None  # what the daemon does of requests
+    tasks: DaemonTasks | None = None  # the requests that the daemon itself carries out
 
 
 def log_fields(request: Request, **more: object) -> dict[str, object]:

@@ -21,7 +21,7 @@ from ...system.text.options import Option, options_of
 from ...system.text.units import MB
 
 MAX_SECONDS = 30 * 86_400.0  # of any time limit; much more does not fit the kernel's timers
-MAX_MB = 2**30  # a petabyte: what is more was not meant
+MAX_MB = 2**30  # a petabyte: a larger number is a mistake
 MAX_TEXT = 4096  # characters of a path or a name; a path of Linux has no more bytes
 MAX_ITEMS = 64  # of a list
 
@@ -51,7 +51,7 @@ class Payload(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _is_unicode(cls, data: Any) -> Any:
-        """JSON can spell half of a surrogate pair, which nothing below can write down."""
+        """Refuse half of a surrogate pair, which JSON can spell, but which cannot be encoded."""
         try:
             json.dumps(data, ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError as exc:
@@ -90,12 +90,12 @@ def _field(item: Option) -> tuple[Any, Any]:
 
 
 def spell_number(value: Any) -> Any:
-    """Take a number of replicas for the text that a percentage would be."""
+    """Convert a number of replicas to text, which a percentage is already."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def say(text: str) -> None:
-    """A line for people, in the request's log at once."""
+    """Write a line for people into the request's log, at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
@@ -105,8 +105,8 @@ class OperationContext:
     """The context of a running operation.
 
     `progress` reports a JSON object (a worker's pipe to the daemon; never blocks for long).
-    Cancellation arrives as `executor.TaskCancelled` raised in the worker's main thread; of an
-    operation that the daemon carries out itself, as that of its asyncio task.
+    Cancellation arrives as `executor.TaskCancelled` raised in the worker's main thread. If the
+    daemon carries the operation out, its asyncio task is cancelled.
     """
 
     request_id: str
@@ -118,7 +118,7 @@ class OperationContext:
 class Operation:
     """One operation: these attributes and a static `run`. The defaults are a SHORT operation's.
 
-    What the daemon does of one that is `in_daemon` is in `server/reconcile/changes.py`.
+    `server/reconcile/changes.py` carries out the operations that are `in_daemon`.
     """
 
     name: ClassVar[str]
@@ -128,7 +128,7 @@ class Operation:
     max_attempts: ClassVar[int] = 3
     expected_bytes: ClassVar[int] = 30 * MB  # of a worker, until that has been measured
     leaves_bytes: ClassVar[int] = 0  # what each replica that it starts needs beside the worker
-    # Whether the daemon ends it: with what its `run`, if it has one, has prepared.
+    # Whether the daemon carries it out, with what its `run`, if it has one, has prepared.
     in_daemon: ClassVar[bool] = False
     Payload: ClassVar[type[Payload]] = Payload
 

@@ -73,7 +73,7 @@ class Benchmark(base.Operation):
     def run(payload: BenchmarkPayload, context: base.OperationContext) -> Json:
         """`{"name", "address", "folder", "files", "figures", "max_batch", "table"}`."""
         from ...rollouts.bench import presentation
-        from ...rollouts.bench.sweep import Plan, Sweep  # with uvloop, which others need not have
+        from ...rollouts.bench.sweep import Plan, Sweep  # here: it imports uvloop
 
         runs = Layout(context.home).runs
         base_url = base_url_by_name(runs, payload.name, for_sessions=True)

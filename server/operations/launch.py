@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`launch`: prepare what the replicas of the environment that a source names run; `build_image`.
+"""`launch`: prepares the program or image that an environment's replicas run; `build_image`.
 
     clear what is left ─▶ resolve ─▶ prepare ─▶ the gateway, with --gateway
                                                  └─▶ the daemon starts them, until all are ready
                                                      (`server/reconcile/changes.py`)
 
 If the environment is not running, every replica with its name is stopped first, since an earlier
-attempt has left it. What an earlier attempt at an update (`replaces`) has left may serve already:
-the daemon judges it.
+attempt has left it. Replicas that an earlier attempt at an update (`replaces`) has left may serve
+already, so the daemon decides about them.
 
 What it prints is the request's log.
 """
@@ -65,7 +65,7 @@ class LaunchPayload(base.payload_of(LaunchOptions, DrainOptions)):  # type: igno
     @model_validator(mode="before")
     @classmethod
     def _engine_of_image(cls, data: Any) -> Any:
-        """An image is run by Docker, where no provider is named."""
+        """Choose Docker for an image if no provider is named."""
         if isinstance(data, dict) and str(data.get("source")).startswith(SCHEME):
             return {"provider": "docker", **data}
         return data
@@ -119,7 +119,7 @@ class Launch(base.Operation):
         """Return what the daemon should start: `{"spec", "prepared", "address"}`."""
         layout, cwd = Layout(context.home), Path(payload.cwd) if payload.cwd else Path.cwd()
         is_update = payload.replaces is not None
-        # The token that clients of what this replaces have already.
+        # The token that clients of the replaced generation have already.
         serving = run_files.that_serves(layout.runs, payload.name) if is_update else None
         token = None if serving is None else serving.token
         spec = payload.spec().with_access(token).with_range()

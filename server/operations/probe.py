@@ -79,8 +79,8 @@ class Describe(base.Operation):
 
 
 def _begin_session(base_url: str, timeout_seconds: float, hint: str) -> float:
-    """Reset a session, and end it; how many seconds that took."""
-    from ...rollouts.session.loop_thread import run_on_thread  # of few workers
+    """Reset a session, and end it; return how many seconds that took."""
+    from ...rollouts.session.loop_thread import run_on_thread  # here: few workers need it
     from .testing.subject import Frame, SessionFailed, TrialSession
 
     async def reset() -> Frame:

@@ -3,12 +3,12 @@
 
     launch       start what a worker has prepared ─▶ all ready ─▶ the gateway has them
     scale up     start ─▶ all ready ─▶ the environment keeps them; the sessions are divided again
-    scale down   share out ─▶ drain the youngest; the request does not wait for their sessions
+    scale down   new quotas ─▶ drain the youngest; the request does not wait for their sessions
     restart      `replacement_step` says how many to start and how many to drain, until all are
-                 replaced: by default one after another, but those that end `together` at once
-    update       the same, of what another launch has started; by default all are started at once.
-                 When all are ready the environment's row names the new launch, and what is left of
-                 the old one is drained
+                 replaced: by default one after another, but all those in `together` at once
+    update       the same for all replicas of an earlier launch; by default all are started at once.
+                 When all are ready the environment's row names the new launch, and the replicas
+                 that are left of the old one are drained
     down         stop all; its row says so
 
 One local replica always remains, because it holds the others' sockets.
@@ -66,7 +66,7 @@ DRAIN_SECONDS = DrainOptions().drain_timeout_seconds  # used if the launch is no
 
 @dataclass(frozen=True)
 class Changes:
-    """Gives environments other replicas, and takes them down."""
+    """Changes the replicas of environments, and takes environments down."""
 
     store: AsyncStore
     replicas: ReplicaManager
@@ -88,8 +88,8 @@ class Changes:
             For a `launch`, `{"environment": {"name", "state", "address", …, "replicas": […]}}`. For
             a `scale`, `{"environment", "replicas": N, "started": [ids], "draining": [ids],
             "sessions": N}`: `environment` lists the replicas that were started, and `sessions`
-            counts the sessions of the draining replicas. Of a `restart`, `{"environment",
-            "restarted": [{"old", "new"}]}`. Of a `down`, `{"environment": {"name", "state"},
+            counts the sessions of the draining replicas. For a `restart`, `{"environment",
+            "restarted": [{"old", "new"}]}`. For a `down`, `{"environment": {"name", "state"},
             "stopped": [ids]}`.
 
         Raises:
@@ -304,7 +304,7 @@ class _Launch(replacing.Change):
             raise
 
     async def _update(self) -> None:
-        """Replace all replicas, and have the environment's row name this launch."""
+        """Replace all replicas, and write this launch into the environment's row."""
         environment = await self._store.read(queries.environment(self.name))
         if environment is None or environment.state not in UPDATABLE:
             raise NotRunning(f"{self.name} was taken down meanwhile", "launch it again")

@@ -5,7 +5,7 @@
                                   └─ it has failed: the request fails, and `_undo` stops what it
                                      has started and not kept
 
-What a request makes of this is in `changes.py`.
+`changes.py` has the change that each operation makes.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from .watches import Moves, Part, Roster
 READY_SECONDS = 600.0
 ACCEPT_SECONDS = 30.0  # for new replicas to accept connections, before the old ones end
 STOP_SECONDS = 15.0  # for a replica that has not ended by itself in its time
-PATIENT_SECONDS = 10.0  # without another replica that is ready, until the reason is logged
-POLL_INTERVAL_SECONDS = 1.0  # while no replica changes: a time may be over
-_THREADS = ThreadPoolExecutor(32, "provider")  # an engine that hangs keeps its own request alone
+PATIENT_SECONDS = 10.0  # without another ready replica, after which the reason is logged
+POLL_INTERVAL_SECONDS = 1.0  # while no replica changes: a time limit may be over
+_THREADS = ThreadPoolExecutor(32, "provider")  # an engine that hangs blocks only its own requests
 Result = TypeVar("Result")
 
 
@@ -53,7 +53,7 @@ class Change:
     """One request, and the environment that it changes."""
 
     is_whole: ClassVar[bool] = False  # whether new replicas serve only when all are ready
-    # Which replicas others may be started like.
+    # The parts whose replicas may be the model of new ones.
     models: ClassVar[tuple[Part, ...]] = (
         *(Part.STAYS, Part.OLD, Part.KEPT, Part.READY, Part.WAITING),
     )
@@ -67,7 +67,7 @@ class Change:
     _launch: str | None = None  # that serves
     _ready: dict[str, StartedReplica] = field(default_factory=dict)  # of those started, by id
     _drained: dict[str, ReplicaWatch] = field(default_factory=dict)
-    _keeps_one: bool = False  # the last replica: its sockets are the new ones'
+    _keeps_one: bool = False  # the last replica stays: new ones get its sockets
     _wanted: int = 0
     _shares: deque[int | None] = field(default_factory=deque)  # of those that may still be started
     _left: SessionsLeft | None = None
@@ -148,7 +148,7 @@ class Change:
     # Starting
 
     async def _start(self, count: int) -> None:
-        """Start replicas like one that there is."""
+        """Start replicas that are like an existing one."""
         like = next(self._roster.each(*self.models)).run_file
         shares = [self._shares.popleft() for _ in range(min(count, len(self._shares)))]
         await self._add(like, shares, self._wanted)
@@ -219,7 +219,7 @@ class Change:
         if ending is not None and time.monotonic() >= self._ended_by:
             raise NotReady(
                 f"{ending.replica.id} has not ended yet: its engine does not answer, or is slow",
-                "it ends when it does; restart the others then",
+                "it ends when its engine has stopped it; restart the others then",
             )
         return changed
 
@@ -241,7 +241,7 @@ class Change:
         """Replace replicas until nothing is left to do.
 
         Args:
-            size: How many replicas there are to be meanwhile.
+            size: How many replicas there should be meanwhile.
             most: How many may be started.
             room: How many there may be beyond `size`, and how many may be missing of it.
             seconds: For the sessions of those that are drained.

@@ -5,8 +5,8 @@
                              ├─ changed ──▶ its row ──▶ observe ──▶ its environment's state
                              └─ given up ─▶ its row, the environment's error ──▶ it is stopped
 
-A replica is restarted once what has started it has ended (`ReplicaWatch.is_kept`). When that is,
-`reconciler.py` says, or the change that has added it.
+A replica is restarted only once the request that started it has ended (`ReplicaWatch.is_kept`).
+`reconciler.py`, or the change that has added the replica, says when that is.
 
 Everything here runs on the daemon's loop; what blocks goes through `asyncio.to_thread`.
 """
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Observer:
-    """Writes what its replicas make of an environment, whose launch has succeeded."""
+    """Writes the state of an environment whose launch succeeded, by the states of its replicas."""
 
     store: AsyncStore
     status: StatusWriter
@@ -75,18 +75,18 @@ class Observer:
             await self.observe(name)
 
     async def observe(self, name: str, address: str | None = None) -> None:
-        """Write how an environment is whose launch succeeded.
+        """Write the state of an environment whose launch succeeded.
 
-        One at a time: what was read earlier must not be written later.
+        Calls take turns, so that none writes what it read before another one has written.
         """
         async with self._lock:
             environment = await self.store.read(queries.environment(name))
             if environment is None or environment.state is EnvironmentState.STOPPING:
-                return  # that its replicas go is what was asked for
+                return  # its replicas were requested to stop
             found = await self.store.read(queries.replicas(name))
             launch = environment.request_id
             kept = {w.replica.id: w.is_kept.is_set() for w in self.watches.of(name)}
-            # Those of an update, too, that serve already.
+            # Replicas of an update are among them once they serve.
             own = [each for each in found if kept.get(each.id, each.request_id == launch)]
             replicas = [each.state for each in own]
             aside = [self.set_aside[each.id] for each in own if each.id in self.set_aside]
@@ -106,13 +106,13 @@ class Observer:
             await self.status.set_environment(name, state, address=address, error=error)
 
     def _moved_to(self, name: str, launch: str | None) -> str | None:
-        """The address of a replica that serves: some engines have one elsewhere each time."""
+        """The address of a replica that serves: on some engines each start changes it."""
         own = (watch for watch in self.watches.of(name) if watch.request_id == launch)
         serving = (watch for watch in own if watch.replica.state is ReplicaState.READY)
         return next((w.run_file.address for w in serving if not w.run_file.is_local), None)
 
     async def switch(self, generation: Generation, spec: Json, address: str) -> bool:
-        """Write that a generation serves, and not what was read of the one before.
+        """Write that a generation serves; `observe` writes nothing that it read before.
 
         False: the environment was taken down meanwhile.
         """
@@ -234,13 +234,13 @@ class ReplicaManager:
         return found
 
     def _note_set_aside(self, name: str | None, found: Iterable[SetAside]) -> None:
-        """Keep which run files cannot be used, and log each once."""
+        """Record which run files cannot be used, and log each once."""
         before = {i: a for i, a in self.observer.set_aside.items() if name in (None, a.environment)}
         now = {each.replica_id: each for each in found if each.replica_id not in self.watches}
         for aside in now.values():
             if aside != before.get(aside.replica_id):
                 extra = {"replica": aside.replica_id, "environment": aside.environment}
-                text = "replica %s goes on, and is neither watched nor restarted: %s"
+                text = "replica %s continues, but is neither watched nor restarted: %s"
                 log.warning(text, aside.replica_id, aside.problem, extra=extra)
         others = {i: a for i, a in self.observer.set_aside.items() if i not in before}
         self.observer.set_aside = others | now
@@ -272,7 +272,7 @@ class ReplicaManager:
     # Writing what was observed.
 
     async def _record(self, replica: Replica) -> None:
-        """Write how a replica is, and what that makes of its environment."""
+        """Write the state of a replica, and the state of its environment that follows."""
         if (watch := self.watches.get(replica.id)) is not None:
             self._note(watch)
 
@@ -300,7 +300,7 @@ class ReplicaManager:
         grace_seconds: float = GRACE_SECONDS,
         on_sessions: Callable[[str, int], None] | None = None,
     ) -> list[str]:
-        """Nothing is left of the environment when this returns; returns the ids of its replicas.
+        """Stop an environment; return the ids of its replicas once nothing of it is left.
 
         `on_sessions` is called by another thread: with a replica's id, and its sessions.
         """
@@ -320,7 +320,7 @@ class ReplicaManager:
     async def stop_launch(
         self, name: str, request_id: str | None, grace_seconds: float = GRACE_SECONDS
     ) -> None:
-        """Nothing is left of one launch when this returns; others of its name are not touched."""
+        """Stop one launch; return once nothing of it is left. Others of its name continue."""
         await self._unwatch(self.watched(name, request_id))
         stop = partial(run_files.stop_environment, request_id=request_id)
         await asyncio.to_thread(stop, self.runs, name, grace_seconds)
@@ -342,7 +342,7 @@ class ReplicaManager:
     async def take_over(self, environment: Environment) -> None:
         """Restart the replicas of its launch from now on; those that are held may accept.
 
-        Not those that a request under way has started and may still drop.
+        Replicas that a request under way has started, and may still drop, are left out.
         """
         own = self.watched(environment.name, environment.request_id)
         left = [watch for watch in own if not watch.is_kept.is_set()]
@@ -357,7 +357,7 @@ class ReplicaManager:
                 await watch.keep()
 
     async def stop(self, run_dirs: list[Path], after_seconds: float = 0.0) -> None:
-        """Stop replicas; those whose engine does not answer, when it does again."""
+        """Stop replicas; if their engine does not answer, try again later."""
         await asyncio.sleep(after_seconds)
         try:
             await asyncio.to_thread(run_files.stop_replicas, run_dirs)
@@ -374,7 +374,7 @@ class Leftovers:
     store: AsyncStore
     status: StatusWriter
     replicas: ReplicaManager
-    # No table knows them.
+    # Replicas that no table knows.
     strays: list[RunFile | SetAside] = field(init=False, default_factory=list)
 
     async def adopt_unknown(self) -> None:
@@ -384,7 +384,7 @@ class Leftovers:
         """
         found = await self.replicas.look()
         launches = {(run_file.environment, run_file.request_id): run_file for run_file in found}
-        # Of an update that was under way, what serves; of one that was through, the newer.
+        # During an update, the generation that serves comes first; after it, the newer one.
         for run_file in sorted(launches.values(), key=lambda r: (r.is_held, -r.created_at)):
             row = await self.store.read(queries.environment(run_file.environment))
             is_free = row is None or not row.state.is_live or _has_lost(row, launches)
@@ -398,10 +398,10 @@ class Leftovers:
         return await self.store.read(queries.request(run_file.request_id)) is not None
 
     async def stop_ownerless(self, live: set[str]) -> None:
-        """Stop what a launch and a daemon that died together have left; keep what no table knows.
+        """Stop replicas that a launch left when it and the daemon died; keep what no table knows.
 
         The tables know that launch, and that it is not wanted. A launch that they do not know is
-        adopted, or, where its environment's name is taken, a stray (`self.strays`).
+        adopted or, if another environment has its name, becomes a stray (`self.strays`).
         """
         rows = {row.id for row in await self.store.read(queries.replicas())}
         self.strays += [

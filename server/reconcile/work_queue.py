@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`WorkQueue`: which environments are to be reconciled, and a task for each while it is.
+"""`WorkQueue`: the environments that have to be reconciled, and the task that does it for each.
 
     bus ──follow──▶ name ──▶ due ──▶ the environment's one task ──▶ reconcile(name)
             │              ▲  ▲
@@ -84,7 +84,7 @@ class WorkQueue:
                     await self._add_all(subscription)
 
     async def wait(self, name: str | None = None) -> None:
-        """Wait until the tables say what events have said of an environment, or of all.
+        """Wait until the tables reflect the events about an environment, or about all.
 
         A client that saw a launch succeed must not find its environment STARTING. The
         wait is short: an environment that is stopping takes longer, and is shown as it is.

@@ -10,6 +10,6 @@ After https://github.com/jeffkaufman/bucket-brigade. Needs `pip install '.[briga
 
 import os
 
-# numpy would start a thread for each core, for algebra that is not done here; and what has threads
-# cannot be forked, so that every shard would have to import all of this for itself.
+# Otherwise numpy starts a thread for each core, for algebra that is not done here. A process with
+# threads cannot be forked, so that every shard would have to import all of this for itself.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

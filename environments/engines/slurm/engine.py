@@ -70,7 +70,7 @@ OUTPUT_SECONDS = 0.3  # between two reads of what a job has printed
 KILL_SECONDS = 60.0  # for Slurm to kill a job: the default of its `UnkillableStepTimeout`
 LEAVE_SECONDS = 2.0  # for Slurm to kill a silent job, before the job is abandoned
 EARLY_SECONDS = 30.0  # how much earlier than requested Slurm may send a signal
-LATEST_SHARE = 2 / 3  # of a job's time limit: the most that is left when its successor is requested
+LATEST_SHARE = 2 / 3  # of a job's time limit: a successor is not requested before this is left
 CHECK_SECONDS = 10.0
 READ_BYTES = 256 * 1024
 

@@ -3,8 +3,8 @@
 
     service ──▶ task (pending, …, running, failed) ──▶ container, on this node or another
 
-A service is never rescaled (`replicas=N`), and Swarm never restarts its task, since a replica has
-an identity, a port, a log and an end of its drain, which tasks that come and go do not have. More
+A service is never rescaled (`replicas=N`), and Swarm never restarts its task, because a replica
+keeps its identity, port and log, and has to finish its drain, which Swarm's tasks do not. More
 replicas are more services; an update starts new services beside the old ones.
 
 Ports are published by `mode=host`, on the node that has the task, without the ingress mesh, which

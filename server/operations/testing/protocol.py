@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`protocol`: what a client sends, and what has to come back.
 
-    HTTP pages ─▶ reset ─▶ steps ─▶ state ─▶ reset again ─▶ what is no message ─▶ close
+    HTTP pages ─▶ reset ─▶ steps ─▶ state ─▶ reset again ─▶ invalid messages ─▶ close
 
-The frames themselves are our server's, and are right; what can be wrong is what the environment
-puts into them, or that it does not live through an episode. Of a project's own server
-(`--set serve-as-is=yes`) the frames are tested as well.
+The frames are our server's, and correct; tested is the content that the environment gives them, and
+whether it survives an episode. If a project's own server answers (`--set serve-as-is=yes`), the
+frames are tested as well.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class _Play:
         if counted != self._steps_since_reset:
             self.fault(
                 f"after {self._steps_since_reset} steps the state's step_count is {counted}",
-                "who reads step_count takes an episode for shorter or longer than it is",
+                "readers of step_count see an episode as shorter or longer than it is",
                 "add 1 to the state's step_count in each step, and set it to 0 in reset",
                 is_failure=False,
             )
@@ -127,7 +127,7 @@ class _Play:
             )
 
     async def invalid(self) -> None:
-        """Send what is no message: it must be answered by an error, and end nothing."""
+        """Send invalid messages: each must get an error, and the session must continue."""
         for what, message in _INVALID:
             answer = await self._session.ask(message)
             if answer.kind != "error" and what != _INVALID[0][0]:  # an action may be anything
@@ -153,7 +153,7 @@ class _Play:
             )
 
     async def _step(self) -> bool:
-        """Take a step; whether it was the episode's last."""
+        """Take a step; return whether it was the episode's last."""
         frame = await self._session.step(self._player())
         self._steps_since_reset += 1
         if frame.kind == "error":

@@ -3,7 +3,7 @@
 
 a check raises SessionFailed     a finding of it, with how the server's process exited, if it did
 a process exited, unnoticed      a finding of the check that ran
-a process was killed for memory  that alone: what the check has measured is of no use
+a process was killed for memory  only that finding: the check's measurements are of no use
 the next check                   runs anyway: the shim has started the server again
 """
 
@@ -22,7 +22,7 @@ from .subject import CheckResult, Finding, Outcome, SessionFailed, Subject
 
 Check = Callable[[Subject, CheckResult], Awaitable[None]]
 
-# In this order: what a session costs is seen by a server that has had few of them.
+# In this order: the memory of a session can only be measured while there were few sessions.
 CHECKS: dict[str, Check] = {
     "protocol": protocol.check,
     "memory": leaks.check_memory,
@@ -32,7 +32,7 @@ CHECKS: dict[str, Check] = {
     "leaks": leaks.check,
 }
 MEASURING = ("memory", "blocking", "leaks")
-COME_BACK_SECONDS = 15.0  # of a server that has exited
+COME_BACK_SECONDS = 15.0  # for a server that has exited to be ready again
 POLL_INTERVAL_SECONDS = 0.2
 
 
@@ -91,9 +91,9 @@ def note_exits(
 ) -> bool:
     """Add the finding that processes of the server exited during a check.
 
-    When the last was killed for memory, this stands for what a check has measured: the figures are
-    of a server that has just started. What was found of the protocol stays. Returns whether it was
-    so, which is why the check could not be finished.
+    If the last one was killed for memory, this replaces what the check has measured, because the
+    figures are of a server that has just started. Findings about the protocol stay. Returns whether
+    it was killed for memory, which explains why the check could not be finished.
     """
     who = "a process" if count == 1 else f"{count} processes"
     how = f"it {last.sentence(shares_limit=shares_limit)}" if last else "it is not known how"
