@@ -48,12 +48,17 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
     return become
 
 
-def test_a_running_daemon_is_found_and_not_started_again(fake: FakeDaemon) -> None:
+def test_a_running_daemon_is_found_and_one_of_another_version_named(fake: FakeDaemon) -> None:
     started: list[Any] = []
     client = daemon.connect(fake.paths, on_start=started.append)
     assert client.identity["pid"] == fake.identity["pid"]
     assert daemon.is_running(fake.paths)
     assert started == []
+    fake.write_identity(version="0.0.1")
+    with pytest.raises(OtherVersion, match=r"0\.0\.1") as caught:
+        daemon.connect(fake.paths)
+    assert caught.value.hint is not None
+    assert "openenv stop" in caught.value.hint
 
 
 LEFT = b'{"pid": 1, "socket": "/nowhere", "address": "x"}'
@@ -67,14 +72,6 @@ def test_files_without_a_daemon_are_no_daemon(paths: Paths, content: bytes) -> N
     assert (daemon.read_identity(paths) is None) is (content != LEFT)
     assert daemon.find(paths) is None
     assert not daemon.is_running(paths)
-
-
-def test_a_daemon_of_another_version_is_named(fake: FakeDaemon) -> None:
-    fake.write_identity(version="0.0.1")
-    with pytest.raises(OtherVersion, match=r"0\.0\.1") as caught:
-        daemon.connect(fake.paths)
-    assert caught.value.hint is not None
-    assert "openenv stop" in caught.value.hint
 
 
 @pytest.mark.parametrize("changed", [{"file": [1, 2]}, {"folder": "/nowhere"}, {"folder": 1}, {}])

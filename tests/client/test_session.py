@@ -180,14 +180,11 @@ def test_the_notice_of_a_crash_is_repeated_whole_with_each_call() -> None:
             assert told == (text, "SESSION_ERROR", "look there")
 
 
-def test_a_session_that_is_not_open_says_how_it_is_opened() -> None:
+def test_a_session_that_is_not_open_says_how_or_at_which_address_it_is_opened() -> None:
     session = Session("http://127.0.0.1:1")
     with pytest.raises(SessionError, match=r"with env\.connect"):
         session.reset()
     session.close()
-
-
-def test_a_session_that_cannot_be_opened_names_the_address_without_its_token() -> None:
     session = Session("http://127.0.0.1:1?token=abcdefghijklmnop")
     with pytest.raises(SessionError, match=r"127\.0\.0\.1:1 .*refused") as caught, session:
         pass

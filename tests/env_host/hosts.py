@@ -22,13 +22,7 @@ import psutil
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from openenvd.schema.protocol import (
-    GATE_FD_VARIABLE,
-    HOST_CONFIG_VARIABLE,
-    LISTEN_FD_VARIABLE,
-    NOTIFY_FD_VARIABLE,
-    HostConfig,
-)
+from openenvd.schema import protocol
 
 PROGRAM = Path(__file__).resolve().parents[2] / "env_host" / "__main__.py"
 WAIT_SECONDS = 60.0
@@ -41,7 +35,7 @@ class Host:
 
     def __init__(
         self,
-        config: HostConfig,
+        config: protocol.HostConfig,
         folder: Path,
         *,
         python: str = sys.executable,
@@ -56,12 +50,12 @@ class Host:
         self._buffer = b""
         fds: tuple[int, ...] = (self._listener.fileno(), writing)
         doors = {
-            HOST_CONFIG_VARIABLE: json.dumps(config.to_json()),
-            LISTEN_FD_VARIABLE: str(fds[0]),
-            NOTIFY_FD_VARIABLE: str(writing),
+            protocol.HOST_CONFIG_VARIABLE: json.dumps(config.to_json()),
+            protocol.LISTEN_FD_VARIABLE: str(fds[0]),
+            protocol.NOTIFY_FD_VARIABLE: str(writing),
         }
         if gate_fd is not None:
-            fds, doors[GATE_FD_VARIABLE] = (*fds, gate_fd), str(gate_fd)
+            fds, doors[protocol.GATE_FD_VARIABLE] = (*fds, gate_fd), str(gate_fd)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [python, "-P", str(PROGRAM)],
@@ -260,7 +254,7 @@ def until(is_so: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def serving(config: HostConfig, folder: Path, **where: Any) -> Iterator[Host]:
+def serving(config: protocol.HostConfig, folder: Path, **where: Any) -> Iterator[Host]:
     """A host that is ready; it must end as it is asked to."""
     host = Host(config, folder, **where)
     try:

@@ -12,15 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from openenvd.env_host.ipc.reports import (
-    blocked_seconds,
-    capacity_of,
-    note_awake,
-    render_metrics,
-    shard_of,
-    state_of,
-    summary_of,
-)
+from openenvd.env_host.ipc import reports
 from openenvd.env_host.ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard
 from openenvd.env_host.startup import device_of
 
@@ -62,25 +54,25 @@ def serving(counters: Counters, **words: int) -> Counters:
 def test_the_state_of_a_shard_is_one_word(
     scoreboard: Scoreboard, words: dict[str, int], state: str
 ) -> None:
-    assert state_of(serving(scoreboard[0], **words), NOW) == state
+    assert reports.state_of(serving(scoreboard[0], **words), NOW) == state
 
 
 def test_how_long_a_shard_was_blocked_and_one_that_awakes_was_not(scoreboard: Scoreboard) -> None:
     counters = serving(scoreboard[0], IDLE=1, HEARTBEAT=NOW - 60 * MICROSECONDS)
-    note_awake(counters, NOW)
+    reports.note_awake(counters, NOW)
     assert not counters[Field.IDLE]
-    assert state_of(counters, NOW) == "alive"
-    assert blocked_seconds(counters, NOW) == 0
+    assert reports.state_of(counters, NOW) == "alive"
+    assert reports.blocked_seconds(counters, NOW) == 0
     serving(scoreboard[0], HEARTBEAT=NOW - 12 * MICROSECONDS)
-    assert blocked_seconds(scoreboard[0], NOW) == 12.0
+    assert reports.blocked_seconds(scoreboard[0], NOW) == 12.0
     serving(scoreboard[0])
-    assert blocked_seconds(scoreboard[0], NOW) == 0
+    assert reports.blocked_seconds(scoreboard[0], NOW) == 0
 
 
 def test_totals_are_of_all_shards(scoreboard: Scoreboard) -> None:
     serving(scoreboard[0], SESSIONS=3, WAITING=1, OLDEST_WAIT=NOW - MICROSECONDS)
     serving(scoreboard[1], SESSIONS=4, WAITING=2, OLDEST_WAIT=NOW - 3 * MICROSECONDS)
-    seen = capacity_of(scoreboard, NOW)
+    seen = reports.capacity_of(scoreboard, NOW)
     assert (seen["sessions"], seen["max_sessions"], seen["waiting"]) == (7, 16, 3)
     assert seen["longest_wait_seconds"] == 3.0
 
@@ -88,21 +80,21 @@ def test_totals_are_of_all_shards(scoreboard: Scoreboard) -> None:
 def test_a_summary_is_the_same_as_long_as_nothing_happens(scoreboard: Scoreboard) -> None:
     serving(scoreboard[0], LAG_P99=1000)
     serving(scoreboard[1], STEPS=4)
-    before = summary_of(capacity_of(scoreboard, NOW))
+    before = reports.summary_of(reports.capacity_of(scoreboard, NOW))
     serving(scoreboard[0], LAG_P99=4000)
-    assert summary_of(capacity_of(scoreboard, NOW + MICROSECONDS // 2)) == before
+    assert reports.summary_of(reports.capacity_of(scoreboard, NOW + MICROSECONDS // 2)) == before
     assert before["steps"] == 4
     assert before["shards"] == {"alive": 2}
 
 
 def test_the_metrics_page_has_every_family_and_escapes_names(scoreboard: Scoreboard) -> None:
-    page = render_metrics('a"b', capacity_of(scoreboard, NOW))
+    page = reports.render_metrics('a"b', reports.capacity_of(scoreboard, NOW))
     assert '{environment="a\\"b",shard="0"} 0\n' in page
     families = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
     assert len(families) == len(set(families))
     assert all(line.startswith(("#", "openenvd_")) for line in page.splitlines())
     assert lint(page) == []
-    assert shard_of(scoreboard[0], NOW)["heartbeat_seconds"] is None  # its loop never ran
+    assert reports.shard_of(scoreboard[0], NOW)["heartbeat_seconds"] is None  # its loop never ran
 
 
 @pytest.mark.parametrize(

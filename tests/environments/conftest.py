@@ -14,13 +14,8 @@ import psutil
 import pytest
 
 from openenvd.environments import run_files
+from openenvd.environments.engines import started_replicas
 from openenvd.environments.engines.registry import GROUP
-from openenvd.environments.engines.started_replicas import (
-    ALIVE,
-    raise_if_ended,
-    shim_lost,
-    started_replica,
-)
 from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
 from openenvd.environments.shim.client import ShimClient, ShimGone
 from openenvd.schema.layout import Layout
@@ -69,11 +64,11 @@ class Started(list[RunFile]):
                 try:
                     status = link.wait(lambda s: s["state"] != "starting", seconds)
                 except ShimGone as exc:
-                    if link.status["state"] in ALIVE:
-                        raise shim_lost(each) from exc
+                    if link.status["state"] in started_replicas.ALIVE:
+                        raise started_replicas.shim_lost(each) from exc
                     status = link.status
-            raise_if_ended(each, status)
-            found.append(started_replica(each, status).to_json())
+            started_replicas.raise_if_ended(each, status)
+            found.append(started_replicas.started_replica(each, status).to_json())
         return found
 
     def stop(self) -> None:

@@ -34,17 +34,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from openenvd.environments.engines.base import (
-    Check,
-    EngineGone,
-    EngineRefused,
-    ExitFacts,
-    Instance,
-    InstanceState,
-    Labels,
-    LogChunk,
-    ReplicaPlan,
-)
+from openenvd.environments.engines import base
 from openenvd.environments.shim.client import spawn_detached
 from openenvd.schema.errors import NotAnswering
 
@@ -69,34 +59,34 @@ class ProcessEngine:
         self.root = Path(os.environ[DIRECTORY_VARIABLE])
         self._is_closed = False
 
-    def check(self) -> Check:
+    def check(self) -> base.Check:
         try:
             self._ask()
-        except EngineGone as exc:
-            return Check(problem=exc.message, remedy=f"rm {self.root}.gone")
-        return Check(version="1")
+        except base.EngineGone as exc:
+            return base.Check(problem=exc.message, remedy=f"rm {self.root}.gone")
+        return base.Check(version="1")
 
-    def list(self) -> list[Instance]:
+    def list(self) -> list[base.Instance]:
         self._ask()
         if self.root.with_suffix(".surprises").exists():
             raise AttributeError("'NoneType' object has no attribute 'items'")
         return [self._read(folder) for folder in self.root.iterdir() if self._is_one(folder)]
 
-    def find(self, plan: ReplicaPlan) -> Instance | None:
+    def find(self, plan: base.ReplicaPlan) -> base.Instance | None:
         self._ask()
         if self.root.with_suffix(".refuses").exists():
-            raise EngineRefused("the engine of processes is in a bad way")
+            raise base.EngineRefused("the engine of processes is in a bad way")
         if self.root.with_suffix(".broken").exists():
             raise ValueError("not enough values to unpack")
         folder = self.root / plan.name
         return self._read(folder) if self._is_one(folder) else None
 
-    def start(self, plan: ReplicaPlan) -> Instance:
+    def start(self, plan: base.ReplicaPlan) -> base.Instance:
         while self.root.with_suffix(".slow").exists():
             time.sleep(POLL_SECONDS)
         self._ask()
         if not Path(plan.image).is_file():
-            raise EngineRefused(f"there is no image {plan.image}", f"touch {plan.image}")
+            raise base.EngineRefused(f"there is no image {plan.image}", f"touch {plan.image}")
         folder = self.root / plan.name
         made = Path(tempfile.mkdtemp(dir=self.root, prefix="new-"))
         (made / "log").touch()
@@ -123,7 +113,7 @@ class ProcessEngine:
                 yield
             time.sleep(POLL_SECONDS)
 
-    def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
+    def logs(self, instance: base.Instance, cursor: str | None) -> Iterator[base.LogChunk]:
         folder, offset = self.root / instance.id, int(cursor or 0)
         if self.root.with_suffix(".surprises").exists():
             raise AttributeError("'NoneType' object has no attribute 'items'")
@@ -138,12 +128,12 @@ class ProcessEngine:
                 return
             if data:
                 offset += len(data)
-                yield LogChunk(data=data, cursor=str(offset))
+                yield base.LogChunk(data=data, cursor=str(offset))
             elif has_ended:
                 return
             time.sleep(POLL_SECONDS)
 
-    def signal(self, instance: Instance, number: int) -> None:
+    def signal(self, instance: base.Instance, number: int) -> None:
         self._ask()
         if self.root.with_suffix(".silent").exists():
             raise NotAnswering("nothing answers at its address")
@@ -154,7 +144,7 @@ class ProcessEngine:
             except ProcessLookupError:
                 return
 
-    def stop(self, instance: Instance, grace_seconds: float) -> None:
+    def stop(self, instance: base.Instance, grace_seconds: float) -> None:
         deadline = time.monotonic() + grace_seconds
         folder = self.root / instance.id
         self.signal(instance, signal.SIGTERM)
@@ -163,7 +153,7 @@ class ProcessEngine:
                 self.signal(instance, signal.SIGKILL)
             time.sleep(POLL_SECONDS)
 
-    def remove(self, instance: Instance) -> None:
+    def remove(self, instance: base.Instance) -> None:
         self.stop(instance, 0.0)
         shutil.rmtree(self.root / instance.id, ignore_errors=True)
         self._has_changed()
@@ -173,26 +163,26 @@ class ProcessEngine:
 
     def _ask(self) -> None:
         if self.root.with_suffix(".gone").exists():
-            raise EngineGone("the engine of processes does not answer", "start it")
+            raise base.EngineGone("the engine of processes does not answer", "start it")
         self.root.mkdir(parents=True, exist_ok=True)
 
     def _is_one(self, folder: Path) -> bool:
         return folder.name.startswith("openenvd-") and (folder / "plan.json").exists()
 
-    def _read(self, folder: Path) -> Instance:
+    def _read(self, folder: Path) -> base.Instance:
         plan = json.loads((folder / "plan.json").read_bytes())
         pid = self._pid(folder)
-        state = InstanceState.STARTING if pid is None else InstanceState.RUNNING
+        state = base.InstanceState.STARTING if pid is None else base.InstanceState.RUNNING
         facts = None
         if (folder / "exit").exists():
-            state = InstanceState.EXITED
+            state = base.InstanceState.EXITED
             code = int((folder / "exit").read_text())
-            facts = ExitFacts(exit_code=code, is_oom=(folder / "oom").exists())
-        labels = Labels(**plan["labels"])
+            facts = base.ExitFacts(exit_code=code, is_oom=(folder / "oom").exists())
+        labels = base.Labels(**plan["labels"])
         elsewhere = self.root.with_suffix(".address")
         address = elsewhere.read_text() if elsewhere.exists() else None
         drains = "SIGUSR1" in Path(plan["image"]).read_text()
-        found = Instance(
+        found = base.Instance(
             id=folder.name,
             labels=labels,
             state=state,
@@ -204,9 +194,9 @@ class ProcessEngine:
         if not (folder / "told").exists():
             return found
         told = json.loads((folder / "told").read_text())
-        return replace(found, **told | {"state": InstanceState(told.get("state", state))})
+        return replace(found, **told | {"state": base.InstanceState(told.get("state", state))})
 
-    def tell(self, instance: Instance, **fields: Any) -> None:
+    def tell(self, instance: base.Instance, **fields: Any) -> None:
         path = self.root / instance.id / "told"
         path.with_suffix(".new").write_text(json.dumps(fields))
         path.with_suffix(".new").rename(path)

@@ -44,19 +44,9 @@ from openenvd.environments.shim.client import ShimClient, clean_up_after_shim, r
 from openenvd.environments.shim.files import open_control_socket
 from openenvd.environments.sources.program import ContainerImage
 from openenvd.environments.strays import look_again, stop_stray, strays_seen
-from openenvd.schema.errors import (
-    EngineFailed,
-    InvalidSpec,
-    NotAnswering,
-    ReplicaFailed,
-)
+from openenvd.schema import protocol
+from openenvd.schema.errors import EngineFailed, InvalidSpec, NotAnswering, ReplicaFailed
 from openenvd.schema.layout import Layout, make_private
-from openenvd.schema.protocol import (
-    HOST_CONFIG_VARIABLE,
-    HOST_OPTIONS_VARIABLE,
-    NO_SESSIONS,
-    HostConfig,
-)
 from openenvd.schema.spec import EnvironmentSpec
 
 from ..env_host.hosts import until
@@ -146,8 +136,10 @@ class World:
     def ready_host(self, **config: Any) -> RunFile:
         """Launch an env host that serves what lies in the home."""
         (self.home / "host.py").write_text(ENV_HOST)
-        told = HostConfig("sample", import_paths=(str(self.home),), **config).to_json()
-        return self.ready(self.home / "host.py", env={HOST_CONFIG_VARIABLE: json.dumps(told)})
+        told = protocol.HostConfig("sample", import_paths=(str(self.home),), **config).to_json()
+        return self.ready(
+            self.home / "host.py", env={protocol.HOST_CONFIG_VARIABLE: json.dumps(told)}
+        )
 
     def add(self, like: RunFile, shares: list[int | None]) -> list[RunFile]:
         """Replicas that a request adds, which are ready."""
@@ -815,7 +807,7 @@ def test_another_share_of_the_sessions_holds_from_the_next_start_on(world: World
         client.send("start")
         client.wait(lambda status: status["state"] == "ready", SECONDS)
     plan = json.loads((world.engine.root / world.instance.id / "plan.json").read_text())
-    assert json.loads(plan["env"][HOST_OPTIONS_VARIABLE])["max_sessions"] == 4
+    assert json.loads(plan["env"][protocol.HOST_OPTIONS_VARIABLE])["max_sessions"] == 4
 
 
 def test_an_app_without_sessions_is_told_with_a_route_to_try(world: World) -> None:
@@ -823,6 +815,6 @@ def test_an_app_without_sessions_is_told_with_a_route_to_try(world: World) -> No
     run_file = world.ready_host(app_candidates=("foreign:app",))
     info = wait_for(run_file, lambda status: True)["info"]
     assert (info["serving"], info["route"]) == ("http", "POST /reset")
-    assert info["notes"] == [f"{NO_SESSIONS}; it is served as it is"]
-    with pytest.raises(NotAnswering, match=NO_SESSIONS):
+    assert info["notes"] == [f"{protocol.NO_SESSIONS}; it is served as it is"]
+    with pytest.raises(NotAnswering, match=protocol.NO_SESSIONS):
         check_sessions(run_file)

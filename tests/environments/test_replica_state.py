@@ -119,15 +119,12 @@ def test_a_second_request_can_only_shorten_the_time(
     assert (life.deadline, action) == (NOW + over_after, None)
 
 
-def test_what_is_drained_is_stopped_when_its_time_is_over_and_may_be_stopped_before() -> None:
+def test_what_is_drained_is_stopped_in_time_or_before_and_a_stop_is_no_drain() -> None:
     life = draining(60.0)
     assert (life.state, life.is_draining, due(life, NOW + 59.9)) == (State.READY, True, None)
     assert due(life, NOW + 60.0) is Action.STOP
     stopped, action = advance(life, Event.STOP, NOW + 1.0, 5.0)
     assert (stopped.deadline, action) == (NOW + 6.0, Action.STOP)
-
-
-def test_a_drain_changes_nothing_of_a_stop_and_stops_one_without_sessions() -> None:
     life = stopping(5.0)
     assert advance(life, Event.DRAIN, NOW, 1.0) == (life._replace(is_draining=True), None)
     life, _ = advance(Life(State.EXITED), Event.DRAIN, NOW, 600.0)

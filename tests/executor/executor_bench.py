@@ -11,23 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from openenvd.executor import messages
 from openenvd.executor.executor import BurstableExecutor
-from openenvd.executor.messages import (
-    SHORT,
-    Cancelled,
-    Died,
-    ExecutorEvent,
-    Progressed,
-    Raised,
-    Started,
-    Succeeded,
-    Task,
-)
 from openenvd.executor.policy.plan import Plan
 
 OPERATIONS = "operations_for_tests"
 PATIENCE_SECONDS = 30
-FINAL = (Succeeded, Raised, Died, Cancelled)
+FINAL = (messages.Succeeded, messages.Raised, messages.Died, messages.Cancelled)
 
 
 def make_plan(**changes: Any) -> Plan:
@@ -46,11 +36,11 @@ class Recorder:
     """Hears every event; waits for those a test is about."""
 
     def __init__(self) -> None:
-        self.events: list[ExecutorEvent] = []
+        self.events: list[messages.ExecutorEvent] = []
         self.heard = threading.Condition()
         self.outcomes = 0
 
-    def __call__(self, event: ExecutorEvent) -> None:
+    def __call__(self, event: messages.ExecutorEvent) -> None:
         with self.heard:
             self.events.append(event)
             self.outcomes += isinstance(event, FINAL)
@@ -68,10 +58,10 @@ class Recorder:
         return self.wait_for(lambda: self.of(FINAL, task_id))[0]
 
     def progress(self, task_id: str) -> Any:
-        return self.wait_for(lambda: self.of(Progressed, task_id))[0].data
+        return self.wait_for(lambda: self.of(messages.Progressed, task_id))[0].data
 
-    def started(self, task_id: str) -> Started:
-        event: Started = self.wait_for(lambda: self.of(Started, task_id))[0]
+    def started(self, task_id: str) -> messages.Started:
+        event: messages.Started = self.wait_for(lambda: self.of(messages.Started, task_id))[0]
         return event
 
 
@@ -85,9 +75,9 @@ class Bench:
         )
 
     def submit(self, operation: str, payload: dict[str, Any] | None = None, **fields: Any) -> str:
-        fields = {"schedule": SHORT, **fields}
+        fields = {"schedule": messages.SHORT, **fields}
         task_id = f"task-{next(self.numbers)}"
-        task = Task(
+        task = messages.Task(
             task_id,
             f"{OPERATIONS}:{operation}",
             payload or {},

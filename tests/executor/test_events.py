@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.executor.messages import (
-    LONG,
-    Cancelled,
-    ExecutorEvent,
-    Progressed,
-    Started,
-    Task,
-)
+from openenvd.executor.messages import LONG, Cancelled, ExecutorEvent, Progressed, Started, Task
 from openenvd.executor.spawning.source import Exited
 from openenvd.executor.supervisor.pool import PooledWorker, Run, StopReason
 from openenvd.executor.supervisor.tasks import EventBuffer, exit_event

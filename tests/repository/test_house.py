@@ -19,7 +19,7 @@ BOUNDS = {
     "shipped lines": 72_260,
     "code lines": 46_456,
     "modules": 383,
-    "test lines": 65_183,
+    "test lines": 64_778,
     "words of pages": 24_976,
     "words of decisions": 7_659,
     "folders at the root": 15,

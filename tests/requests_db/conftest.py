@@ -10,30 +10,18 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
+from openenvd.requests_db import records
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.migrate import open_database
-from openenvd.requests_db.records import (
-    Claim,
-    Environment,
-    Event,
-    Generation,
-    NewRequest,
-    Outcome,
-    Replica,
-    Request,
-    RequestError,
-    SubmitResult,
-    Submitted,
-)
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, observing, retention, submitting
 from openenvd.schema.states import EnvironmentState, ErrorKind, RequestState, Schedule
 
 CREATED_AT, CLAIMED_AT, ENDED_AT = 100.5, 200.5, 300.5
-CHECK = NewRequest("check", Schedule.SHORT, {})
-LAUNCH = NewRequest("launch", Schedule.LONG, {"name": "trial"}, environment="trial")
-DOWN = NewRequest("down", Schedule.SHORT, {"name": "trial"}, environment="trial")
+CHECK = records.NewRequest("check", Schedule.SHORT, {})
+LAUNCH = records.NewRequest("launch", Schedule.LONG, {"name": "trial"}, environment="trial")
+DOWN = records.NewRequest("down", Schedule.SHORT, {"name": "trial"}, environment="trial")
 
 
 class Queue(WriteConnection):
@@ -41,32 +29,32 @@ class Queue(WriteConnection):
 
     def make(
         self, state: RequestState = RequestState.PENDING, *, ended_at: float = ENDED_AT, **more: Any
-    ) -> Request:
+    ) -> records.Request:
         # More urgent than all others, so that a claim of one takes this one.
         more = {"priority": 0 if state is RequestState.PENDING else 1_000, **more}
         times = {"now": more.pop("now", CREATED_AT), "arrival": more.pop("arrival", None)}
         kind: dict[str, Any] = {"operation": "noop", "schedule": Schedule.SHORT, "payload": {}}
-        result = self.write(submitting.submit, NewRequest(**{**kind, **more}), **times)
-        assert isinstance(result, Submitted)
+        result = self.write(submitting.submit, records.NewRequest(**{**kind, **more}), **times)
+        assert isinstance(result, records.Submitted)
         request = result.request
         if state is not RequestState.PENDING:
             [claimed] = self.claim(1, request.schedule).requests
             assert claimed.id == request.id
         if state.is_final:
-            error = RequestError(ErrorKind.OPERATION_ERROR, "it broke")
+            error = records.RequestError(ErrorKind.OPERATION_ERROR, "it broke")
             failed = error if state is RequestState.FAILED else None
             self.end(request.id, state, ended_at, error=failed)
         return request
 
     def claim(
         self, limit: int = 1, schedule: Schedule = Schedule.SHORT, now: float = CLAIMED_AT
-    ) -> Claim:
+    ) -> records.Claim:
         return self.write(dispatching.claim, schedule, limit, now)
 
     def claimed(self, limit: int, **more: Any) -> list[str]:
         return [request.id for request in self.claim(limit, **more).requests]
 
-    def record(self, **batch: Any) -> tuple[Event, ...]:
+    def record(self, **batch: Any) -> tuple[records.Event, ...]:
         return self.write(dispatching.record, **batch)
 
     def end(
@@ -75,18 +63,18 @@ class Queue(WriteConnection):
         state: RequestState = RequestState.SUCCEEDED,
         at: float = ENDED_AT,
         **more: Any,
-    ) -> tuple[Event, ...]:
-        return self.record(outcomes=[Outcome(request_id, state, at, **more)])
+    ) -> tuple[records.Event, ...]:
+        return self.record(outcomes=[records.Outcome(request_id, state, at, **more)])
 
-    def release(self, request: Request) -> tuple[Event, ...]:
+    def release(self, request: records.Request) -> tuple[records.Event, ...]:
         return self.write(dispatching.release, [request.id], 400.5)
 
-    def cancel(self, request: Request, at: float = 250.5) -> None:
+    def cancel(self, request: records.Request, at: float = 250.5) -> None:
         self.write(submitting.cancel, request.id, at)
 
-    def get(self, request_id: str) -> Request:
+    def get(self, request_id: str) -> records.Request:
         found = self.read(queries.get(request_id))
-        assert isinstance(found, Request)
+        assert isinstance(found, records.Request)
         return found
 
     def sql(self, statement: str, values: Any = ()) -> Any:
@@ -108,45 +96,49 @@ def collect_environments(queue: Queue, old_event: int) -> list[str]:
 class Api(AsyncStore):
     """The API's side, and the reconciler's: what is submitted, and how environments go."""
 
-    async def submit(self, new: NewRequest = CHECK, *, now: float = CREATED_AT) -> Submitted:
+    async def submit(
+        self, new: records.NewRequest = CHECK, *, now: float = CREATED_AT
+    ) -> records.Submitted:
         result = await self.offer(new, now=now)
-        assert isinstance(result, Submitted)
+        assert isinstance(result, records.Submitted)
         return result
 
-    async def offer(self, new: NewRequest, **more: Any) -> SubmitResult:
+    async def offer(self, new: records.NewRequest, **more: Any) -> records.SubmitResult:
         return await self.write(submitting.submit, new, **{"now": CREATED_AT, **more})
 
     async def launch(
-        self, environment: Environment | None = None, now: float = CREATED_AT, **more: Any
-    ) -> Request:
+        self, environment: records.Environment | None = None, now: float = CREATED_AT, **more: Any
+    ) -> records.Request:
         environment = environment or new_environment(now=now)
-        new = NewRequest("launch", Schedule.LONG, environment.spec, environment.name)
+        new = records.NewRequest("launch", Schedule.LONG, environment.spec, environment.name)
         result = await self.offer(new, environment=environment, now=now, **more)
-        assert isinstance(result, Submitted)
+        assert isinstance(result, records.Submitted)
         return result.request
 
     async def goes(
         self, state: EnvironmentState, now: float = 200.5, name: str = "trial", **more: Any
-    ) -> Event | None:
+    ) -> records.Event | None:
         return await self.write(observing.set_environment_state, name, state, now=now, **more)
 
-    async def environment(self, name: str = "trial") -> Environment:
+    async def environment(self, name: str = "trial") -> records.Environment:
         found = await self.read(queries.environment(name))
         assert found is not None
         return found
 
-    async def generations(self) -> list[Generation]:
+    async def generations(self) -> list[records.Generation]:
         return await self.read(queries.generations("trial"))
 
-    async def put(self, replica: Replica, now: float = CREATED_AT) -> Event | None:
+    async def put(self, replica: records.Replica, now: float = CREATED_AT) -> records.Event | None:
         return await self.write(observing.upsert_replica, replica, now=now)
 
     async def sql(self, statement: str, values: Any = ()) -> None:
         await self.write(Connection.exec_driver_sql, statement, values)
 
 
-def new_environment(name: str = "trial", now: float = CREATED_AT, **spec: Any) -> Environment:
-    return Environment(name, spec or {"source": "echo"}, EnvironmentState.PENDING, now, now)
+def new_environment(
+    name: str = "trial", now: float = CREATED_AT, **spec: Any
+) -> records.Environment:
+    return records.Environment(name, spec or {"source": "echo"}, EnvironmentState.PENDING, now, now)
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ def test_claim_takes_its_schedule_alone_a_higher_priority_and_the_oldest_first(
     queue: Queue,
 ) -> None:
     ids = [queue.make().id for _ in range(5)]
+    assert (pending(queue, 2), pending(queue)) == (ids[:2], ids)  # which claims nothing
     assert (queue.claimed(3), queue.claimed(3)) == (ids[:3], ids[3:])
     low, high, lowest = (queue.make(priority=p).id for p in (0, 5, -5))
     assert queue.claimed(3) == [high, low, lowest]
@@ -49,13 +50,18 @@ def test_claim_takes_its_schedule_alone_a_higher_priority_and_the_oldest_first(
     assert pending(queue, schedule=Schedule.LONG) == [request.id]
 
 
-def test_a_claimed_request_runs_and_its_attempt_counts(queue: Queue) -> None:
+def test_a_claimed_request_runs_and_a_released_one_keeps_its_place(queue: Queue) -> None:
     request = queue.make(payload={"a": 1})
     claim = queue.claim(3)
     assert claim.requests == (queue.get(request.id),)
     [claimed] = claim.requests
     assert (claimed.state, claimed.attempts, claimed.started_at) == (R.RUNNING, 1, 200.5)
     assert data_of(claim.events) == [{"state": "RUNNING"}]
+    first, second = queue.make(), queue.make()
+    queue.claim()
+    assert data_of(queue.release(first)) == [{"state": "PENDING"}]
+    assert queue.get(first.id) == first
+    assert queue.claimed(2) == [first.id, second.id]
 
 
 def test_two_connections_never_claim_the_same_request(queue: Queue, path: Path) -> None:
@@ -147,7 +153,7 @@ def test_an_outcome_without_a_final_state_is_refused_with_its_whole_batch(queue:
     assert queue.get(good.id).state is R.RUNNING
 
 
-def test_a_batch_returns_its_events_in_order(queue: Queue) -> None:
+def test_a_batch_of_any_size_returns_its_events_in_order(queue: Queue) -> None:
     request = queue.make(R.RUNNING)
     events = queue.record(
         started=[(request.id, "short-1", 1, 1.5, 201.5)],
@@ -156,21 +162,10 @@ def test_a_batch_returns_its_events_in_order(queue: Queue) -> None:
     )
     assert data_of(events) == [{"n": 0}, {"n": 1}, {"n": 2}, {"state": "SUCCEEDED"}]
     assert [event.seq for event in events] == list(range(events[0].seq, events[0].seq + 4))
-
-
-def test_a_batch_may_be_larger_than_one_statement_takes_parameters(queue: Queue) -> None:
     ids = [queue.make().id for _ in range(1100)]
     queue.claim(len(ids))
     outcomes = [Outcome(id_, R.SUCCEEDED, 300.5) for id_ in ids]
     assert len(queue.record(outcomes=outcomes)) == len(ids)
-
-
-def test_a_released_request_keeps_its_place_in_the_queue(queue: Queue) -> None:
-    first, second = queue.make(), queue.make()
-    queue.claim()
-    assert data_of(queue.release(first)) == [{"state": "PENDING"}]
-    assert queue.get(first.id) == first
-    assert queue.claimed(2) == [first.id, second.id]
 
 
 def test_release_or_retry_cancels_a_request_that_is_to_be_cancelled(queue: Queue) -> None:
@@ -223,11 +218,6 @@ def test_the_queue_clock_goes_on_from_the_youngest_that_is_unfinished(queue: Que
     latest = queue.read(queries.LATEST_ARRIVAL)
     assert latest == 700.5
     assert QueueClock(latest).now() >= latest
-
-
-def test_first_pending_claims_nothing(queue: Queue) -> None:
-    ids = [queue.make().id for _ in range(3)]
-    assert (pending(queue, 2), pending(queue)) == (ids[:2], ids)
 
 
 def test_claim_chosen_skips_requests_that_were_cancelled_meanwhile(queue: Queue) -> None:

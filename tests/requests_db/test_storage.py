@@ -14,14 +14,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from openenvd.requests_db import connections
-from openenvd.requests_db.errors import (
-    DatabaseBusy,
-    DatabaseCorrupt,
-    DatabaseError,
-    DatabaseFull,
-    DatabaseUnwritable,
-)
+from openenvd.requests_db import connections, errors
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import NewRequest, Outcome
 from openenvd.requests_db.sql import queries
@@ -50,14 +43,14 @@ async def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"\0" * 2**19)
     queued: list[str] = []
-    with suppress(DatabaseFull):
+    with suppress(errors.DatabaseFull):
         while True:
             queued.append((await api.submit(PAGE_OF_TEXT)).request.id)
-    with pytest.raises(DatabaseFull) as caught:
+    with pytest.raises(errors.DatabaseFull) as caught:
         queue.claim(100)
     assert "df -h" in str(caught.value.hint)
     assert (await api.read(queries.COUNTS))["PENDING"] == len(queued)  # reading still works
-    with pytest.raises(DatabaseFull):
+    with pytest.raises(errors.DatabaseFull):
         await api.submit(PAGE_OF_TEXT)
     ballast.unlink()
     assert queue.claimed(10) == queued[:10]
@@ -71,7 +64,7 @@ async def test_an_outcome_that_met_a_full_disk_can_be_recorded_again(
     _, queue = sides
     request = queue.make(RequestState.RUNNING)
     ballast = fill_disk(small_disk)
-    with pytest.raises(DatabaseFull):
+    with pytest.raises(errors.DatabaseFull):
         queue.end(request.id, result="y" * 200_000)
     ballast.unlink()
     [event] = queue.end(request.id, result="y" * 200_000)
@@ -80,7 +73,9 @@ async def test_an_outcome_that_met_a_full_disk_can_be_recorded_again(
 
 def test_a_database_cannot_be_made_on_a_full_disk(small_disk: Path) -> None:
     ballast = fill_disk(small_disk)
-    with pytest.raises(DatabaseFull, match=f"no space left on the disk of {small_disk}") as caught:
+    with pytest.raises(
+        errors.DatabaseFull, match=f"no space left on the disk of {small_disk}"
+    ) as caught:
         open_database(small_disk / "requests.db")
     assert f"df -h {small_disk}" in str(caught.value.hint)
     assert "openenv prune" in str(caught.value.hint)
@@ -95,7 +90,7 @@ def test_a_disk_without_room_for_another_file_is_no_matter_of_permissions(
     """SQLite says of the -wal and -shm files that they cannot be opened."""
     for path in use_up_files(small_disk)[:files_left]:
         path.unlink()
-    with pytest.raises(DatabaseFull, match="no space left on the disk"):
+    with pytest.raises(errors.DatabaseFull, match="no space left on the disk"):
         open_database(small_disk / "requests.db")
 
 
@@ -117,29 +112,29 @@ def read_only(path: Path) -> Iterator[Path]:
 
 
 def test_a_folder_that_cannot_be_written_is_named(read_only: Path) -> None:
-    with pytest.raises(DatabaseUnwritable) as caught:
+    with pytest.raises(errors.DatabaseUnwritable) as caught:
         open_database(read_only)
     what_helps = "mount it writable" if os.geteuid() == 0 else "permissions"
     assert what_helps in str(caught.value.hint)
-    with pytest.raises(DatabaseUnwritable) as caught:
+    with pytest.raises(errors.DatabaseUnwritable) as caught:
         open_database(read_only.with_name("other.db"))
     assert what_helps in str(caught.value.hint)
 
 
 def test_what_is_no_database_is_named_and_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseUnwritable, match="No such file") as caught:
+    with pytest.raises(errors.DatabaseUnwritable, match="No such file") as caught:
         open_database(tmp_path / "nowhere" / "requests.db")
     assert "OPENENV_HOME" in str(caught.value.hint)
-    with pytest.raises(DatabaseUnwritable, match="Is a directory") as caught:
+    with pytest.raises(errors.DatabaseUnwritable, match="Is a directory") as caught:
         open_database(tmp_path)
     assert "move the folder away" in str(caught.value.hint)
     queue = Queue(tmp_path / "gone" / "requests.db")
-    with pytest.raises(DatabaseUnwritable, match="cannot be opened"):
+    with pytest.raises(errors.DatabaseUnwritable, match="cannot be opened"):
         queue.read(queries.RUNNING)
     queue.close()
     file = tmp_path / "requests.db"
     file.write_bytes(b"not a database" * 1000)
-    with pytest.raises(DatabaseCorrupt, match="not a SQLite database") as refused:
+    with pytest.raises(errors.DatabaseCorrupt, match="not a SQLite database") as refused:
         open_database(file)
     assert "move the file away" in str(refused.value.hint)
     assert file.read_bytes().startswith(b"not a database")
@@ -150,14 +145,14 @@ def test_a_damaged_file_is_named(queue: Queue, path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(4096)
         file.write(os.urandom(size - 4096))
-    with pytest.raises(DatabaseCorrupt, match="damaged"):
+    with pytest.raises(errors.DatabaseCorrupt, match="damaged"):
         queue.claim()
 
 
 def test_a_database_without_a_table_is_damage(queue: Queue, path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("DROP TABLE requests")
-    with pytest.raises(DatabaseCorrupt, match="damaged: no such table"):
+    with pytest.raises(errors.DatabaseCorrupt, match="damaged: no such table"):
         queue.claim()
 
 
@@ -177,7 +172,7 @@ def damaged(queue: Queue, path: Path) -> Path:
 def test_a_damaged_page_is_found_in_a_search_that_is_bounded_in_time(
     damaged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DatabaseCorrupt, match=r"the file is damaged .*[Pp]age"):
+    with pytest.raises(errors.DatabaseCorrupt, match=r"the file is damaged .*[Pp]age"):
         open_database(damaged)
     monkeypatch.setattr(connections, "CHECK_SECONDS", 0.0)
     monkeypatch.setattr(connections, "_CHECK_STEPS", 1)
@@ -187,7 +182,7 @@ def test_a_damaged_page_is_found_in_a_search_that_is_bounded_in_time(
 @pytest.mark.parametrize("offset", [0, 20, 60, 100])
 def test_a_schema_that_is_no_text_is_damage(path: Path, offset: int) -> None:
     _overwrite(path, b"CREATE TABLE", offset)
-    with pytest.raises(DatabaseCorrupt, match="the file is damaged") as caught:
+    with pytest.raises(errors.DatabaseCorrupt, match="the file is damaged") as caught:
         open_database(path)
     assert "move the file away" in str(caught.value.hint)
 
@@ -197,7 +192,7 @@ def test_a_value_that_is_no_text_is_damage(queue: Queue, path: Path) -> None:
     queue.close()
     _overwrite(path, b"planted_name", 3)
     open_database(path)
-    with pytest.raises(DatabaseCorrupt, match="a text in it is no UTF-8"):
+    with pytest.raises(errors.DatabaseCorrupt, match="a text in it is no UTF-8"):
         queue.claim()
 
 
@@ -212,7 +207,7 @@ def test_a_value_that_cannot_be_read_is_damage(
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA ignore_check_constraints=ON")
         connection.execute(f"UPDATE requests SET {column} = ?", [value])
-    with pytest.raises(DatabaseCorrupt, match=rf"is damaged \(requests.{column}\)"):
+    with pytest.raises(errors.DatabaseCorrupt, match=rf"is damaged \(requests.{column}\)"):
         queue.get(made.id)
 
 
@@ -231,7 +226,7 @@ def test_another_process_that_holds_the_file_too_long_is_named(
 ) -> None:
     monkeypatch.setattr(connections, "BUSY_TIMEOUT_SECONDS", 0.0)
     holder, queue = connections.create_engine(path), Queue(path)
-    with holder.begin(), pytest.raises(DatabaseBusy, match="another process"):
+    with holder.begin(), pytest.raises(errors.DatabaseBusy, match="another process"):
         queue.read(queries.RUNNING)
     assert queue.read(queries.RUNNING) == []
     queue.close()
@@ -242,7 +237,7 @@ def test_a_failed_transaction_or_closed_store_leaves_nothing_and_works_again(que
         connection.exec_driver_sql("UPDATE tally SET last_event = 7")
         connection.exec_driver_sql("SELECT * FROM songs")
 
-    with pytest.raises(DatabaseError, match="no such table"):
+    with pytest.raises(errors.DatabaseError, match="no such table"):
         queue.write(fail)
     assert queue.sql("SELECT last_event FROM tally") == 0
     queue.close()

@@ -146,13 +146,21 @@ async def test_a_read_waits_for_no_writer_sees_all_writes_and_leaves_no_snapshot
     assert (busy, in_log, moved) == (0, 0, 0)
 
 
-async def test_a_missing_database_is_named_and_not_created(tmp_path: Path) -> None:
+async def test_a_missing_database_is_not_created_and_a_path_may_have_metacharacters(
+    tmp_path: Path,
+) -> None:
     api = Api(tmp_path / "requests.db")
     with pytest.raises(DatabaseUnwritable, match="cannot be opened"):
         await api.read(queries.COUNTS)
     assert list(tmp_path.iterdir()) == []
     await api.close()
     assert reader_threads() == []
+    file = tmp_path / "a?b#c%20d" / "requests.db"
+    file.parent.mkdir()
+    sqlite3.connect(file).close()
+    reader = Reader(file)
+    assert await reader.rows("SELECT 1", ()) == [(1,)]
+    await reader.close()
 
 
 async def test_readers_share_a_connection_that_cannot_write_whatever_becomes_of_another(
@@ -193,12 +201,3 @@ async def test_a_reader_that_is_closed_while_it_opens_leaves_no_thread(reader: R
     await reader.close()
     assert await opening == [(0,)]
     assert reader_threads() == []
-
-
-async def test_a_path_may_contain_url_metacharacters(tmp_path: Path) -> None:
-    file = tmp_path / "a?b#c%20d" / "requests.db"
-    file.parent.mkdir()
-    sqlite3.connect(file).close()
-    reader = Reader(file)
-    assert await reader.rows("SELECT 1", ()) == [(1,)]
-    await reader.close()

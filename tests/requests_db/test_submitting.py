@@ -9,39 +9,21 @@ from typing import Any
 
 import pytest
 
-from openenvd.requests_db.records import (
-    BeingUpdated,
-    Cancellation,
-    Duplicate,
-    Environment,
-    KeyReused,
-    NameTaken,
-    NewRequest,
-    OtherSource,
-    QueueFull,
-    SubmitResult,
-    Submitted,
-)
+from openenvd.requests_db import records
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import observing, submitting
-from openenvd.schema.states import (
-    SERVING,
-    EnvironmentState,
-    GenerationState,
-    RequestState,
-    Schedule,
-)
+from openenvd.schema import states
 
 from .conftest import CHECK, DOWN, LAUNCH, Api, Queue, new_environment
 
-E, G, R = EnvironmentState, GenerationState, RequestState
+E, G, R = states.EnvironmentState, states.GenerationState, states.RequestState
 ONCE = replace(CHECK, idempotency_key="once")
 
 
 async def test_a_submitted_request_is_read_back_as_it_was_returned(api: Api) -> None:
-    new = NewRequest(
+    new = records.NewRequest(
         "launch",
-        Schedule.LONG,
+        states.Schedule.LONG,
         {"text": "a\x00b\ud800 é \u2028", "list": [None, True, -1.5, {"": []}], "big": 2**63},
         environment="trial",
         priority=3,
@@ -57,7 +39,7 @@ async def test_a_submitted_request_is_read_back_as_it_was_returned(api: Api) -> 
 
 
 async def test_the_same_key_finds_the_first_request_even_in_a_full_queue(api: Api) -> None:
-    first = Duplicate((await api.submit(ONCE)).request)
+    first = records.Duplicate((await api.submit(ONCE)).request)
     assert await api.offer(ONCE, now=200.5) == first
     assert await api.offer(ONCE, now=200.5, max_pending=1) == first
     assert len(await api.read(queries.list_requests())) == 1
@@ -65,19 +47,22 @@ async def test_the_same_key_finds_the_first_request_even_in_a_full_queue(api: Ap
 
 async def test_many_at_once_with_one_key_write_one_request(api: Api) -> None:
     results = await asyncio.gather(*(api.offer(ONCE) for _ in range(20)))
-    assert [type(result) for result in results].count(Submitted) == 1
-    assert len({r.request.id for r in results if isinstance(r, Submitted | Duplicate)}) == 1
+    assert [type(result) for result in results].count(records.Submitted) == 1
+    assert (
+        len({r.request.id for r in results if isinstance(r, records.Submitted | records.Duplicate)})
+        == 1
+    )
 
 
 async def test_many_launches_at_once_under_one_name_yield_one(api: Api) -> None:
     trial = new_environment()
     results = await asyncio.gather(*(api.offer(LAUNCH, environment=trial) for _ in range(20)))
-    assert [type(result) for result in results].count(Submitted) == 1
-    assert [type(result) for result in results].count(NameTaken) == 19
+    assert [type(result) for result in results].count(records.Submitted) == 1
+    assert [type(result) for result in results].count(records.NameTaken) == 19
 
 
 async def test_the_name_of_an_ended_environment_can_be_taken(api: Api) -> None:
-    for state in EnvironmentState:
+    for state in states.EnvironmentState:
         if not state.is_live:
             await api.launch()
             await api.goes(state, address="http://x")
@@ -89,13 +74,13 @@ async def test_the_name_of_an_ended_environment_can_be_taken(api: Api) -> None:
 async def test_a_full_queue_takes_no_more(api: Api, queue: Queue) -> None:
     for _ in range(3):
         await api.submit()
-    assert await api.offer(CHECK, max_pending=3) == QueueFull(3)
-    assert isinstance(await api.offer(LAUNCH, max_pending=3), Submitted)
+    assert await api.offer(CHECK, max_pending=3) == records.QueueFull(3)
+    assert isinstance(await api.offer(LAUNCH, max_pending=3), records.Submitted)
     queue.claim()
-    assert isinstance(await api.offer(CHECK, max_pending=3), Submitted)
+    assert isinstance(await api.offer(CHECK, max_pending=3), records.Submitted)
 
 
-async def cancel(api: Api, request_id: str, now: float = 400.5) -> Cancellation:
+async def cancel(api: Api, request_id: str, now: float = 400.5) -> records.Cancellation:
     result = await api.write(submitting.cancel, request_id, now)
     assert result is not None
     return result
@@ -111,7 +96,7 @@ async def test_cancelling_keeps_the_first_time_and_changes_nothing_ended_or_unkn
     assert queue.get(request.id) == result.request
     for state in (R.SUCCEEDED, R.FAILED, R.CANCELLED):
         before = queue.get(queue.make(state).id)
-        assert await cancel(api, before.id) == Cancellation(before, state)
+        assert await cancel(api, before.id) == records.Cancellation(before, state)
     assert await api.write(submitting.cancel, "0" * 16, 400.5) is None
 
 
@@ -120,7 +105,7 @@ async def test_a_down_marks_its_environment_and_cancels_its_launch_in_the_same_t
 ) -> None:
     await api.launch()
     result = await api.offer(DOWN, stopping="trial")
-    assert isinstance(result, Submitted)
+    assert isinstance(result, records.Submitted)
     kinds = ["request.state", "environment.state", "request.state"]  # the last: its launch's
     assert [event.kind for event in result.events] == kinds
     assert result.events[-1].data == {"state": "CANCELLED"}
@@ -131,9 +116,9 @@ async def test_a_down_that_is_not_written_leaves_its_environment_as_it_is(api: A
     await api.launch()
     await api.submit()
     down = replace(DOWN, idempotency_key="once")
-    assert isinstance(await api.offer(down, stopping="trial", max_pending=1), QueueFull)
+    assert isinstance(await api.offer(down, stopping="trial", max_pending=1), records.QueueFull)
     await api.submit(ONCE)
-    assert isinstance(await api.offer(down, stopping="trial"), KeyReused)
+    assert isinstance(await api.offer(down, stopping="trial"), records.KeyReused)
     assert (await api.environment()).state is E.PENDING
 
 
@@ -143,26 +128,28 @@ SPEC: dict[str, Any] = {"source": "/home/me/my_env", "cwd": "/home/me", "token":
 
 
 @pytest.fixture
-async def running(api: Api) -> Environment:
+async def running(api: Api) -> records.Environment:
     await api.launch(new_environment(**SPEC))
     await api.goes(E.READY, address="a")
     return await api.environment()
 
 
-async def relaunch(api: Api, key: str | None = None, **changes: Any) -> SubmitResult:
+async def relaunch(api: Api, key: str | None = None, **changes: Any) -> records.SubmitResult:
     trial = new_environment(**{**SPEC, **changes})
-    new = NewRequest("launch", Schedule.LONG, trial.spec, "trial", idempotency_key=key)
+    new = records.NewRequest(
+        "launch", states.Schedule.LONG, trial.spec, "trial", idempotency_key=key
+    )
     return await api.offer(new, environment=trial)
 
 
-async def updated(api: Api, **changes: Any) -> Submitted:
+async def updated(api: Api, **changes: Any) -> records.Submitted:
     result = await relaunch(api, **changes)
-    assert isinstance(result, Submitted)
+    assert isinstance(result, records.Submitted)
     return result
 
 
 async def test_a_launch_of_a_name_that_runs_is_its_next_generation_and_leaves_it_as_it_is(
-    api: Api, running: Environment
+    api: Api, running: records.Environment
 ) -> None:
     result = await updated(api, max_sessions=3)
     assert result.request.payload["replaces"] == running.request_id
@@ -174,17 +161,17 @@ async def test_a_launch_of_a_name_that_runs_is_its_next_generation_and_leaves_it
     assert (older.number, older.state) == (1, G.SERVING)
 
 
-@pytest.mark.parametrize("state", EnvironmentState)
+@pytest.mark.parametrize("state", states.EnvironmentState)
 async def test_what_does_not_run_is_not_updated(
-    api: Api, running: Environment, state: EnvironmentState
+    api: Api, running: records.Environment, state: states.EnvironmentState
 ) -> None:
     await api.sql("UPDATE environments SET state = ?", (state.value,))
     result = await relaunch(api)
-    if state.is_live and state not in SERVING:
-        assert isinstance(result, NameTaken)
+    if state.is_live and state not in states.SERVING:
+        assert isinstance(result, records.NameTaken)
         return
-    assert isinstance(result, Submitted)
-    replaced = running.request_id if state in SERVING else None
+    assert isinstance(result, records.Submitted)
+    replaced = running.request_id if state in states.SERVING else None
     assert result.request.payload["replaces"] == replaced
 
 
@@ -198,7 +185,7 @@ async def test_a_launch_that_has_ended_without_success_gives_its_name_back_at_on
         "UPDATE requests SET state = ?, finished_at = 1.0 WHERE id = ?", (state, launch.id)
     )
     result = await relaunch(api)
-    assert isinstance(result, Submitted)
+    assert isinstance(result, records.Submitted)
     assert (await api.environment()).request_id == result.request.id
 
 
@@ -206,14 +193,14 @@ async def test_a_launch_that_has_ended_without_success_gives_its_name_back_at_on
 @pytest.mark.parametrize(
     ("changes", "outcome"),
     [
-        ({"cwd": "/elsewhere"}, Submitted),  # the folder is absolute
-        ({"source": "/home/you/my_env"}, OtherSource),
-        ({"source": "/home/you/my_env", "update": True}, Submitted),
-        ({"update": False}, NameTaken),
+        ({"cwd": "/elsewhere"}, records.Submitted),  # the folder is absolute
+        ({"source": "/home/you/my_env"}, records.OtherSource),
+        ({"source": "/home/you/my_env", "update": True}, records.Submitted),
+        ({"update": False}, records.NameTaken),
     ],
 )
 async def test_another_source_is_an_update_only_if_that_is_said(
-    api: Api, changes: dict[str, Any], outcome: type[SubmitResult]
+    api: Api, changes: dict[str, Any], outcome: type[records.SubmitResult]
 ) -> None:
     assert isinstance(await relaunch(api, **changes), outcome)
 
@@ -235,14 +222,14 @@ async def test_a_source_is_the_same_where_it_means_the_same(
     await api.launch(new_environment(source=first[0], cwd=first[1]))
     await api.goes(E.READY)
     result = await relaunch(api, source=second[0], cwd=second[1])
-    assert isinstance(result, Submitted if is_same else OtherSource)
+    assert isinstance(result, records.Submitted if is_same else records.OtherSource)
 
 
 @pytest.mark.usefixtures("running")
 async def test_an_environment_is_updated_once_at_a_time(api: Api) -> None:
     first = await updated(api)
     refused = await relaunch(api)
-    assert isinstance(refused, BeingUpdated)
+    assert isinstance(refused, records.BeingUpdated)
     assert (refused.generation.number, refused.generation.request_id) == (2, first.request.id)
     await cancel(api, first.request.id)
     await updated(api)
@@ -251,12 +238,12 @@ async def test_an_environment_is_updated_once_at_a_time(api: Api) -> None:
 @pytest.mark.usefixtures("running")
 async def test_a_repeated_update_is_the_first_one(api: Api) -> None:
     first = await updated(api, key="once")
-    assert await relaunch(api, key="once") == Duplicate(first.request)
-    assert isinstance(await relaunch(api, key="once", max_sessions=7), KeyReused)
+    assert await relaunch(api, key="once") == records.Duplicate(first.request)
+    assert isinstance(await relaunch(api, key="once", max_sessions=7), records.KeyReused)
 
 
 async def test_a_generation_that_is_ready_takes_its_environment_over(
-    api: Api, running: Environment
+    api: Api, running: records.Environment
 ) -> None:
     request = (await updated(api, max_sessions=3)).request
     [generation, _] = await api.generations()
@@ -270,7 +257,9 @@ async def test_a_generation_that_is_ready_takes_its_environment_over(
     assert (newer.state, newer.served_at, older.state) == (G.SERVING, 200.5, G.DRAINING)
 
 
-async def test_what_was_taken_down_is_not_taken_over(api: Api, running: Environment) -> None:
+async def test_what_was_taken_down_is_not_taken_over(
+    api: Api, running: records.Environment
+) -> None:
     await updated(api)
     await api.goes(E.STOPPING)
     [generation, _] = await api.generations()

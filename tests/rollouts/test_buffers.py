@@ -8,22 +8,14 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from openenvd.rollouts.buffers import (
-    FOLLOWERS,
-    GUESSED_STEPS,
-    MIN_BYTES,
-    OBSERVATIONS,
-    SCOUTS,
-    ByteBudget,
-    ConcurrencyLimit,
-)
+from openenvd.rollouts import buffers
 
 KB = 1024
 
 
 async def test_waiting_reservations_are_served_in_order() -> None:
     """A small one does not pass a large one for ever."""
-    budget = ByteBudget(10 * KB)
+    budget = buffers.ByteBudget(10 * KB)
     first, second = await budget.reserve(6 * KB), await budget.reserve(3 * KB)
     large = asyncio.create_task(budget.reserve(9 * KB))
     await asyncio.sleep(0)
@@ -39,7 +31,7 @@ async def test_waiting_reservations_are_served_in_order() -> None:
 
 
 async def test_a_reservation_larger_than_the_budget_passes_alone() -> None:
-    budget = ByteBudget(10 * KB)
+    budget = buffers.ByteBudget(10 * KB)
     first = await budget.reserve(KB)
     huge = asyncio.create_task(budget.reserve(100 * KB))
     await asyncio.sleep(0)
@@ -54,7 +46,7 @@ async def test_a_reservation_larger_than_the_budget_passes_alone() -> None:
 
 
 async def test_a_hold_grows_without_waiting_and_shrinks_for_others() -> None:
-    budget = ByteBudget(10 * KB)
+    budget = buffers.ByteBudget(10 * KB)
     hold = await budget.reserve(KB)
     hold.resize(20 * KB)
     assert budget.used_bytes == 20 * KB
@@ -66,8 +58,8 @@ async def test_a_hold_grows_without_waiting_and_shrinks_for_others() -> None:
     assert budget.peak_bytes == 20 * KB
 
 
-async def test_a_reservation_cancelled_when_admitted_is_released() -> None:
-    budget = ByteBudget(10 * KB)
+async def test_a_cancelled_reservation_is_released_and_who_waits_behind_it_admitted() -> None:
+    budget = buffers.ByteBudget(10 * KB)
     first = await budget.reserve(10 * KB)
     gone = asyncio.create_task(budget.reserve(9 * KB))
     await asyncio.sleep(0)
@@ -77,15 +69,9 @@ async def test_a_reservation_cancelled_when_admitted_is_released() -> None:
     with pytest.raises(asyncio.CancelledError):
         await gone
     assert budget.used_bytes == 0
-
-
-async def test_an_empty_reservation_takes_the_least_size() -> None:
-    """So that the number of tiny things is bounded, too."""
-    assert (await ByteBudget(KB).reserve(0)).size_bytes == MIN_BYTES
-
-
-async def test_who_waits_behind_a_cancelled_reservation_is_admitted() -> None:
-    budget = ByteBudget(10 * KB)
+    # So that the number of tiny things is bounded, too.
+    assert (await buffers.ByteBudget(KB).reserve(0)).size_bytes == buffers.MIN_BYTES
+    budget = buffers.ByteBudget(10 * KB)
     await budget.reserve(5 * KB)
     large = asyncio.create_task(budget.reserve(9 * KB))
     small = asyncio.create_task(budget.reserve(KB))
@@ -94,7 +80,7 @@ async def test_who_waits_behind_a_cancelled_reservation_is_admitted() -> None:
     assert (await small).size_bytes == KB
 
 
-async def begin(limit: ConcurrencyLimit, stack: AsyncExitStack, begun: list[int]) -> None:
+async def begin(limit: buffers.ConcurrencyLimit, stack: AsyncExitStack, begun: list[int]) -> None:
     await stack.enter_async_context(limit.enter())
     begun.append(1)
 
@@ -105,37 +91,34 @@ async def settle() -> None:
 
 
 async def test_a_few_episodes_begin_and_others_follow_within_the_memory() -> None:
-    limit = ConcurrencyLimit(100 * OBSERVATIONS * 1000, keeps_episodes=False)
+    limit = buffers.ConcurrencyLimit(100 * buffers.OBSERVATIONS * 1000, keeps_episodes=False)
     begun: list[int] = []
     async with AsyncExitStack() as stack:
-        scouts = [await stack.enter_async_context(limit.enter()) for _ in range(SCOUTS)]
+        scouts = [await stack.enter_async_context(limit.enter()) for _ in range(buffers.SCOUTS)]
         others = [asyncio.create_task(begin(limit, stack, begun)) for _ in range(200)]
         await settle()
         assert begun == []
         for taken in range(1, 12):
-            scouts[taken % SCOUTS](10, 1000)
+            scouts[taken % buffers.SCOUTS](10, 1000)
             await settle()
-            assert len(begun) == FOLLOWERS * taken
+            assert len(begun) == buffers.FOLLOWERS * taken
         for _ in range(100):
             scouts[0](10, 1000)
             await settle()
-        assert len(begun) == 100 - SCOUTS
+        assert len(begun) == 100 - buffers.SCOUTS
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-    assert limit.peak_bytes <= 100 * OBSERVATIONS * 1000
+    assert limit.peak_bytes <= 100 * buffers.OBSERVATIONS * 1000
 
 
-async def test_an_episode_that_ends_before_its_first_step_lets_others_begin() -> None:
-    limit = ConcurrencyLimit(1000, keeps_episodes=False)
+async def test_an_episode_that_ends_early_lets_others_begin_and_whole_ones_count_whole() -> None:
+    limit = buffers.ConcurrencyLimit(1000, keeps_episodes=False)
     async with limit.enter():
         pass
     async with asyncio.timeout(60), AsyncExitStack() as stack:
         await stack.enter_async_context(limit.enter())
-
-
-async def test_whole_episodes_that_are_kept_count_with_all_their_steps() -> None:
-    limit = ConcurrencyLimit(10_000, keeps_episodes=True)
+    limit = buffers.ConcurrencyLimit(10_000, keeps_episodes=True)
     async with limit.enter() as room:
         for _ in range(5):
             room(3000, 3000)
@@ -144,15 +127,15 @@ async def test_whole_episodes_that_are_kept_count_with_all_their_steps() -> None
 
 async def test_the_size_of_whole_episodes_is_estimated_until_one_has_ended() -> None:
     """All that began after the first step of one held six times the limit in the end."""
-    limit = ConcurrencyLimit(16 * GUESSED_STEPS * 1000, keeps_episodes=True)
+    limit = buffers.ConcurrencyLimit(16 * buffers.GUESSED_STEPS * 1000, keeps_episodes=True)
     begun: list[int] = []
     async with AsyncExitStack() as stack:
-        scouts = [await stack.enter_async_context(limit.enter()) for _ in range(SCOUTS)]
+        scouts = [await stack.enter_async_context(limit.enter()) for _ in range(buffers.SCOUTS)]
         others = [asyncio.create_task(begin(limit, stack, begun)) for _ in range(200)]
         for scout in scouts:
             scout(1000, 1000)
             await settle()
-        assert 12 < len(begun) < 16 < FOLLOWERS * SCOUTS
+        assert 12 < len(begun) < 16 < buffers.FOLLOWERS * buffers.SCOUTS
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)

@@ -99,20 +99,16 @@ async def test_each_episode_gets_an_instance_of_a_policy_class(serve: Serve) -> 
         assert [step.info["seen"] for step in episode.steps] == [1, 2, 3, 4, 5]
 
 
-async def test_several_environments_take_turns(serve: Serve) -> None:
+async def test_environments_take_turns_sessions_serve_episodes_up_to_max_steps(
+    serve: Serve,
+) -> None:
     addresses = [address_of(serve()), address_of(serve())]
     episodes = await collect(RolloutCollector(addresses, go, concurrency=3), 10)
     assert [episode.environment for episode in episodes] == addresses * 5
-
-
-async def test_a_session_serves_one_episode_after_the_other(serve: Serve) -> None:
     host = serve()
     await collect(RolloutCollector(address_of(host), go, concurrency=2), 12)
     assert len(lines_of(host, "instances.log")) <= 3  # one more is made to read the schema
     assert len(lines_of(host, "resets.log")) == 12
-
-
-async def test_max_steps_truncates_an_episode(serve: Serve) -> None:
     (episode,) = await collect(RolloutCollector(address_of(serve("Endless")), go, max_steps=3), 1)
     assert (episode.status, len(episode.steps)) == (EpisodeStatus.TRUNCATED, 3)
 

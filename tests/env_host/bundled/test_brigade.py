@@ -13,30 +13,11 @@ from collections.abc import AsyncIterator, Iterator
 import numpy as np
 import pytest
 
+from openenvd.env_host.bundled.brigade import mixing, opus
 from openenvd.env_host.bundled.brigade.environment import (
     BrigadeAction,
     BrigadeEnvironment,
     BrigadeObservation,
-)
-from openenvd.env_host.bundled.brigade.mixing import (
-    BUFFER_SAMPLES,
-    DELAY_SAMPLES,
-    FUTURE_SAMPLES,
-    LOUDNESS,
-    PHANTOMS,
-    MixingBuffer,
-    Pcm,
-    WrongTime,
-)
-from openenvd.env_host.bundled.brigade.opus import (
-    FRAME_BYTES,
-    FRAME_SAMPLES,
-    SAMPLE_RATE,
-    Decoder,
-    Encoder,
-    NotOpus,
-    pack,
-    unpack,
 )
 from openenvd.env_host.shared_state.connection import ProxyFactory, StateLink
 from openenvd.env_host.shared_state.frames import WorldCallFailed
@@ -47,17 +28,17 @@ LOOKAHEAD_SAMPLES = 312  # by which libopus delays what it encodes
 FRAMES = 10
 
 
-def tone(hertz: float, samples: int = FRAMES * FRAME_SAMPLES) -> Pcm:
-    time = np.arange(samples) / SAMPLE_RATE
+def tone(hertz: float, samples: int = FRAMES * opus.FRAME_SAMPLES) -> mixing.Pcm:
+    time = np.arange(samples) / opus.SAMPLE_RATE
     return (8000 * np.sin(2 * np.pi * hertz * time)).astype(np.int16)
 
 
-def likeness(one: Pcm, other: Pcm) -> float:
+def likeness(one: mixing.Pcm, other: mixing.Pcm) -> float:
     return float(np.corrcoef(one.astype(float), other.astype(float))[0, 1])
 
 
 def gain(singers: int) -> float:
-    return LOUDNESS * math.sqrt((1 + PHANTOMS) / (singers + PHANTOMS))
+    return mixing.LOUDNESS * math.sqrt((1 + mixing.PHANTOMS) / (singers + mixing.PHANTOMS))
 
 
 # The codec
@@ -65,69 +46,76 @@ def gain(singers: int) -> float:
 
 def test_encoding_and_decoding_preserve_a_voice_and_half_a_frame_is_not_encoded() -> None:
     voice = tone(220)
-    frames = Encoder().encode(voice.tobytes())
-    heard = np.frombuffer(Decoder().decode(frames), np.int16)
+    frames = opus.Encoder().encode(voice.tobytes())
+    heard = np.frombuffer(opus.Decoder().decode(frames), np.int16)
     assert len(frames) == FRAMES
     assert likeness(voice[:20_000], heard[LOOKAHEAD_SAMPLES:][:20_000]) > 0.99
     with pytest.raises(ValueError, match="no whole number of frames"):
-        Encoder().encode(bytes(FRAME_BYTES // 2))
+        opus.Encoder().encode(bytes(opus.FRAME_BYTES // 2))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_a_singer_costs_no_threads() -> None:
     before = set(os.listdir("/proc/self/task"))
-    singers = [(Encoder(), Decoder()) for _ in range(5)]
+    singers = [(opus.Encoder(), opus.Decoder()) for _ in range(5)]
     for encoder, decoder in singers:
-        decoder.decode(encoder.encode(bytes(FRAME_BYTES)))
+        decoder.decode(encoder.encode(bytes(opus.FRAME_BYTES)))
     assert set(os.listdir("/proc/self/task")) <= before  # earlier tests' may end meanwhile
     assert os.sched_getaffinity(0) == os.sched_getaffinity(os.getpid())
 
 
 @pytest.mark.parametrize("frame", [b"", b"\0", b"garbage" * 10, b"\xff" * 100])
 def test_an_invalid_packet_is_refused(frame: bytes) -> None:
-    decoder = Decoder()
-    with pytest.raises(NotOpus):
+    decoder = opus.Decoder()
+    with pytest.raises(opus.NotOpus):
         decoder.decode([frame])
-    [good] = Encoder().encode(bytes(FRAME_BYTES))
-    assert len(decoder.decode([good])) == FRAME_BYTES
+    [good] = opus.Encoder().encode(bytes(opus.FRAME_BYTES))
+    assert len(decoder.decode([good])) == opus.FRAME_BYTES
 
 
 def test_frames_are_packed_and_unpacked() -> None:
     frames = [os.urandom(size) for size in (0, 1, 400, 65_535)]
-    assert unpack(pack(frames)) == frames
-    assert unpack(b"") == unpack(pack([])) == []
+    assert opus.unpack(opus.pack(frames)) == frames
+    assert opus.unpack(b"") == opus.unpack(opus.pack([])) == []
     with pytest.raises(ValueError, match="do not fit"):
-        pack([b""] * 256)
+        opus.pack([b""] * 256)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 10])
 def test_a_packet_with_a_wrong_length_field_is_refused(cut: int) -> None:
-    packet = pack([b"12345", b"678"])
+    packet = opus.pack([b"12345", b"678"])
     for broken in (packet[:-cut], packet + bytes(cut)):
-        with pytest.raises(NotOpus):
-            unpack(broken)
+        with pytest.raises(opus.NotOpus):
+            opus.unpack(broken)
 
 
 # The mixing buffer
 
 
-def test_audio_is_heard_at_its_position_only() -> None:
-    buffer, voice = MixingBuffer(100_000), np.full(1000, 100, np.int16)
+def test_audio_is_heard_at_its_position_of_its_round_only() -> None:
+    buffer, voice = mixing.MixingBuffer(100_000), np.full(1000, 100, np.int16)
     buffer.write(5000, voice, now=10_000)
     heard, most = buffer.read(4500, 2000, now=10_000)
     expected = np.concatenate([np.zeros(500), np.full(1000, 100 * gain(1)), np.zeros(500)])
     np.testing.assert_allclose(heard, expected, atol=1)
     assert most == 1
+    buffer, loud = mixing.MixingBuffer(100_000), np.full(100, 5000, np.int16)
+    for position in range(0, 100_000, 10_000):
+        buffer.write(position, loud, now=position + 100)
+    for position in range(100_000, 300_000, 7_000):
+        heard, most = buffer.read(position, 7_000, now=position + 7_000)
+        assert not heard.any()
+        assert most == 0
 
 
 def test_voices_are_added_the_more_the_softer_and_clipped_not_wrapped_around() -> None:
-    buffer = MixingBuffer(100_000)
+    buffer = mixing.MixingBuffer(100_000)
     for _ in range(4):
         buffer.write(0, np.full(100, 1000, np.int16), now=100)
     heard, most = buffer.read(0, 100, now=100)
     np.testing.assert_allclose(heard, 4000 * gain(4), atol=1)
     assert most == 4
-    buffer = MixingBuffer(100_000)
+    buffer = mixing.MixingBuffer(100_000)
     for _ in range(10):
         buffer.write(0, np.full(10, 32_000, np.int16), now=10)
         buffer.write(10, np.full(10, -32_000, np.int16), now=10)
@@ -137,28 +125,22 @@ def test_voices_are_added_the_more_the_softer_and_clipped_not_wrapped_around() -
 
 @pytest.mark.parametrize("position", [60_000, 60_001, 99_990, 100_000])
 def test_a_span_may_lie_across_the_end_of_the_ring(position: int) -> None:
-    buffer, voice = MixingBuffer(100_000), np.arange(1000, dtype=np.int16)
+    buffer, voice = mixing.MixingBuffer(100_000), np.arange(1000, dtype=np.int16)
     buffer.write(position, voice, now=101_000)
     heard, _ = buffer.read(position, 1000, now=101_000)
     np.testing.assert_allclose(heard, voice * gain(1), atol=1)
 
 
-def test_audio_of_the_previous_round_is_not_heard() -> None:
-    buffer, loud = MixingBuffer(100_000), np.full(100, 5000, np.int16)
-    for position in range(0, 100_000, 10_000):
-        buffer.write(position, loud, now=position + 100)
-    for position in range(100_000, 300_000, 7_000):
-        heard, most = buffer.read(position, 7_000, now=position + 7_000)
-        assert not heard.any()
-        assert most == 0
-
-
 @pytest.mark.parametrize(
-    "position", [1_000_000 + FUTURE_SAMPLES - 99, 1_000_000 + FUTURE_SAMPLES - BUFFER_SAMPLES - 1]
+    "position",
+    [
+        1_000_000 + mixing.FUTURE_SAMPLES - 99,
+        1_000_000 + mixing.FUTURE_SAMPLES - mixing.BUFFER_SAMPLES - 1,
+    ],
 )
 def test_positions_outside_of_the_buffer_are_refused(position: int) -> None:
-    with pytest.raises(WrongTime):
-        MixingBuffer().read(position, 100, now=1_000_000)
+    with pytest.raises(mixing.WrongTime):
+        mixing.MixingBuffer().read(position, 100, now=1_000_000)
 
 
 # Singers of two shards
@@ -192,13 +174,15 @@ async def begin(leader: BrigadeEnvironment, at: int = 0) -> BrigadeObservation:
     return await leader.step_async(BrigadeAction(order="start", read_at=at, frames=1))
 
 
-async def sing(env: BrigadeEnvironment, voice: Pcm, at: int) -> BrigadeObservation:
-    packet = base64.b64encode(pack(Encoder().encode(voice.tobytes()))).decode()
+async def sing(env: BrigadeEnvironment, voice: mixing.Pcm, at: int) -> BrigadeObservation:
+    packet = base64.b64encode(opus.pack(opus.Encoder().encode(voice.tobytes()))).decode()
     return await env.step_async(BrigadeAction(audio=packet, write_at=at, read_at=at))
 
 
-def mix_of(observation: BrigadeObservation) -> Pcm:
-    return np.frombuffer(Decoder().decode(unpack(base64.b64decode(observation.audio))), np.int16)
+def mix_of(observation: BrigadeObservation) -> mixing.Pcm:
+    return np.frombuffer(
+        opus.Decoder().decode(opus.unpack(base64.b64decode(observation.audio))), np.int16
+    )
 
 
 async def test_followers_hear_the_leader(links: list[StateLink]) -> None:
@@ -232,8 +216,8 @@ async def test_each_singer_in_the_chain_hears_all_those_ahead(links: list[StateL
 
 async def test_places_are_given_out_in_order(links: list[StateLink]) -> None:
     joined = [await singer(links[n % 2]).reset_async() for n in range(8)]
-    assert [o.delay // DELAY_SAMPLES for o in joined] == [0, 1, 2, 3, 4, 5, 0, 1]
-    assert (await singer(links[0]).reset_async(place=4)).delay == 4 * DELAY_SAMPLES
+    assert [o.delay // mixing.DELAY_SAMPLES for o in joined] == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert (await singer(links[0]).reset_async(place=4)).delay == 4 * mixing.DELAY_SAMPLES
 
 
 async def test_only_the_leader_begins_and_ends_the_song(links: list[StateLink]) -> None:
@@ -273,8 +257,8 @@ async def test_a_broken_packet_and_an_overwritten_position_are_the_singers_error
 ) -> None:
     env = singer(links[0])
     await begin(env, at=-100_000)
-    for audio in ("!", "AA", base64.b64encode(pack([b"garbage" * 10])).decode()):
-        with pytest.raises(NotOpus):
+    for audio in ("!", "AA", base64.b64encode(opus.pack([b"garbage" * 10])).decode()):
+        with pytest.raises(opus.NotOpus):
             await env.step_async(BrigadeAction(audio=audio, write_at=-50_000, read_at=-50_000))
     assert (await sing(env, tone(220), at=-50_000)).written
     await begin(env)

@@ -21,17 +21,8 @@ from openenvd.env_host.bundled.benchmark.environment import (
     SyncBenchmarkEnvironment,
 )
 from openenvd.env_host.bundled.echo.environment import EchoAction, EchoEnvironment, EchoObservation
-from openenvd.env_host.environment import upstream_project
+from openenvd.env_host.environment import instances, upstream_project
 from openenvd.env_host.environment.definition import AnyAction, Definition, definition_of_class
-from openenvd.env_host.environment.instances import (
-    MAX_STALLS,
-    QUICK_CPU_SECONDS,
-    QUICK_SECONDS,
-    STALL_SECONDS,
-    Calls,
-    Factory,
-    keep_accepted,
-)
 from openenvd.env_host.environment.interfaces import Action, Observation, State
 from openenvd.env_host.environment.plan import supports_concurrency, try_factory
 from openenvd.system.process.proc import children_of
@@ -178,7 +169,7 @@ def test_a_factory_that_ends_its_process_is_told() -> None:
 def test_async_methods_count_only_where_a_subclass_defines_them(
     env: Any, is_async: tuple[bool, bool]
 ) -> None:
-    calls = Calls(env)
+    calls = instances.Calls(env)
     assert (calls.signature.reset_is_async, calls.signature.step_is_async) == is_async
 
 
@@ -186,22 +177,25 @@ def test_keyword_arguments_are_filtered_by_signature() -> None:
     def some(seed: int, *, level: str) -> None:
         """Takes two."""
 
-    assert keep_accepted(some, {"seed": 1, "level": "x", "mood": 2}) == {"seed": 1, "level": "x"}
-    assert keep_accepted(EchoEnvironment().reset, {"mood": 2}) == {"mood": 2}
+    assert instances.keep_accepted(some, {"seed": 1, "level": "x", "mood": 2}) == {
+        "seed": 1,
+        "level": "x",
+    }
+    assert instances.keep_accepted(EchoEnvironment().reset, {"mood": 2}) == {"mood": 2}
 
 
 # Where environments are created: threads, or the loop for what has been seen to be quick
 
 
 def test_the_factory_moves_to_the_loop_when_quick_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    factory = Factory(BenchmarkEnvironment, may_use_loop=True)
+    factory = instances.Factory(BenchmarkEnvironment, may_use_loop=True)
     assert factory.create_on_loop() is None
     factory.create()
     assert isinstance(factory.create_on_loop(), BenchmarkEnvironment)
     with monkeypatch.context() as slow:
-        slow.setattr(time, "monotonic", count(0.0, 2 * STALL_SECONDS).__next__)
-        assert [bool(factory.create_on_loop()) for _ in range(MAX_STALLS + 1)] == [
-            *[True] * MAX_STALLS, False,
+        slow.setattr(time, "monotonic", count(0.0, 2 * instances.STALL_SECONDS).__next__)
+        assert [bool(factory.create_on_loop()) for _ in range(instances.MAX_STALLS + 1)] == [
+            *[True] * instances.MAX_STALLS, False,
         ]  # fmt: skip
     factory.create()
     assert not factory.uses_loop
@@ -213,19 +207,19 @@ def test_the_factory_moves_to_the_loop_when_quick_and_back(monkeypatch: pytest.M
 def test_synchronous_environments_and_those_of_one_thread_stay_there(
     kind: Any, may_use_loop: bool
 ) -> None:
-    factory = Factory(kind, may_use_loop=may_use_loop)
+    factory = instances.Factory(kind, may_use_loop=may_use_loop)
     factory.create()
     assert not factory.uses_loop
 
 
-@pytest.mark.parametrize("seconds", [QUICK_CPU_SECONDS, QUICK_SECONDS])
+@pytest.mark.parametrize("seconds", [instances.QUICK_CPU_SECONDS, instances.QUICK_SECONDS])
 def test_one_that_is_slow_on_a_thread_is_created_there(
     monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     """By CPU time, or by the wall clock when it waits."""
-    clock = "thread_time" if seconds == QUICK_CPU_SECONDS else "monotonic"
+    clock = "thread_time" if seconds == instances.QUICK_CPU_SECONDS else "monotonic"
     monkeypatch.setattr(time, clock, count(0.0, seconds).__next__)
-    factory = Factory(BenchmarkEnvironment, may_use_loop=True)
+    factory = instances.Factory(BenchmarkEnvironment, may_use_loop=True)
     factory.create()
     assert not factory.uses_loop
 
@@ -234,7 +228,7 @@ def test_a_factory_of_both_kinds_is_left_to_threads() -> None:
     kinds: Iterator[Any] = iter(
         [BenchmarkEnvironment, SyncBenchmarkEnvironment, BenchmarkEnvironment]
     )
-    factory = Factory(lambda: next(kinds)(), may_use_loop=True)
+    factory = instances.Factory(lambda: next(kinds)(), may_use_loop=True)
     factory.create()
     assert isinstance(factory.create_on_loop(), SyncBenchmarkEnvironment)
     factory.create()
@@ -253,7 +247,7 @@ def test_a_factory_that_fails_on_the_loop_is_left_to_threads() -> None:
         thread.join()
         return factory.uses_loop
 
-    factory = Factory(function, may_use_loop=True)
+    factory = instances.Factory(function, may_use_loop=True)
     assert make_on_thread()
     assert factory.create_on_loop() is None
     assert not make_on_thread()  # for good
@@ -280,7 +274,7 @@ def test_the_traceback_of_each_cause_of_a_failure_is_logged_once(
     failing: list[Callable[[], Any]], causes: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = iter(failing)
-    factory = Factory(lambda: next(calls)(), may_use_loop=True)
+    factory = instances.Factory(lambda: next(calls)(), may_use_loop=True)
     for _ in failing:
         with pytest.raises((RuntimeError, OSError)) as raised:
             factory.create()

@@ -33,12 +33,11 @@ def first_step(client: Client, **data: Any) -> str:
     return str(answer["data"].get("code", answer["type"]))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def module(tmp_path: Path) -> None:
     (tmp_path / "resets.py").write_text(MODULE)
 
 
-@pytest.mark.usefixtures("module")
 def test_a_session_goes_on_after_a_refused_step(serve: StartHost, isolate: bool) -> None:
     with serve("resets:Undeclared", isolate=isolate).open() as client:
         told = client.ask("step", {})["data"]
@@ -63,7 +62,6 @@ def test_a_session_goes_on_after_a_refused_step(serve: StartHost, isolate: bool)
         ("Free", None, True, "SESSION_NOT_RESET"),
     ],
 )
-@pytest.mark.usefixtures("module")
 def test_the_launch_decides_over_the_manifest_and_that_over_the_class(
     serve: StartHost, name: str, manifest: bool | None, option: bool | None, answer: str
 ) -> None:
@@ -78,7 +76,6 @@ def test_a_class_that_says_nothing_needs_a_reset(serve: StartHost) -> None:
         assert first_step(client) == "SESSION_NOT_RESET"
 
 
-@pytest.mark.usefixtures("module")
 def test_tools_are_listed_and_called_over_mcp_without_a_reset(serve: StartHost) -> None:
     """Upstream says so of both; a step that calls a tool is a step as any other."""
     with serve("resets:Undeclared").open() as client:
@@ -89,7 +86,6 @@ def test_tools_are_listed_and_called_over_mcp_without_a_reset(serve: StartHost) 
         assert first_step(client, type="call_tool") == "SESSION_NOT_RESET"
 
 
-@pytest.mark.usefixtures("module")
 def test_what_is_begun_over_http_may_begin_with_a_step(serve: StartHost) -> None:
     host = serve("resets:Undeclared")
     assert host.http("POST", "/step", {"action": {}})[0] == 200

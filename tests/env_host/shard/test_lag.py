@@ -11,14 +11,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from openenvd.system.process.loop_lag import (
-    LINGER_SAMPLES,
-    EventLoopLagMonitor,
-    LagSnapshot,
-    LagWindow,
-    lags_of,
-    quantile,
-)
+from openenvd.system.process import loop_lag
 
 
 class Clock:
@@ -31,14 +24,14 @@ class Clock:
         return self.now
 
 
-Paused = tuple[EventLoopLagMonitor, Clock]
+Paused = tuple[loop_lag.EventLoopLagMonitor, Clock]
 
 
 @pytest.fixture
 async def paused() -> AsyncIterator[Paused]:
     """A monitor that has nothing to do, with its clock."""
     clock = Clock()
-    monitor = EventLoopLagMonitor(clock=clock, interval_seconds=0.001)
+    monitor = loop_lag.EventLoopLagMonitor(clock=clock, interval_seconds=0.001)
     monitor.start(paused=True)
     yield monitor, clock
     monitor.stop()
@@ -53,7 +46,7 @@ def test_a_stall_is_all_the_samples_that_were_missed(
     due: float, now: float, most: int, samples: int, first: float
 ) -> None:
     expected = [pytest.approx(first - number * 0.1, abs=1e-6) for number in range(samples)]
-    assert lags_of(due, now, 0.1, most=most) == expected
+    assert loop_lag.lags_of(due, now, 0.1, most=most) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,7 +59,7 @@ def test_a_stall_is_all_the_samples_that_were_missed(
     ids=["in time", "it keeps its rhythm after a stall", "a timer that comes too early"],
 )
 def test_when_the_next_beat_is_due(beats: list[float], dues: list[float]) -> None:
-    window = LagWindow(0.0, 0.1, 60.0)
+    window = loop_lag.LagWindow(0.0, 0.1, 60.0)
     for beat, due in zip(beats, dues, strict=True):
         window.beat(beat)
         assert window.due == pytest.approx(due)
@@ -75,7 +68,7 @@ def test_when_the_next_beat_is_due(beats: list[float], dues: list[float]) -> Non
 
 
 def test_one_long_stall_moves_the_percentiles_as_long_as_it_lasted() -> None:
-    window = LagWindow(0.0, 0.1, 10.0)
+    window = loop_lag.LagWindow(0.0, 0.1, 10.0)
     for _ in range(49):
         window.beat(window.due)
     now = window.due + 5.0
@@ -89,7 +82,7 @@ def test_one_long_stall_moves_the_percentiles_as_long_as_it_lasted() -> None:
 
 
 def test_the_window_slides_and_the_worst_is_remembered() -> None:
-    window = LagWindow(0.0, 0.1, 1.0)
+    window = loop_lag.LagWindow(0.0, 0.1, 1.0)
     window.beat(2.1)
     for _ in range(10):
         window.beat(window.due)
@@ -101,8 +94,8 @@ def test_the_window_slides_and_the_worst_is_remembered() -> None:
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 2), (0.75, 3), (0.9, 4), (1.0, 4)])
 def test_quantiles_are_values_that_occurred(share: float, value: float) -> None:
-    assert quantile([1, 2, 3, 4], share) == value
-    assert quantile([], share) == 0.0
+    assert loop_lag.quantile([1, 2, 3, 4], share) == value
+    assert loop_lag.quantile([], share) == 0.0
 
 
 class Told(logging.Handler):
@@ -130,7 +123,7 @@ def hold_until_told(told: Told) -> str:
 
 
 async def test_a_stall_is_logged_once_with_its_stack_and_the_next_one_again(told: Told) -> None:
-    with EventLoopLagMonitor("collector", stall_seconds=0.05):
+    with loop_lag.EventLoopLagMonitor("collector", stall_seconds=0.05):
         line = hold_until_told(told)
         assert line.startswith("collector is blocked for 0.")
         assert "in hold_until_told" in line
@@ -142,8 +135,10 @@ async def test_a_stall_is_logged_once_with_its_stack_and_the_next_one_again(told
 
 async def test_reports_come_once_a_second_and_the_last_one_when_it_pauses() -> None:
     clock = Clock()
-    reports: list[LagSnapshot] = []
-    monitor = EventLoopLagMonitor(clock=clock, interval_seconds=0.001, on_report=reports.append)
+    reports: list[loop_lag.LagSnapshot] = []
+    monitor = loop_lag.EventLoopLagMonitor(
+        clock=clock, interval_seconds=0.001, on_report=reports.append
+    )
     monitor.start(paused=True)
     with monitor.watching():
         clock.now += 3.0
@@ -168,7 +163,7 @@ async def test_time_between_works_is_no_lag_and_a_stall_at_their_end_is(paused: 
         await until_paused(monitor, clock)
         clock.now += 100
     snapshot = monitor.snapshot()
-    assert snapshot.samples >= 2 * LINGER_SAMPLES
+    assert snapshot.samples >= 2 * loop_lag.LINGER_SAMPLES
     assert snapshot.max_seconds < 1
     with monitor.watching(), monitor.watching():
         clock.now += 3.0
@@ -176,7 +171,7 @@ async def test_time_between_works_is_no_lag_and_a_stall_at_their_end_is(paused: 
     assert monitor.snapshot().worst_seconds == pytest.approx(3.0, abs=0.1)
 
 
-async def until_paused(monitor: EventLoopLagMonitor, clock: Clock | None = None) -> None:
+async def until_paused(monitor: loop_lag.EventLoopLagMonitor, clock: Clock | None = None) -> None:
     while monitor._timer is not None:
         if clock is not None:
             clock.now += 0.001

@@ -17,11 +17,7 @@ import pytest
 
 from openenvd.env_host.environment.interfaces import State
 from openenvd.env_host.errors import StartError
-from openenvd.env_host.shared_state.connection import (
-    ProxyFactory,
-    StateLink,
-    StateProxy,
-)
+from openenvd.env_host.shared_state.connection import ProxyFactory, StateLink, StateProxy
 from openenvd.env_host.shared_state.frames import (
     BodyTooLarge,
     WorldBusy,

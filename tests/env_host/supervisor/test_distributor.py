@@ -16,11 +16,7 @@ from openenvd.env_host.ipc.scoreboard import Field, Scoreboard, now_microseconds
 from openenvd.env_host.startup import SPARE_FDS
 from openenvd.env_host.supervisor import acceptor, distributor
 from openenvd.env_host.supervisor.acceptor import CROWD, Backlog
-from openenvd.env_host.supervisor.distributor import (
-    MIN_IN_MESSAGE,
-    WINDOW_MESSAGES,
-    Distributor,
-)
+from openenvd.env_host.supervisor.distributor import MIN_IN_MESSAGE, WINDOW_MESSAGES, Distributor
 from openenvd.system.process.descriptors import (
     Message,
     close_all,

@@ -97,6 +97,8 @@ def test_a_class_that_is_not_tried_is_told_with_its_first_session(start: StartHo
     assert "sessions_fail" not in host.ready()
     assert try_session(host) == "error"
     assert cause(host).startswith(CAUSE)
+    host = start("shared:World", files={"shared.py": SHARED}, env={TRIAL_VARIABLE: "1"})
+    assert "ready" in (host.note() or {})
 
 
 def test_a_class_that_fails_is_told_before_ready_when_a_launch_starts_it(
@@ -105,11 +107,6 @@ def test_a_class_that_fails_is_told_before_ready_when_a_launch_starts_it(
     host = start("Broken", isolate=isolate, max_sessions=None, env={TRIAL_VARIABLE: "1"})
     assert cause(host).startswith("OSError: no licence (")
     host.ready()
-
-
-def test_a_class_whose_sessions_share_a_state_is_not_tried(start: StartHost) -> None:
-    host = start("shared:World", files={"shared.py": SHARED}, env={TRIAL_VARIABLE: "1"})
-    assert "ready" in (host.note() or {})
 
 
 def test_a_request_without_a_session_reports_whether_an_environment_was_created(

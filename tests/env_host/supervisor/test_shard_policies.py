@@ -16,10 +16,7 @@ from openenvd.env_host.shard.connections import Head, Owner, new_session_id, own
 from openenvd.env_host.startup import SPARE_FDS
 from openenvd.env_host.supervisor.shard_policies import LINGER_SECONDS, ShardDemand
 from openenvd.schema.protocol import DEFAULT_SESSIONS, HostConfig
-from openenvd.system.process.backoff import (
-    EARLY_SECONDS,
-    RestartSchedule,
-)
+from openenvd.system.process.backoff import EARLY_SECONDS, RestartSchedule
 
 NOW = 1_000 * MICROSECONDS
 MACHINE = Machine(cores=4, fds=20_000, memory_bytes=64 * 2**30)
@@ -45,16 +42,13 @@ def place(made: Scoreboard, index: int, since: int = NOW) -> int | None:
     return place_of(since, made[index], made.others(index), NOW)
 
 
-def test_a_connection_is_placed_here_or_where_there_is_most_room() -> None:
+def test_connections_go_where_there_is_most_room_the_longest_waiting_first() -> None:
     assert place(scoreboard(99, 0), 0) == 0
     assert place(scoreboard(100, 98, 20), 0) == 2
     assert place(scoreboard(100, 100), 0) is None
     promised = scoreboard(99)
     promised[0][Field.PROMISED] = 1
     assert promised[0].room == 0
-
-
-def test_the_connection_that_waited_longest_in_any_shard_goes_first() -> None:
     made = scoreboard(99, 100)
     made[1][Field.OLDEST_WAIT] = NOW - int(2 * FAIR_SECONDS * MICROSECONDS)
     assert place(made, 0) is None

@@ -97,11 +97,8 @@ def test_many_empty_fragments_take_neither_time_nor_memory() -> None:
     assert parser.feed(FrameSpec(CONTINUATION, b"x").encode()) == [(TEXT, b"x")]
 
 
-def test_a_handshake_that_we_take_is_one_that_websockets_takes() -> None:
+def test_a_handshake_is_read_and_answered_as_websockets_and_the_rfc_have_it() -> None:
     fuzzing.try_examples(fuzzing.check_head, 5 * EXAMPLES, fuzzing.heads())
-
-
-def test_a_handshake_is_read_and_answered_as_the_rfc_has_it() -> None:
     upgrade = parse_upgrade(HEAD)
     assert upgrade is not None
     assert (upgrade.path, upgrade.parameter("session_id")) == ("/ws", "a b")

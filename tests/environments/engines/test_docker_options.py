@@ -10,11 +10,7 @@ from pydantic import ValidationError
 
 from openenvd.environments.engines.base import EngineRefused
 from openenvd.environments.engines.docker.options import host_config
-from openenvd.environments.engines.swarm.options import (
-    container_spec,
-    service_name,
-    split_options,
-)
+from openenvd.environments.engines.swarm.options import container_spec, service_name, split_options
 from openenvd.server.operations.launch import LaunchPayload
 
 

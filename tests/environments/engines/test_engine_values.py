@@ -204,13 +204,10 @@ def test_each_piece_is_once_on_one_side_of_any_cursor(seconds: tuple[float, ...]
         assert numbers(frames, cursor) == list(range(place + 1, len(frames)))
 
 
-def test_of_a_log_without_the_cursors_piece_what_is_later_is_left() -> None:
+def test_a_log_is_asked_for_again_from_before_its_cursor_or_what_is_later() -> None:
     frames = log_of(1.0, 2.0, 3.0, 3.5, 9.0)
     assert numbers(frames[2:], "2026-05-04T10:00:02.000000000Z#1") == [2, 3, 4]
     assert numbers(frames[2:3], "2026-05-04T10:00:02.000000000Z#1") == [2]
-
-
-def test_what_is_asked_for_again_begins_before_all_that_may_stand_behind_the_cursor() -> None:
     assert since_of(None) is None
     assert since_of("2026-05-04T10:00:02.250000000Z#3") == datetime(
         2026, 5, 4, 10, 0, 1, tzinfo=UTC

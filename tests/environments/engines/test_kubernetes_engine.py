@@ -23,19 +23,12 @@ import kmock as mock
 import pytest
 import yaml
 
-from openenvd.environments.engines.base import (
-    EngineGone,
-    EngineRefused,
-    Instance,
-    InstanceState,
-    Labels,
-    ReplicaPlan,
-)
+from openenvd.environments.engines import base
 from openenvd.environments.engines.kubernetes.engine import KubernetesEngine
 from openenvd.environments.engines.kubernetes.options import kubernetes_address
 
-LABELS = Labels(home="0123456789ab", environment="echo", replica="echo-0-7f", generation="7f")
-PLAN = ReplicaPlan(labels=LABELS, image="openenvd-echo:1", host="127.0.0.1", port=9000)
+LABELS = base.Labels(home="0123456789ab", environment="echo", replica="echo-0-7f", generation="7f")
+PLAN = base.ReplicaPlan(labels=LABELS, image="openenvd-echo:1", host="127.0.0.1", port=9000)
 SECOND = replace(PLAN, labels=replace(LABELS, replica="echo-1-7f"))
 REVIEWS = "post /apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 ROOT = Path(__file__).parents[3]
@@ -153,17 +146,17 @@ def set_status(server: ApiServer, status: Any, name: str = NAME) -> None:
     server.objects[pods, "rl", name].patch({"status": status})
 
 
-async def started(engine: KubernetesEngine, plan: ReplicaPlan = PLAN) -> Instance:
+async def started(engine: KubernetesEngine, plan: base.ReplicaPlan = PLAN) -> base.Instance:
     return await to_thread(engine.start, plan)
 
 
-async def running(engine: KubernetesEngine, server: ApiServer) -> Instance:
+async def running(engine: KubernetesEngine, server: ApiServer) -> base.Instance:
     instance = await started(engine)
     set_status(server, RUNNING)
     return instance
 
 
-async def state_of(engine: KubernetesEngine) -> InstanceState | None:
+async def state_of(engine: KubernetesEngine) -> base.InstanceState | None:
     found = await to_thread(engine.find, PLAN)
     return None if found is None else found.state
 
@@ -242,9 +235,9 @@ async def test_a_pods_end_is_overdue_by_the_clock_of_the_cluster(
     due = (kmock.clock + timedelta(seconds=30)).strftime("%Y-%m-%dT%H:%M:%SZ")
     pods = mock.resource("", "v1", "pods")
     kmock.objects[pods, "rl", NAME].patch({"metadata": {"deletionTimestamp": due}})
-    assert await state_of(engine) is InstanceState.RUNNING
+    assert await state_of(engine) is base.InstanceState.RUNNING
     kmock.clock += timedelta(seconds=60)
-    assert await state_of(engine) is InstanceState.EXITED
+    assert await state_of(engine) is base.InstanceState.EXITED
 
 
 async def test_a_pod_without_a_shell_is_deleted_and_a_lost_stop_asked_again(
@@ -256,9 +249,9 @@ async def test_a_pod_without_a_shell_is_deleted_and_a_lost_stop_asked_again(
     assert await state_of(engine) is None
     instance = await running(engine, kmock)
     kmock.command_ends = None
-    with pytest.raises(EngineGone):
+    with pytest.raises(base.EngineGone):
         await to_thread(engine.stop, instance, 60.0)
-    assert await state_of(engine) is InstanceState.RUNNING
+    assert await state_of(engine) is base.InstanceState.RUNNING
     await to_thread(engine.stop, instance, 0.0)
     assert await state_of(engine) is None
 
@@ -266,9 +259,9 @@ async def test_a_pod_without_a_shell_is_deleted_and_a_lost_stop_asked_again(
 @pytest.mark.parametrize(
     ("ends", "error", "expected"),
     [
-        (None, EngineGone, "was lost"),
-        (ENDED_WITH_3, EngineRefused, "ended with code 3"),
-        (NO_SHELL, EngineRefused, '"sh": executable file not found'),
+        (None, base.EngineGone, "was lost"),
+        (ENDED_WITH_3, base.EngineRefused, "ended with code 3"),
+        (NO_SHELL, base.EngineRefused, '"sh": executable file not found'),
     ],
     ids=["lost", "code 3", "no shell"],
 )
@@ -289,10 +282,10 @@ async def test_a_signal_that_is_not_sent_is_told_with_how_its_command_ended(
 @pytest.mark.parametrize(
     ("status", "error", "expected"),
     [
-        (403, EngineRefused, r"^Kubernetes [^{]*: not this one$"),
-        (500, EngineGone, r"^Kubernetes [^{]*: not this one$"),
-        (401, EngineGone, r"^Kubernetes [^{]*: not this one$"),
-        (0, EngineGone, "."),  # its connection is cut, so that it is asked again
+        (403, base.EngineRefused, r"^Kubernetes [^{]*: not this one$"),
+        (500, base.EngineGone, r"^Kubernetes [^{]*: not this one$"),
+        (401, base.EngineGone, r"^Kubernetes [^{]*: not this one$"),
+        (0, base.EngineGone, "."),  # its connection is cut, so that it is asked again
     ],
 )
 async def test_a_command_that_cannot_be_begun_says_why_in_kubernetes_words_alone(
@@ -339,7 +332,7 @@ async def test_a_kubeconfig_that_is_none_is_named(
 ) -> None:
     path = Path(os.environ["KUBECONFIG"])
     path.unlink() if text is None else path.write_text(text)
-    with pytest.raises(EngineGone) as gone:
+    with pytest.raises(base.EngineGone) as gone:
         await to_thread(KubernetesEngine().check)
     assert str(path) in gone.value.message
     assert "\n" not in gone.value.message
@@ -349,10 +342,10 @@ async def test_a_kubeconfig_that_is_none_is_named(
 @pytest.mark.parametrize(
     ("question", "answer", "error", "expected"),
     [
-        (f"post {PODS}", QUOTA_EXCEEDED, EngineRefused, "exceeded quota: small"),
-        (f"post {PODS}", QUOTA_CHANGED, EngineGone, "resourcequotas"),
-        (f"get {PODS}/{NAME}", UNAVAILABLE, EngineGone, "."),
-        (f"patch {SERVICES}/{SERVICE}", FORBIDDEN, EngineRefused, "cannot patch"),
+        (f"post {PODS}", QUOTA_EXCEEDED, base.EngineRefused, "exceeded quota: small"),
+        (f"post {PODS}", QUOTA_CHANGED, base.EngineGone, "resourcequotas"),
+        (f"get {PODS}/{NAME}", UNAVAILABLE, base.EngineGone, "."),
+        (f"patch {SERVICES}/{SERVICE}", FORBIDDEN, base.EngineRefused, "cannot patch"),
     ],
     ids=["quota used up", "quota changed by others", "gone", "no right"],
 )

@@ -13,13 +13,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.environments.engines.base import (
-    EngineRefused,
-    ExitFacts,
-    InstanceState,
-    Labels,
-    ReplicaPlan,
-)
+from openenvd.environments.engines import base
 from openenvd.environments.engines.kubernetes.options import (
     SIGNAL_SERVER,
     dns_name,
@@ -33,16 +27,16 @@ from openenvd.environments.engines.kubernetes.options import (
 from openenvd.environments.engines.kubernetes.pods import instance_of
 from openenvd.schema.protocol import HOST_OPTIONS_VARIABLE
 
-LABELS = Labels(home="0123456789ab", environment="echo", replica="echo-0-7f", generation="7f")
-PLAN = ReplicaPlan(labels=LABELS, image="openenvd-echo:1", host="127.0.0.1", port=9000)
+LABELS = base.Labels(home="0123456789ab", environment="echo", replica="echo-0-7f", generation="7f")
+PLAN = base.ReplicaPlan(labels=LABELS, image="openenvd-echo:1", host="127.0.0.1", port=9000)
 
 
-def pod(plan: ReplicaPlan = PLAN, **options: str) -> Any:
+def pod(plan: base.ReplicaPlan = PLAN, **options: str) -> Any:
     names = {name.replace("_", "-"): text for name, text in options.items()}
     return pod_of(replace(plan, options=names), "rl")
 
 
-def container(plan: ReplicaPlan = PLAN, **options: str) -> Any:
+def container(plan: base.ReplicaPlan = PLAN, **options: str) -> Any:
     [found] = pod(plan, **options)["spec"]["containers"]
     return found
 
@@ -129,14 +123,14 @@ def test_options_and_a_patch_become_parts_of_the_pod() -> None:
 def test_options_that_cannot_be_are_refused_before_anything_is_started(
     options: dict[str, str], words: str
 ) -> None:
-    with pytest.raises(EngineRefused) as refusal:
+    with pytest.raises(base.EngineRefused) as refusal:
         options_of(options, sandbox=False)
     assert re.search(words, f"{refusal.value.message} {refusal.value.hint}")
 
 
 def test_a_patch_cannot_open_a_sandbox_but_may_add_labels() -> None:
     patch = '{"spec": {"hostPID": true}}'
-    with pytest.raises(EngineRefused, match="take back what --sandbox drops"):
+    with pytest.raises(base.EngineRefused, match="take back what --sandbox drops"):
         options_of({"patch": patch}, sandbox=True)
     added = pod(replace(PLAN, sandbox=True), patch='{"metadata": {"labels": {"team": "rl"}}}')
     assert added["metadata"]["labels"]["team"] == "rl"
@@ -150,7 +144,7 @@ def test_names_and_labels_that_kubernetes_does_not_take_stay_apart_and_are_kept_
     assert all(len(name) <= 63 for name in found)
     labels = replace(LABELS, environment="_my_env.", replica="r" * 80)
     made = pod(replace(PLAN, labels=labels))["metadata"]
-    assert Labels.of(made["annotations"]) == labels
+    assert base.Labels.of(made["annotations"]) == labels
     assert all(0 < len(value) <= 63 for value in made["labels"].values())
     assert made["labels"]["openenvd.home"] == LABELS.home
 
@@ -263,7 +257,7 @@ def test_what_a_pod_waits_for_is_said(
     pod: Any, warning: str, words: str, is_on_its_way: bool
 ) -> None:
     found = instance_of(pod, NOW, *([warning] if warning else []))
-    assert (found.state, found.waiting) == (InstanceState.STARTING, words)
+    assert (found.state, found.waiting) == (base.InstanceState.STARTING, words)
     assert found.is_on_its_way is is_on_its_way
 
 
@@ -278,8 +272,8 @@ def test_what_a_pod_waits_for_is_said(
 )
 def test_an_image_that_cannot_be_had_is_the_end(reason: str, message: str) -> None:
     found = instance_of(waiting(reason, message), NOW)
-    assert found.state is InstanceState.EXITED
-    assert found.exit == ExitFacts(error=f"{reason}: {message}")
+    assert found.state is base.InstanceState.EXITED
+    assert found.exit == base.ExitFacts(error=f"{reason}: {message}")
 
 
 def test_a_container_that_others_put_into_the_pod_and_that_crashes_is_told() -> None:
@@ -300,7 +294,7 @@ def test_a_container_that_others_put_into_the_pod_and_that_crashes_is_told() -> 
 )
 def test_a_pod_that_runs_is_reached_at_its_own_address(ip: str, address: str) -> None:
     found = instance_of(seen("Running", {"running": {}}, podIP=ip), NOW)
-    assert (found.state, found.address) == (InstanceState.RUNNING, address)
+    assert (found.state, found.address) == (base.InstanceState.RUNNING, address)
 
 
 TIMES = {"startedAt": "2026-05-04T09:00:00Z", "finishedAt": "2026-05-04T09:00:07Z"}
@@ -310,17 +304,20 @@ EVICTED = {"reason": "Evicted", "message": "The node was low on resource: memory
 @pytest.mark.parametrize(
     ("pod", "facts"),
     [
-        (ended(3, **TIMES), ExitFacts(exit_code=3, seconds=7.0)),
-        (ended(128, "StartError", message="no serve"), ExitFacts(error="StartError: no serve")),
+        (ended(3, **TIMES), base.ExitFacts(exit_code=3, seconds=7.0)),
+        (
+            ended(128, "StartError", message="no serve"),
+            base.ExitFacts(error="StartError: no serve"),
+        ),
         (
             seen("Failed", startTime="t", podIP="10.1.2.3", **EVICTED),
-            ExitFacts(evidence="Evicted: The node was low on resource: memory."),
+            base.ExitFacts(evidence="Evicted: The node was low on resource: memory."),
         ),
     ],
 )
-def test_an_exit_has_its_code_and_seconds_or_its_reason(pod: Any, facts: ExitFacts) -> None:
+def test_an_exit_has_its_code_and_seconds_or_its_reason(pod: Any, facts: base.ExitFacts) -> None:
     found = instance_of(pod, NOW)
-    assert (found.state, found.exit) == (InstanceState.EXITED, facts)
+    assert (found.state, found.exit) == (base.InstanceState.EXITED, facts)
 
 
 @pytest.mark.parametrize(("code", "is_oom"), [(137, True), (1, True), (0, False), (143, False)])
@@ -333,25 +330,25 @@ def test_memory_is_what_ended_it_only_if_it_did_not_end_well(code: int, is_oom: 
 @pytest.mark.parametrize(
     ("code", "reason", "conditions", "exit_"),
     [
-        (0, "Completed", [], ExitFacts(ended_by="pod x-1 was deleted: not by openenvd")),
+        (0, "Completed", [], base.ExitFacts(ended_by="pod x-1 was deleted: not by openenvd")),
         (
             143,
             "Error",
             [{"type": "DisruptionTarget", "status": "True", "message": "node n1 is drained"}],
-            ExitFacts(ended_by="pod x-1 was deleted: node n1 is drained"),
+            base.ExitFacts(ended_by="pod x-1 was deleted: node n1 is drained"),
         ),
-        (3, "Error", [], ExitFacts(exit_code=3)),
+        (3, "Error", [], base.ExitFacts(exit_code=3)),
         (
             137,
             "OOMKilled",
             [],
-            ExitFacts(exit_code=137, is_oom=True, evidence="pod x-1, OOMKilled"),
+            base.ExitFacts(exit_code=137, is_oom=True, evidence="pod x-1, OOMKilled"),
         ),
     ],
     ids=["ended in order", "drained", "crashed", "out of memory"],
 )
 def test_a_pod_that_ends_since_it_is_deleted_says_so(
-    code: int, reason: str, conditions: list[Any], exit_: ExitFacts
+    code: int, reason: str, conditions: list[Any], exit_: base.ExitFacts
 ) -> None:
     gone = ended(code, reason)
     gone["metadata"] |= {"deletionTimestamp": NOW.isoformat(), "name": "x-1"}
@@ -363,10 +360,10 @@ def test_a_pod_whose_node_is_away_is_lost_once_its_end_is_overdue() -> None:
     gone = seen("Running", {"running": {}}, podIP="10.1.2.3")
     due = NOW - timedelta(seconds=5)
     gone["metadata"]["deletionTimestamp"] = due.isoformat().replace("+00:00", "Z")
-    assert instance_of(gone, NOW).state is InstanceState.RUNNING
+    assert instance_of(gone, NOW).state is base.InstanceState.RUNNING
     later = instance_of(gone, NOW + timedelta(seconds=11))
-    assert later.state is InstanceState.EXITED
-    assert later.exit == ExitFacts(evidence="node n1 does not answer")
+    assert later.state is base.InstanceState.EXITED
+    assert later.exit == base.ExitFacts(evidence="node n1 does not answer")
 
 
 @pytest.mark.parametrize(
@@ -385,4 +382,4 @@ def test_a_node_that_is_away_is_not_given_the_grace_of_its_pods(
     due = asked + timedelta(seconds=3600)
     gone["metadata"] |= {"deletionTimestamp": due.isoformat(), "deletionGracePeriodSeconds": 3600}
     found = instance_of(gone, NOW)
-    assert (found.state is InstanceState.EXITED) is is_lost
+    assert (found.state is base.InstanceState.EXITED) is is_lost

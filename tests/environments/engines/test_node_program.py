@@ -27,7 +27,7 @@ def options_of(environ: dict[str, str]) -> dict[str, Any]:
     return found
 
 
-def test_a_port_that_is_taken_is_replaced_by_another() -> None:
+def test_a_port_that_is_taken_is_replaced_and_another_machines_address_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         listeners = listen("localhost", port)
@@ -35,23 +35,17 @@ def test_a_port_that_is_taken_is_replaced_by_another() -> None:
     assert listeners[0].getsockname()[1] != port
     for each in listeners:
         each.close()
-
-
-def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(OSError, match=r"192\.0\.2\.1"):
         listen("192.0.2.1", 0)
 
 
-def test_imports_go_through_links_in_the_replicas_folder_first(tmp_path: Path) -> None:
+def test_a_server_has_links_first_and_the_address_and_limits_of_its_node(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     for _ in range(2):  # of a second instance of the replica, too
         found = options_of(server_variables(plan(project), "127.0.0.1", tmp_path, owns_cgroup=True))
     assert found["import_paths"] == [str(tmp_path / "imports"), "/srv"]
     assert (tmp_path / "imports" / "my_env").resolve() == project
-
-
-def test_a_server_is_called_by_the_address_of_its_node(tmp_path: Path) -> None:
     asked = plan(tmp_path, allow_origin=["https://notebook.example"])
     found = options_of(server_variables(asked, "fd00::7", tmp_path, owns_cgroup=True))
     assert found["allow_origin"] == ["https://notebook.example", "http://[fd00::7]"]
@@ -59,9 +53,6 @@ def test_a_server_is_called_by_the_address_of_its_node(tmp_path: Path) -> None:
         server_variables(plan(tmp_path), "127.0.0.1", tmp_path, owns_cgroup=False)
     )
     assert http_address("fd00::7", 8000) == "http://[fd00::7]:8000"
-
-
-def test_what_a_node_limits_stands_for_what_was_not_asked_for(tmp_path: Path) -> None:
     asked = plan(tmp_path, memory_bytes=1, cores=None)
     found = options_of(
         server_variables(asked, "127.0.0.1", tmp_path, owns_cgroup=True, memory_bytes=2, cores=3)

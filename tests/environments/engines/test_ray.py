@@ -15,12 +15,7 @@ import pytest
 from openenvd.environments.engines.base import EngineGone, EngineRefused, Labels, ReplicaPlan
 from openenvd.environments.engines.ray import driver as ray_driver
 from openenvd.environments.engines.ray.driver import RayDriver
-from openenvd.environments.engines.ray.options import (
-    bundle,
-    check_options,
-    options_of,
-    ray_address,
-)
+from openenvd.environments.engines.ray.options import bundle, check_options, options_of, ray_address
 
 from ...env_host.hosts import until
 

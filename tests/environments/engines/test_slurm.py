@@ -12,14 +12,7 @@ from typing import Any
 import pytest
 
 from openenvd.environments.agent.engine_watch import exit_reason
-from openenvd.environments.engines.base import (
-    EngineGone,
-    EngineRefused,
-    Instance,
-    InstanceState,
-    Labels,
-    ReplicaPlan,
-)
+from openenvd.environments.engines import base
 from openenvd.environments.engines.slurm import commands as slurm_commands
 from openenvd.environments.engines.slurm import job_table
 from openenvd.environments.engines.slurm.commands import Row, exit_facts, over_memory, read_duration
@@ -34,19 +27,15 @@ from openenvd.environments.engines.slurm.job import (
     read_job,
     write_job,
 )
-from openenvd.environments.engines.slurm.options import (
-    job_script,
-    sbatch_arguments,
-    warned_seconds,
-)
+from openenvd.environments.engines.slurm.options import job_script, sbatch_arguments, warned_seconds
 from openenvd.system.process.process_identity import boot_seconds
 from openenvd.system.text.units import MB
 
-LABELS = Labels("home", "echo", "echo-0-abc", "abc")
+LABELS = base.Labels("home", "echo", "echo-0-abc", "abc")
 
 
-def plan_of(**options: Any) -> ReplicaPlan:
-    return ReplicaPlan(
+def plan_of(**options: Any) -> base.ReplicaPlan:
+    return base.ReplicaPlan(
         labels=LABELS, image="", host="127.0.0.1", port=8000, run_dir="/shared/run/a%b", **options
     )
 
@@ -58,7 +47,7 @@ def test_a_plan_is_limits_labels_and_options_and_its_job_waits_for_none_that_was
     assert "--dependency=singleton" in arguments
     assert "--output=/shared/run/a%%b/slurm-%j.out" in arguments  # its own is no pattern
     [comment] = [each for each in arguments if each.startswith("--comment=")]
-    assert Labels.of(json.loads(comment.partition("=")[2])) == LABELS
+    assert base.Labels.of(json.loads(comment.partition("=")[2])) == LABELS
     options = {"partition": "gpu", "exclusive": "true", "gpus": "a100:1", "requeue": "true"}
     arguments = sbatch_arguments(plan_of(gpus=1, options={**options, "dependency": "afterok:7"}))
     assert {"--partition=gpu", "--exclusive", "--gpus=a100:1", "--requeue"} <= set(arguments)
@@ -99,12 +88,12 @@ def test_a_job_that_was_left_is_replaced_for_ever(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["job-name", "comment", "output", "array", "out", "wra", "job"])
 def test_options_by_which_jobs_are_found_are_refused(name: str) -> None:
-    with pytest.raises(EngineRefused, match=name):
+    with pytest.raises(base.EngineRefused, match=name):
         sbatch_arguments(plan_of(options={name: "x"}))
 
 
 def test_a_sandbox_is_refused_and_the_script_tells_no_secret() -> None:
-    with pytest.raises(EngineRefused, match="sandbox"):
+    with pytest.raises(base.EngineRefused, match="sandbox"):
         sbatch_arguments(plan_of(sandbox=True))
     script = job_script(plan_of(env={"TOKEN": "hunter2"}))
     assert "hunter2" not in script
@@ -177,7 +166,7 @@ def test_without_a_configuration_the_hint_names_the_variables_of_the_daemon(
     sinfo.write_text(f"#!/bin/sh\ncat >&2 <<END\n{UNCONFIGURED}END\nexit 1\n")
     sinfo.chmod(0o755)
     monkeypatch.setenv("SLURM_CONF", file)
-    with pytest.raises(EngineGone) as raised:
+    with pytest.raises(base.EngineGone) as raised:
         slurm_commands.run(str(sinfo))
     hint = str(raised.value.hint)
     assert hint.startswith(f"the daemon was started {how}: openenv stop, export SLURM_CONF=")
@@ -224,7 +213,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
     return made
 
 
-def found_by(engine: SlurmEngine, plan: ReplicaPlan) -> Instance:
+def found_by(engine: SlurmEngine, plan: base.ReplicaPlan) -> base.Instance:
     found = engine.find(plan)
     assert found is not None
     return found
@@ -235,8 +224,10 @@ def report(folder: Path, **fields: Any) -> None:
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> ReplicaPlan:
-    return ReplicaPlan(labels=LABELS, image="", host="127.0.0.1", port=1, run_dir=str(tmp_path))
+def plan(tmp_path: Path) -> base.ReplicaPlan:
+    return base.ReplicaPlan(
+        labels=LABELS, image="", host="127.0.0.1", port=1, run_dir=str(tmp_path)
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,16 +241,16 @@ def plan(tmp_path: Path) -> ReplicaPlan:
     ],
 )
 def test_a_job_is_on_its_way_unless_slurm_has_a_reason(
-    jobs: Jobs, plan: ReplicaPlan, state: str, reason: str, is_on_its_way: bool
+    jobs: Jobs, plan: base.ReplicaPlan, state: str, reason: str, is_on_its_way: bool
 ) -> None:
     jobs.put("7", state)
     jobs.rows["7"] = replace(jobs.rows["7"], reason=reason)
     found = found_by(SlurmEngine(), plan)
-    assert (found.state, found.is_on_its_way) == (InstanceState.STARTING, is_on_its_way)
+    assert (found.state, found.is_on_its_way) == (base.InstanceState.STARTING, is_on_its_way)
 
 
 def test_a_job_with_a_short_limit_is_not_replaced_as_soon_as_it_begins(
-    jobs: Jobs, plan: ReplicaPlan, tmp_path: Path
+    jobs: Jobs, plan: base.ReplicaPlan, tmp_path: Path
 ) -> None:
     jobs.put("7", "RUNNING", left=120.0)
     report(tmp_path)
@@ -269,7 +260,7 @@ def test_a_job_with_a_short_limit_is_not_replaced_as_soon_as_it_begins(
 
 
 def test_when_a_job_ends_is_told_by_a_clock_that_no_step_moves_and_again_when_it_moves(
-    jobs: Jobs, plan: ReplicaPlan, tmp_path: Path
+    jobs: Jobs, plan: base.ReplicaPlan, tmp_path: Path
 ) -> None:
     jobs.put("7", "RUNNING", left=120.0)
     report(tmp_path)
@@ -284,7 +275,7 @@ def test_when_a_job_ends_is_told_by_a_clock_that_no_step_moves_and_again_when_it
 
 
 def test_a_silent_job_that_is_stopped_has_its_grace(
-    jobs: Jobs, plan: ReplicaPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: Jobs, plan: base.ReplicaPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_table, "SILENT_SECONDS", 0.0)
     jobs.put("7", "RUNNING")
@@ -298,7 +289,7 @@ def test_a_silent_job_that_is_stopped_has_its_grace(
 
 
 def test_a_job_that_waits_may_go_to_a_lost_node_again_when_what_was_left_there_has_ended(
-    jobs: Jobs, plan: ReplicaPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: Jobs, plan: base.ReplicaPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_table, "FRESH_SECONDS", 0.0)
     jobs.put("7", "COMPLETING")
@@ -317,15 +308,15 @@ def test_a_job_that_waits_may_go_to_a_lost_node_again_when_what_was_left_there_h
     assert jobs.commands[1:] == [("scontrol", "update", "jobid=8", "ExcNodeList=n5")]
 
 
-def test_a_job_whose_folder_is_gone_is_cancelled(jobs: Jobs, plan: ReplicaPlan) -> None:
+def test_a_job_whose_folder_is_gone_is_cancelled(jobs: Jobs, plan: base.ReplicaPlan) -> None:
     """As when a replica is stopped while it is started."""
-    with pytest.raises(EngineRefused, match="folder cannot be written"):
+    with pytest.raises(base.EngineRefused, match="folder cannot be written"):
         SlurmEngine().start(replace(plan, run_dir=f"{plan.run_dir}/gone"))
     assert jobs.commands[-1][0] == "scancel"
 
 
 def test_a_job_that_slurm_has_forgotten_is_found_by_what_it_has_written(
-    jobs: Jobs, plan: ReplicaPlan, tmp_path: Path
+    jobs: Jobs, plan: base.ReplicaPlan, tmp_path: Path
 ) -> None:
     write_job(tmp_path, "7")
     report(tmp_path, exit_code=7)

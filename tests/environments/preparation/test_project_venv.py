@@ -51,7 +51,7 @@ def prepare_metadata_for_build_wheel(folder, config_settings=None):
 """
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only place where packages come from."""
     folder = tmp_path / "wheels"
@@ -172,7 +172,6 @@ def version_seen_by(python: Path | None, module: str = "thing") -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.usefixtures("wheels")
 def test_dependencies_are_installed_once_and_the_projects_folder_is_unchanged(
     tmp_path: Path, layout: Layout
 ) -> None:
@@ -188,7 +187,6 @@ def test_dependencies_are_installed_once_and_the_projects_folder_is_unchanged(
     assert said == []
 
 
-@pytest.mark.usefixtures("wheels")
 @pytest.mark.parametrize("follows", ["pyproject.toml", "requirements.txt"])
 def test_a_project_finds_its_own_version_and_entry_points(
     tmp_path: Path, layout: Layout, follows: str
@@ -266,7 +264,6 @@ source = { registry = "wheels" }
 """
 
 
-@pytest.mark.usefixtures("wheels")
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -320,7 +317,6 @@ def test_what_the_dockerfile_installs_beside_the_project_is_there(
     assert (venv_key(project) != before) is ("-r" in run)
 
 
-@pytest.mark.usefixtures("wheels")
 def test_where_what_the_dockerfile_installs_is_not_to_be_had_the_project_is_installed_alone(
     tmp_path: Path, layout: Layout
 ) -> None:
@@ -351,7 +347,6 @@ def test_nothing_is_compiled_without_a_word_and_never_for_the_sake_of_a_lock_fil
     assert said.index(told) < said.index(f"  uv: {compiled}")
 
 
-@pytest.mark.usefixtures("wheels")
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
@@ -409,7 +404,6 @@ def test_what_the_host_needs_takes_the_place_of_a_version_that_the_project_pins(
     assert "thing==1.0 of pyproject.toml was replaced: the env host needs another version" in said
 
 
-@pytest.mark.usefixtures("wheels")
 def test_a_build_without_the_readme_that_it_names_writes_into_a_copy_of_the_project(
     tmp_path: Path, layout: Layout
 ) -> None:
@@ -429,7 +423,6 @@ def test_a_project_without_requirements_runs_in_our_own_python(
     assert project_python(project, layout, lambda _: None) is None
 
 
-@pytest.mark.usefixtures("wheels")
 def test_a_failure_shows_uvs_last_lines_and_does_not_prevent_a_retry(
     tmp_path: Path, layout: Layout
 ) -> None:
@@ -445,7 +438,6 @@ def test_a_failure_shows_uvs_last_lines_and_does_not_prevent_a_retry(
     assert project_python(project, layout, lambda _: None) is not None
 
 
-@pytest.mark.usefixtures("wheels")
 @pytest.mark.parametrize("fault", ["half made", "its Python was removed"])
 def test_an_environment_that_cannot_be_used_is_made_again(
     tmp_path: Path, layout: Layout, fault: str
@@ -463,7 +455,6 @@ def test_an_environment_that_cannot_be_used_is_made_again(
     assert version_seen_by(project_python(project, layout, lambda _: None)) == "1.0"
 
 
-@pytest.mark.usefixtures("wheels")
 def test_a_home_where_no_program_runs_is_named(tmp_path: Path) -> None:
     project = make_project(tmp_path / "p", 'dependencies = ["thing"]')
     with mounted(tmp_path / "mounted", "noexec") as home:
@@ -474,7 +465,6 @@ def test_a_home_where_no_program_runs_is_named(tmp_path: Path) -> None:
         assert not any((home / "venvs").iterdir())
 
 
-@pytest.mark.usefixtures("wheels")
 def test_concurrent_launches_make_one_environment(tmp_path: Path, layout: Layout) -> None:
     project = make_project(tmp_path / "p", 'dependencies = ["thing"]')
     said: list[str] = []
@@ -493,7 +483,6 @@ def test_concurrent_launches_make_one_environment(tmp_path: Path, layout: Layout
     assert sum("dependencies installed" in line for line in said) == 1
 
 
-@pytest.mark.usefixtures("wheels")
 def test_a_cancelled_launch_leaves_no_uv_and_no_rubbish(
     tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -538,7 +527,6 @@ def test_further_packages_are_laid_over_the_projects_environment(
     assert noted_of(python.parent.parent)["base"] == str(base.parent.parent)
 
 
-@pytest.mark.usefixtures("wheels")
 def test_a_further_package_may_be_another_version_of_one_that_the_project_has(
     tmp_path: Path, layout: Layout
 ) -> None:
@@ -548,14 +536,12 @@ def test_a_further_package_may_be_another_version_of_one_that_the_project_has(
     assert version_seen_by(base) == "1.0"
 
 
-@pytest.mark.usefixtures("wheels")
 def test_a_further_package_that_does_not_exist_is_named(tmp_path: Path, layout: Layout) -> None:
     with pytest.raises(PreparationFailed, match="not-there cannot be installed beside"):
         overlay_python(None, ["not-there"], layout, tmp_path, lambda _: None)
     assert not any(layout.venvs.glob("*/"))
 
 
-@pytest.mark.usefixtures("wheels")
 def test_extras_that_cannot_be_had_are_done_without(
     tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -567,7 +553,6 @@ def test_extras_that_cannot_be_had_are_done_without(
     assert told.startswith("continuing without not-there: Because not-there was not found")
 
 
-@pytest.mark.usefixtures("wheels")
 def test_a_search_for_python_that_fails_is_not_taken_for_its_result(
     tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -595,6 +580,7 @@ def test_a_project_that_refers_to_folders_is_keyed_by_its_place(tmp_path: Path) 
 
 
 def test_passwords_of_an_index_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UV_NO_INDEX")
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://me:secret@mirror.example/simple")
     assert "secret" not in uv.package_source()
     assert "mirror.example" in uv.package_source()

@@ -12,16 +12,9 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from openenvd.environments.preparation import venv_cleanup
 from openenvd.environments.preparation import venv_cleanup as cleanup
 from openenvd.environments.preparation.project_venv import COMPLETE, USED, note_use
-from openenvd.environments.preparation.venv_cleanup import (
-    LAUNCH_SECONDS,
-    in_use,
-    is_launching,
-    prune,
-    prune_old,
-    venvs_of,
-)
 from openenvd.schema.layout import Layout
 from openenvd.system.process.process_identity import boot_seconds
 
@@ -61,14 +54,14 @@ def test_unused_environments_are_removed_with_their_own_size(
     layout: Layout, tmp_path: Path
 ) -> None:
     venv = make_venv(layout, "a")
-    [gone] = prune(layout)
+    [gone] = venv_cleanup.prune(layout)
     assert not venv.exists()
     assert (gone.path, gone.project) == (venv, "/home/me/my_env")
     assert gone.freed_bytes >= PAYLOAD_BYTES
-    assert prune(layout) == []
+    assert venv_cleanup.prune(layout) == []
     venv = make_venv(layout, "a")
     (tmp_path / "cache.so").hardlink_to(venv / "lib.so")
-    [gone] = prune(layout)
+    [gone] = venv_cleanup.prune(layout)
     assert gone.freed_bytes < PAYLOAD_BYTES
 
 
@@ -78,10 +71,10 @@ def test_the_environment_of_a_replica_is_kept_and_marked_as_used(
 ) -> None:
     venv = make_venv(layout, "a")
     write_replica(layout, venv / "bin" / "python", provider)
-    assert in_use(layout) == {venv}
-    assert prune(layout) == []
-    [found] = venvs_of(layout)
-    assert is_launching(found.used, boot_seconds())
+    assert venv_cleanup.in_use(layout) == {venv}
+    assert venv_cleanup.prune(layout) == []
+    [found] = venv_cleanup.venvs_of(layout)
+    assert venv_cleanup.is_launching(found.used, boot_seconds())
 
 
 def test_all_environments_are_kept_while_a_run_file_cannot_be_used(layout: Layout) -> None:
@@ -89,32 +82,32 @@ def test_all_environments_are_kept_while_a_run_file_cannot_be_used(layout: Layou
     folder = layout.run_dir("my_env-0-0123")
     folder.mkdir(parents=True)
     (folder / "replica.json").write_text('{"version": ')
-    assert in_use(layout) == venvs
-    assert prune(layout) == []
+    assert venv_cleanup.in_use(layout) == venvs
+    assert venv_cleanup.prune(layout) == []
 
 
 def test_what_a_replicas_environment_is_laid_over_is_kept(layout: Layout) -> None:
     base, overlay = make_venv(layout, "a"), make_venv(layout, "b")
     (overlay / COMPLETE).write_text(json.dumps({"base": str(base)}))
     write_replica(layout, overlay / "bin" / "python")
-    assert in_use(layout) == {base, overlay}
+    assert venv_cleanup.in_use(layout) == {base, overlay}
 
 
 def test_only_environments_unused_for_the_given_time_are_removed(layout: Layout) -> None:
     recent, old = make_venv(layout, "a"), make_venv(layout, "b")
-    assert prune_old(layout, run_seconds=100 * DAY, keep_seconds=30 * DAY) == []
+    assert venv_cleanup.prune_old(layout, run_seconds=100 * DAY, keep_seconds=30 * DAY) == []
     note_use_a_day_ago(recent)
-    assert prune_old(layout, run_seconds=101 * DAY, keep_seconds=30 * DAY) == []
-    assert [gone.path for gone in prune_old(layout, 130 * DAY, 30 * DAY)] == [old]
-    assert [gone.path for gone in prune_old(layout, 131 * DAY, 30 * DAY)] == [recent]
+    assert venv_cleanup.prune_old(layout, run_seconds=101 * DAY, keep_seconds=30 * DAY) == []
+    assert [gone.path for gone in venv_cleanup.prune_old(layout, 130 * DAY, 30 * DAY)] == [old]
+    assert [gone.path for gone in venv_cleanup.prune_old(layout, 131 * DAY, 30 * DAY)] == [recent]
 
 
 def test_with_another_database_the_time_begins_anew(layout: Layout) -> None:
     venv = make_venv(layout, "a")
-    prune_old(layout, run_seconds=100 * DAY, keep_seconds=30 * DAY)
-    assert prune_old(layout, run_seconds=0.0, keep_seconds=30 * DAY) == []
-    assert prune_old(layout, run_seconds=29 * DAY, keep_seconds=30 * DAY) == []
-    assert [gone.path for gone in prune_old(layout, 30 * DAY, 30 * DAY)] == [venv]
+    venv_cleanup.prune_old(layout, run_seconds=100 * DAY, keep_seconds=30 * DAY)
+    assert venv_cleanup.prune_old(layout, run_seconds=0.0, keep_seconds=30 * DAY) == []
+    assert venv_cleanup.prune_old(layout, run_seconds=29 * DAY, keep_seconds=30 * DAY) == []
+    assert [gone.path for gone in venv_cleanup.prune_old(layout, 30 * DAY, 30 * DAY)] == [venv]
 
 
 @pytest.mark.parametrize("step", [-400 * DAY, 400 * DAY], ids=["back", "ahead"])
@@ -127,45 +120,39 @@ def test_a_step_of_the_clock_neither_removes_nor_keeps_an_environment(
     then = time.time() + step
     for path in (*launching.iterdir(), *unused.iterdir(), launching, unused, half_made):
         os.utime(path, (then, then))  # what was used before the step of the clock
-    assert [gone.path for gone in prune_old(layout, 0.0, 30 * DAY)] == [half_made]
-    assert [gone.path for gone in prune(layout)] == [unused]
+    assert [gone.path for gone in venv_cleanup.prune_old(layout, 0.0, 30 * DAY)] == [half_made]
+    assert [gone.path for gone in venv_cleanup.prune(layout)] == [unused]
 
 
-def test_an_environment_that_is_being_made_is_kept(layout: Layout) -> None:
+def test_what_is_being_made_or_used_is_kept_and_no_launch_finds_what_is_removed(
+    layout: Layout,
+) -> None:
     venv = make_venv(layout, "a", half_made=True)
     with FileLock(layout.venvs / "a.lock"):
-        assert prune(layout) == []
-    assert [gone.path for gone in prune(layout)] == [venv]
-
-
-def test_an_environment_used_after_it_was_chosen_is_kept_complete(layout: Layout) -> None:
+        assert venv_cleanup.prune(layout) == []
+    assert [gone.path for gone in venv_cleanup.prune(layout)] == [venv]
     venv = make_venv(layout, "a")
-    [chosen] = venvs_of(layout)
+    [chosen] = venv_cleanup.venvs_of(layout)
+    assert cleanup._take_away(chosen)
+    assert not note_use(venv)
+    assert [gone.path for gone in venv_cleanup.prune(layout)] == [venv]
+    assert not venv.exists()
+    venv = make_venv(layout, "a")
+    [chosen] = venv_cleanup.venvs_of(layout)
     note_use(venv)
     assert cleanup._remove(chosen) is None
     assert note_use(venv)
-
-
-def test_an_environment_that_is_being_removed_is_found_by_no_launch_but_by_the_next_removal(
-    layout: Layout,
-) -> None:
-    venv = make_venv(layout, "a")
-    [chosen] = venvs_of(layout)
-    assert cleanup._take_away(chosen)
-    assert not note_use(venv)
-    assert [gone.path for gone in prune(layout)] == [venv]
-    assert not venv.exists()
 
 
 @pytest.mark.parametrize(
     ("used", "is_kept"),
     [
         ("1000.0", True),
-        (f"{1000 - LAUNCH_SECONDS}", True),
-        (f"{999 - LAUNCH_SECONDS}", False),
+        (f"{1000 - venv_cleanup.LAUNCH_SECONDS}", True),
+        (f"{999 - venv_cleanup.LAUNCH_SECONDS}", False),
         (f"{2**30 + 1000}", False),  # in another boot
         ("", False),
     ],
 )
 def test_a_launch_has_time_to_write_its_run_file(used: str, is_kept: bool) -> None:
-    assert is_launching(used, now=1000.0) is is_kept
+    assert venv_cleanup.is_launching(used, now=1000.0) is is_kept

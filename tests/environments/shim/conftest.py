@@ -21,13 +21,7 @@ import psutil
 import pytest
 
 from openenvd.environments.run_files import RUN_FILE_VERSION
-from openenvd.environments.shim.client import (
-    ShimClient,
-    ShimGone,
-    clean_up_after_shim,
-    read_at_start,
-    start_shim,
-)
+from openenvd.environments.shim import client
 from openenvd.executor.spawning.source import ZygoteClient
 from openenvd.system.memory.cgroups import CgroupManager
 from openenvd.system.process.prctl import adopt_orphans
@@ -148,7 +142,7 @@ class Zygote:
 
     def __init__(self, folder: Path) -> None:
         (folder / "server_program.py").write_text(FORKED.format(SERVER))
-        self.env = {"PATH": os.environ["PATH"], "SECRET": "xyz", **read_at_start(os.environ)}
+        self.env = {"PATH": os.environ["PATH"], "SECRET": "xyz", **client.read_at_start(os.environ)}
         self._pipe = os.pipe()  # its end kills workers
         self._client = ZygoteClient.start(
             death_pipe=self._pipe[0], home=str(folder), preload=["server_program"]
@@ -201,10 +195,10 @@ class Replica:
             "oom_score_adj": 500,
             "created_at": 0.0,
         } | changes
-        self._link: ShimClient | None = None
+        self._link: client.ShimClient | None = None
 
     def start(self) -> Replica:
-        start_shim(self.run_dir, self.run_file, listen_fds=self.listen_fds, fork=self.fork)
+        client.start_shim(self.run_dir, self.run_file, listen_fds=self.listen_fds, fork=self.fork)
         return self
 
     def again(self) -> Replica:
@@ -214,13 +208,13 @@ class Replica:
         return self.ready()
 
     @property
-    def link(self) -> ShimClient:
+    def link(self) -> client.ShimClient:
         if self._link is None:
             self._link = self.connect()
         return self._link
 
-    def connect(self) -> ShimClient:
-        return ShimClient.connect(self.run_file["socket_path"], WAIT_SECONDS)
+    def connect(self) -> client.ShimClient:
+        return client.ShimClient.connect(self.run_file["socket_path"], WAIT_SECONDS)
 
     def tell(self, order: str) -> None:
         fd = os.open(self.commands, os.O_WRONLY | os.O_NONBLOCK)
@@ -246,16 +240,16 @@ class Replica:
         return Path(self.run_file["log_path"]).read_text()
 
     def wait_for_end(self) -> None:
-        with contextlib.suppress(ShimGone):
+        with contextlib.suppress(client.ShimGone):
             self.link.wait(lambda _: False, WAIT_SECONDS)
 
     def close(self) -> None:
         if self._link is not None:
-            with contextlib.suppress(ShimGone):
+            with contextlib.suppress(client.ShimGone):
                 self._link.send("stop", grace_seconds=0.0)
             self.wait_for_end()
             self._link.close()
-        clean_up_after_shim(self.run_dir)
+        client.clean_up_after_shim(self.run_dir)
 
 
 @pytest.fixture(scope="module")

@@ -43,14 +43,13 @@ def start(log: Path, *argv: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_both_outputs_of_a_server_are_in_its_log(tmp_path: Path) -> None:
+def test_both_outputs_of_a_server_are_in_its_log_and_a_failed_start_says_why(
+    tmp_path: Path,
+) -> None:
     log = tmp_path / "log"
     said = start(log, "/bin/sh", "-c", "echo to stdout; echo to stderr >&2; exit 3")
     assert said == ["3", "no child is left"]
     assert log.read_text() == "to stdout\nto stderr\n"
-
-
-def test_a_server_that_cannot_be_started_says_why_and_leaves_no_process(tmp_path: Path) -> None:
     absent = os.fspath(tmp_path / "absent")
     assert start(tmp_path / "log", absent) == [f"{errno.ENOENT} {absent}", "no child is left"]
 

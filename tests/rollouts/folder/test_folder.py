@@ -17,11 +17,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.rollouts.episodes import BytesLike
-from openenvd.rollouts.errors import (
-    EpisodeRefused,
-    OutputBusy,
-    OutputFull,
-)
+from openenvd.rollouts.errors import EpisodeRefused, OutputBusy, OutputFull
 from openenvd.rollouts.folder import packs
 from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.readers import UNFINISHED, episodes_in, open_rollouts

@@ -60,10 +60,18 @@ def test_a_file_is_told_by_its_first_bytes(form: str) -> None:
     assert found.data == FILES[form]
 
 
-def test_what_a_data_url_says_of_its_type_is_not_believed() -> None:
+def test_images_are_found_however_deep_and_their_data_url_is_not_believed() -> None:
     found = image_of("data:image/svg+xml;base64," + text_of(PNG))
     assert found is not None
     assert found.media_type == "image/png"
+    content = [{"type": "text", "text": "hi"}, {"type": "image", "data": text_of(PNG)}]
+    seen = {"result": {"content": content}, "done": False, "views": [text_of(GIF)]}
+    rest, taken = take_images(seen)
+    places = [place for place, _ in taken]
+    assert places == [("result", "content", 1, "data"), ("views", 0)]
+    assert rest["result"]["content"][0] == content[0]
+    assert rest["views"] == ["image/gif, 3 x 2, 50 bytes"]
+    assert seen["views"] == [text_of(GIF)]
 
 
 @pytest.mark.parametrize(
@@ -129,14 +137,3 @@ def test_numbers_have_the_shape_beside_them_or_are_no_image() -> None:
     assert rest == {**seen, "screen": str(image)}
     for shape in ([32, 41], [32, 40, 3], ["32", 40], [-32, -40], [1 << 40, 1]):
         assert image_of_numbers([7] * 32 * 40, shape) is None
-
-
-def test_images_are_found_however_deep_and_told_by_their_places() -> None:
-    content = [{"type": "text", "text": "hi"}, {"type": "image", "data": text_of(PNG)}]
-    seen = {"result": {"content": content}, "done": False, "views": [text_of(GIF)]}
-    rest, found = take_images(seen)
-    places = [place for place, _ in found]
-    assert places == [("result", "content", 1, "data"), ("views", 0)]
-    assert rest["result"]["content"][0] == content[0]
-    assert rest["views"] == ["image/gif, 3 x 2, 50 bytes"]
-    assert seen["views"] == [text_of(GIF)]

@@ -19,17 +19,8 @@ import pytest
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import EpisodeFailed, NoEnvironment, PolicyHangs, PolicyNotFound
-from openenvd.rollouts.policies.chat_policy import (
-    ChatPolicy,
-    action_of,
-    endpoint_of,
-)
-from openenvd.rollouts.policies.policy import (
-    Decision,
-    encoded,
-    is_async,
-    takes_turn,
-)
+from openenvd.rollouts.policies.chat_policy import ChatPolicy, action_of, endpoint_of
+from openenvd.rollouts.policies.policy import Decision, encoded, is_async, takes_turn
 from openenvd.rollouts.policies.random_policy import sample
 from openenvd.rollouts.stages.named_parts import function_named, importable, policy_named
 
@@ -270,12 +261,9 @@ def test_an_action_is_found_in_a_models_answer(text: str, action: Any) -> None:
     assert action_of(text, {}) == action
 
 
-def test_a_text_without_an_action_is_an_error() -> None:
+def test_a_text_has_an_action_and_an_endpoint_an_address_with_a_path() -> None:
     with pytest.raises(EpisodeFailed, match="not an action"):
         action_of("[1, 2]", {"required": ["x"], "properties": {"x": {"type": "integer"}}})
-
-
-def test_an_endpoint_is_an_address_with_a_path() -> None:
     assert endpoint_of("https://h/v1/") == ("https://h/v1/chat/completions", "")
     assert endpoint_of("http://h:1/v1/chat/completions?model=a/b") == (
         "http://h:1/v1/chat/completions",

@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.server.api.security import (
-    LINK_SECONDS,
-    MAX_LINKS,
-    SESSION_SECONDS,
-    BrowserSessions,
-    ensure_token,
-    refuse,
-)
+from openenvd.server.api import security
 from openenvd.server.errors import ApiError, Forbidden, Unauthorized
 
 TOKEN = "a-token"
@@ -23,7 +16,7 @@ GOOD = {b"host": b"127.0.0.1:8585", b"authorization": b"Bearer a-token"}
 
 
 def refusal(headers: dict[bytes, bytes]) -> ApiError | None:
-    return refuse(list(headers.items()), TOKEN)
+    return security.refuse(list(headers.items()), TOKEN)
 
 
 LOOPBACK = [b"127.0.0.1:8585", b"localhost:8585", b"localhost", b"127.0.0.1", b"[::1]:8585"]
@@ -57,8 +50,8 @@ def test_a_call_passes_by_a_name_of_loopback_from_no_foreign_page_with_the_token
 )
 def test_a_header_that_came_twice_is_refused(again: tuple[bytes, bytes]) -> None:
     headers = [*GOOD.items(), (b"origin", b"http://localhost"), again]
-    assert refuse(headers[:-1], TOKEN) is None
-    assert isinstance(refuse(headers, TOKEN), Forbidden)
+    assert security.refuse(headers[:-1], TOKEN) is None
+    assert isinstance(security.refuse(headers, TOKEN), Forbidden)
 
 
 @pytest.mark.parametrize("before", [None, b"", b"\xff\xfe", b"kept\n"])
@@ -69,11 +62,11 @@ def test_the_token_is_made_private_and_survives_a_restart(
     if before is not None:
         path.write_bytes(before)
         path.chmod(0o644)
-    token = ensure_token(path)
+    token = security.ensure_token(path)
     assert token.isascii()
     assert (token == "kept") is (before == b"kept\n")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert ensure_token(path) == token
+    assert security.ensure_token(path) == token
 
 
 class Clock:
@@ -89,11 +82,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def sessions(clock: Clock) -> BrowserSessions:
-    return BrowserSessions(TOKEN, clock)
+def sessions(clock: Clock) -> security.BrowserSessions:
+    return security.BrowserSessions(TOKEN, clock)
 
 
-def begun(sessions: BrowserSessions) -> tuple[bytes, bytes]:
+def begun(sessions: security.BrowserSessions) -> tuple[bytes, bytes]:
     session = sessions.begin(sessions.new_code())
     assert session is not None
     cookie, *attributes = session.cookie.split("; ")
@@ -102,7 +95,9 @@ def begun(sessions: BrowserSessions) -> tuple[bytes, bytes]:
     return cookie.encode(), session.key.encode()
 
 
-def test_a_session_is_its_cookie_and_its_key_and_neither_alone(sessions: BrowserSessions) -> None:
+def test_a_session_is_its_cookie_and_its_key_and_neither_alone(
+    sessions: security.BrowserSessions,
+) -> None:
     cookie, key = begun(sessions)
     _, key_of_another = begun(sessions)
     assert sessions.is_valid(cookie, key)
@@ -114,35 +109,35 @@ def test_a_session_is_its_cookie_and_its_key_and_neither_alone(sessions: Browser
 
 
 def test_each_link_works_once_and_ends_unused_or_as_the_oldest(
-    sessions: BrowserSessions, clock: Clock
+    sessions: security.BrowserSessions, clock: Clock
 ) -> None:
-    codes = [sessions.new_code() for _ in range(MAX_LINKS + 1)]
+    codes = [sessions.new_code() for _ in range(security.MAX_LINKS + 1)]
     assert sessions.begin(codes[0]) is None
     assert sessions.begin(codes[1]) is not None
     assert sessions.begin(codes[1]) is None
     code = sessions.new_code()
-    clock.now += LINK_SECONDS
+    clock.now += security.LINK_SECONDS
     assert sessions.begin(code) is None
 
 
 @pytest.mark.parametrize("code", ["", "nonsense", "ö"])
-def test_a_wrong_code_begins_nothing(sessions: BrowserSessions, code: str) -> None:
+def test_a_wrong_code_begins_nothing(sessions: security.BrowserSessions, code: str) -> None:
     sessions.new_code()
     assert sessions.begin(code) is None
 
 
 def test_a_session_goes_on_with_the_next_daemon_of_its_home_and_ends_with_its_time(
-    sessions: BrowserSessions, clock: Clock
+    sessions: security.BrowserSessions, clock: Clock
 ) -> None:
     cookie, key = begun(sessions)
-    assert BrowserSessions(TOKEN, clock).is_valid(cookie, key)
-    assert not BrowserSessions("another-token", clock).is_valid(cookie, key)
-    clock.now += SESSION_SECONDS + 1
+    assert security.BrowserSessions(TOKEN, clock).is_valid(cookie, key)
+    assert not security.BrowserSessions("another-token", clock).is_valid(cookie, key)
+    clock.now += security.SESSION_SECONDS + 1
     assert not sessions.is_valid(cookie, key)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_changed_cookie_is_refused(sessions: BrowserSessions, place: int) -> None:
+def test_a_changed_cookie_is_refused(sessions: security.BrowserSessions, place: int) -> None:
     cookie, key = begun(sessions)
     name, _, value = cookie.partition(b"=")
     parts = value.split(b".")
@@ -151,7 +146,9 @@ def test_a_changed_cookie_is_refused(sessions: BrowserSessions, place: int) -> N
 
 
 @pytest.mark.parametrize("cookie", [b"", b"=", b";;", b"\xff\xfe", b"openenvd-=..", b"a=b"])
-def test_whatever_a_cookie_is_it_is_only_refused(sessions: BrowserSessions, cookie: bytes) -> None:
+def test_whatever_a_cookie_is_it_is_only_refused(
+    sessions: security.BrowserSessions, cookie: bytes
+) -> None:
     assert not sessions.is_valid(cookie, b"\xff")
     name = sessions.cookie_name.encode()
     assert not sessions.is_valid(name + b"=" + cookie, b"")

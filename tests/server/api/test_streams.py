@@ -73,7 +73,7 @@ async def rest_of(stream: AsyncIterator[ServerSentEvent]) -> Told:
         ]
 
 
-async def test_a_client_that_missed_many_pages_of_events_gets_them_all_and_then_the_end(
+async def test_a_client_gets_all_pages_that_it_missed_or_the_last_progress(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "PAGE", 4)
@@ -82,16 +82,17 @@ async def test_a_client_that_missed_many_pages_of_events_gets_them_all_and_then_
     told = await rest_of(world.stream(Position(world.seq, 0)))
     assert [data["step"] for _, name, data in told if name == "progress"] == list(range(10))
     assert (told[-1][1], told[-1][2]["state"]) == ("state", "SUCCEEDED")
-
-
-async def test_a_client_that_comes_after_the_end_gets_the_last_progress_too(world: World) -> None:
-    world.progress(10)
-    world.succeed()
     told = await rest_of(world.stream(Position(), logs=False))
     assert [(name, data.get("step")) for _, name, data in told] == [
         ("progress", 9),
         ("state", None),
     ]
+
+
+async def test_an_end_between_look_up_and_stream_is_sent(world: World) -> None:
+    world.succeed()
+    told = await rest_of(world.stream(Position(world.seq), logs=False))
+    assert [data["state"] for _, _, data in told] == ["SUCCEEDED"]
 
 
 async def test_the_stream_of_everything_makes_up_for_all_that_was_missed(
@@ -102,12 +103,6 @@ async def test_the_stream_of_everything_makes_up_for_all_that_was_missed(
     world.stopping.set()
     told = await rest_of(everything_stream(world.deps, Position(1, 0)))
     assert [data["seq"] for _, _, data in told] == list(range(2, 13))
-
-
-async def test_an_end_between_look_up_and_stream_is_sent(world: World) -> None:
-    world.succeed()
-    told = await rest_of(world.stream(Position(world.seq), logs=False))
-    assert [data["state"] for _, _, data in told] == ["SUCCEEDED"]
 
 
 async def test_the_log_comes_before_the_end_unfinished_line_and_all(world: World) -> None:

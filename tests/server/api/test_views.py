@@ -12,24 +12,10 @@ import pytest
 
 from openenvd.requests_db.records import Environment, Replica, Request, RequestError
 from openenvd.schema.replica import StatusLine
-from openenvd.schema.states import (
-    EnvironmentState,
-    ErrorKind,
-    ReplicaState,
-    RequestState,
-    Schedule,
-)
+from openenvd.schema.states import EnvironmentState, ErrorKind, ReplicaState, RequestState, Schedule
+from openenvd.server.api import views
 from openenvd.server.api.request_notes import MAX_COUNTED, reason_of, reason_of_shortage
 from openenvd.server.api.routes_daemon import RECENT, worth_showing
-from openenvd.server.api.views import (
-    environment_view,
-    error_view,
-    exit_views,
-    gpus_of,
-    replica_view,
-    serving_view,
-    sessions_fail,
-)
 from openenvd.system.process.exit_reason import ExitKind, ExitReason
 from openenvd.system.text.safe_text import REDACTED, redact
 from openenvd.system.text.units import MB
@@ -63,7 +49,7 @@ def measured(session_bytes: int | None) -> dict[str, Any]:
     ],
 )
 def test_the_sentence_counts_the_shards_of_all_replicas(lives: list[Any], sentence: str) -> None:
-    view = serving_view(lives)
+    view = views.serving_view(lives)
     assert view is not None
     assert view["sentence"] == sentence
     assert view["has_sessions"] == ("no sessions" not in sentence)
@@ -83,18 +69,18 @@ def test_shards_with_blocked_loops_are_counted_over_all_replicas() -> None:
         capacity("alive", "busy"),
         live(shards=1),
     ]
-    view = serving_view(lives)
+    view = views.serving_view(lives)
     assert view is not None
     assert (view["shards"], view["held"]) == (7, {"shards": 3, "since": 10.0})
-    view = serving_view([capacity("alive", "busy", "absent"), live(shards=1)])
+    view = views.serving_view([capacity("alive", "busy", "absent"), live(shards=1)])
     assert view is not None
     assert view["held"] is None
 
 
 def test_nothing_is_said_before_a_replica_is_ready() -> None:
-    assert serving_view([None, {"info": None}]) is None
-    assert exit_views(None) == []
-    assert exit_views({"exits": []}) == []
+    assert views.serving_view([None, {"info": None}]) is None
+    assert views.exit_views(None) == []
+    assert views.exit_views({"exits": []}) == []
 
 
 KILLED = oom_killed(7, 160 * MB, 300 * MB)
@@ -163,23 +149,20 @@ def test_the_exit_of_a_process_or_of_a_program_is_explained(
 ) -> None:
     known = {} if reason is None else {"reason": reason.to_json()}
     pid = 7 if reason is None else reason.pid
-    [view] = exit_views({"exits": [{"pid": pid, "at": 5.0, **facts, **known}]})
+    [view] = views.exit_views({"exits": [{"pid": pid, "at": 5.0, **facts, **known}]})
     assert view["message"].endswith(message)
 
 
-def test_the_exit_of_a_shard_that_was_killed_for_memory_has_a_command_for_more() -> None:
+def test_the_exit_of_a_server_is_shown_once_and_a_killed_shards_with_a_command() -> None:
     told = {"shard": 0, "pid": 7, "sessions": 1, "at": 5.0, "reason": KILLED.to_json()}
     spec = {"source": "hog_env:Hog"}
     environment = Environment("hog", spec, EnvironmentState.READY, 1.0, 1.0, request_id="a0")
-    [view] = exit_views({"exits": [told]}, None, environment)
+    [view] = views.exit_views({"exits": [told]}, None, environment)
     assert view["hint"] == "openenv retry a0 --memory 600M"
-
-
-def test_the_exit_of_a_server_is_shown_once() -> None:
-    """The last one is the replica's own message; those before it are among its exits."""
+    # The last one is the replica's own message; those before it are among its exits.
     reasons = [ExitReason(ExitKind.EXITED, pid=pid, exit_code=3).to_json() for pid in (7, 8)]
     exits = [{"server": True, "pid": one["pid"], "reason": one, "at": 1.0} for one in reasons]
-    [view] = exit_views({"exits": exits}, reasons[1])
+    [view] = views.exit_views({"exits": exits}, reasons[1])
     assert view["message"] == "the server (pid 7) exited with code 3"
 
 
@@ -197,11 +180,11 @@ def test_an_environment_that_is_ready_and_whose_sessions_fail_is_failing(
     environment = Environment("trial", {}, state, 1.0, 1.0, request_id="a0")
     replica = Replica("trial-0", "trial", 0, "local", ReplicaState.READY, "", 1.0)
     failing: Any = {**live(shards=1), "sessions_fail": "OSError: no licence"}
-    view = environment_view(environment, [replica], {"trial-0": failing})
+    view = views.environment_view(environment, [replica], {"trial-0": failing})
     assert (view["state"], view["sessions_fail"]) == (shown, "OSError: no licence")
-    assert sessions_fail([live(shards=1), None, failing]) == "OSError: no licence"
+    assert views.sessions_fail([live(shards=1), None, failing]) == "OSError: no licence"
     failing["sessions_fail"] = None
-    assert environment_view(environment, [replica], {"trial-0": failing})["state"] == state
+    assert views.environment_view(environment, [replica], {"trial-0": failing})["state"] == state
 
 
 @pytest.mark.parametrize("host", [None, "127.0.0.1", "::1", "0.0.0.0", "10.0.0.1"])
@@ -209,7 +192,7 @@ def test_an_environment_that_is_ready_and_whose_sessions_fail_is_failing(
 def test_that_clients_need_a_token_is_told(host: str | None, token: str | None) -> None:
     spec = {"host": host, "token": token}
     environment = Environment("trial", spec, EnvironmentState.READY, 1.0, 1.0)
-    view = environment_view(environment, [], {})
+    view = views.environment_view(environment, [], {})
     is_local = host in (None, "127.0.0.1", "::1")
     assert view["has_token"] is (token is not None or not is_local)
 
@@ -233,27 +216,24 @@ def test_tokens_credentials_in_urls_and_variables_of_a_patched_pod_are_hidden() 
     assert redact({"policy": value, "source": value}) == {"policy": shown, "source": shown}
     assert redact({"more_names": [value]}) == {"more_names": [shown]}
     failed = RequestError(ErrorKind.OPERATION_ERROR, f"cannot reach {value}", hint=value)
-    answer = error_view(failed, {})
+    answer = views.error_view(failed, {})
     assert answer is not None
     assert (answer["message"], answer["hint"]) == (f"cannot reach {shown}", shown)
 
 
-def test_what_replicas_say_is_shown_without_credentials() -> None:
+def test_what_replicas_say_and_why_sessions_fail_is_shown_without_secrets() -> None:
     live: StatusLine = {
         "problem": "GET https://me:hush@registry/v2: 401",
         "sessions_fail": "no db://x:hush@h",
     }
     replica = Replica("trial-0", "trial", 0, "docker", ReplicaState.STARTING, "/run", 1.0)
-    sentence = f"{replica_view(replica, live)['message']} {sessions_fail([live])}"
+    sentence = f"{views.replica_view(replica, live)['message']} {views.sessions_fail([live])}"
     assert sentence == f"GET https://{REDACTED}@registry/v2: 401 no db://{REDACTED}@h"
-
-
-def test_why_sessions_fail_is_shown_without_the_secrets_of_the_environment() -> None:
     spec = {"env": {"API_KEY": "hush-hush"}}
     environment = Environment("trial", spec, EnvironmentState.READY, 1.0, 1.0)
     replica = Replica("trial-0", "trial", 0, "docker", ReplicaState.READY, "/run", 1.0)
-    live: StatusLine = {"sessions_fail": "KeyError: hush-hush", "problem": "no hush-hush"}
-    shown = environment_view(environment, [replica], {replica.id: live})
+    live = {"sessions_fail": "KeyError: hush-hush", "problem": "no hush-hush"}
+    shown = views.environment_view(environment, [replica], {replica.id: live})
     assert shown["state"] == "FAILING"
     assert "hush" not in json.dumps(shown)
 
@@ -271,9 +251,9 @@ def test_why_sessions_fail_is_shown_without_the_secrets_of_the_environment() -> 
 def test_what_replicas_have_of_gpus_is_told_also_a_share_of_one(
     gpus: int | None, options: list[str], expected: tuple[float, str | None] | None
 ) -> None:
-    found = gpus_of({"gpus": gpus, "engine_options": options})
+    found = views.gpus_of({"gpus": gpus, "engine_options": options})
     assert found == (None if expected is None else {"each": expected[0], "resource": expected[1]})
-    assert gpus_of({}) is None
+    assert views.gpus_of({}) is None
 
 
 # What requests wait for, and which of those that have ended `status` has room for.
@@ -321,15 +301,12 @@ def test_ended_checks_and_downs_are_left_out_of_status_unless_they_failed(operat
     assert worth_showing([ended(operation), failed, cancelled], []) == [failed, cancelled]
 
 
-def test_many_downs_hide_no_launch() -> None:
+def test_no_launch_is_hidden_by_many_downs_or_ended_requests() -> None:
     downs = [ended("down") for _ in range(RECENT)]
     assert worth_showing([*downs, *(ended("launch") for _ in range(RECENT + 1))], []) == [
         ended("launch") for _ in range(RECENT)
     ]
-
-
-def test_a_failed_launch_stays_in_status_however_many_requests_have_ended_since() -> None:
-    """Once: it may be among the latest ones."""
+    # Once: it may be among the latest ones.
     old, new = (ended("launch", RequestState.FAILED, request_id) for request_id in ("old", "new"))
     later = [ended("bench") for _ in range(RECENT - 1)]
     shown = worth_showing([new, *later, old], [new, old])

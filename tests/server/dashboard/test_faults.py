@@ -27,13 +27,7 @@ from openenvd.requests_db.records import (
     RequestError,
 )
 from openenvd.requests_db.transactions import dispatching, submitting
-from openenvd.schema.states import (
-    EnvironmentState,
-    ErrorKind,
-    ReplicaState,
-    RequestState,
-    Schedule,
-)
+from openenvd.schema.states import EnvironmentState, ErrorKind, ReplicaState, RequestState, Schedule
 from openenvd.server.dashboard.environments import (
     Faults,
     death_of_attempt,

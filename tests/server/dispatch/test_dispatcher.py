@@ -16,17 +16,10 @@ from openenvd.executor.errors import NoRoom
 from openenvd.executor.executor import BurstableExecutor
 from openenvd.executor.messages import Died, Raised, Started, Succeeded, Task, TaskError
 from openenvd.executor.policy.memory import FreeMemory
+from openenvd.requests_db import records
 from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.errors import DatabaseFull
 from openenvd.requests_db.migrate import open_database
-from openenvd.requests_db.records import (
-    Event,
-    NewRequest,
-    Outcome,
-    Request,
-    RequestError,
-    Submitted,
-)
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.schema.settings import Paths, Settings
@@ -86,7 +79,7 @@ class Bench:
         self.writer = WriteConnection(self.paths.database)
         self.store = WriteConnection(self.paths.database)
         self.executor = Executor(free_mb=320)
-        self.events: list[Event] = []
+        self.events: list[records.Event] = []
         self.dispatcher = Dispatcher(
             DispatchContext(
                 self.store,
@@ -111,14 +104,16 @@ class Bench:
 
     def write(self, operation: str, **fields: Any) -> str:
         payload = fields.pop("payload", {"source": "echo"})
-        new = NewRequest(operation, _schedule_of(operation), payload, max_attempts=3, **fields)
+        new = records.NewRequest(
+            operation, _schedule_of(operation), payload, max_attempts=3, **fields
+        )
         result = self.writer.write(submitting.submit, new, now=time.time())
-        assert isinstance(result, Submitted)
+        assert isinstance(result, records.Submitted)
         return result.request.id
 
-    def read(self, request_id: str) -> Request:
+    def read(self, request_id: str) -> records.Request:
         found = self.writer.read(queries.get(request_id))
-        assert isinstance(found, Request)
+        assert isinstance(found, records.Request)
         return found
 
     def submitted(self) -> list[str]:
@@ -137,11 +132,13 @@ class Bench:
     def has_submitted(self, *request_ids: str) -> None:
         self.eventually(lambda: self.submitted() == list(request_ids))
 
-    def ended(self, request_id: str, state: RequestState = RequestState.SUCCEEDED) -> Request:
+    def ended(
+        self, request_id: str, state: RequestState = RequestState.SUCCEEDED
+    ) -> records.Request:
         self.eventually(lambda: self.read(request_id).state is state)
         return self.read(request_id)
 
-    def error_of(self, request_id: str) -> RequestError:
+    def error_of(self, request_id: str) -> records.RequestError:
         error = self.ended(request_id, RequestState.FAILED).error
         assert error is not None
         return error
@@ -374,7 +371,7 @@ def test_logs_are_removed_with_their_requests(tmp_path: Path) -> None:
     with closing(Bench(tmp_path, Settings(keep_days=0))) as bench:
         request_id = bench.submit()
         bench.store.write(dispatching.claim, Schedule.LONG, 1, time.time())
-        outcome = Outcome(request_id, RequestState.SUCCEEDED, time.time())
+        outcome = records.Outcome(request_id, RequestState.SUCCEEDED, time.time())
         bench.store.write(dispatching.record, outcomes=[outcome])
         log = bench.paths.request_log(request_id)
         log.write_text("done\n")

@@ -11,14 +11,7 @@ import pytest
 from openenvd.executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
 from openenvd.requests_db.records import Request, RequestError
 from openenvd.schema.states import ErrorKind, RequestState, Schedule
-from openenvd.server.dispatch.outcomes import (
-    FailureContext,
-    advice,
-    more_memory,
-    outcome_of,
-    retry_of,
-    story,
-)
+from openenvd.server.dispatch import outcomes
 from openenvd.system.memory.limits import HINT, NO_ROOM
 from openenvd.system.process.exit_reason import ExitKind, ExitReason
 
@@ -39,29 +32,31 @@ def raised(*words: Any, **more: Any) -> Raised:
     return Raised("id", TaskError(*words, **more), None, at=5.0)
 
 
-def context(**changes: Any) -> FailureContext:
+def context(**changes: Any) -> outcomes.FailureContext:
     """What is known of a launch of `trial`; what belongs to its request is that's."""
     asked = Request(
         "id", "launch", Schedule.LONG, {"source": "trial"}, RequestState.RUNNING, 1.0,
         environment="trial", attempts=1, max_attempts=3,
     )  # fmt: skip
     own = {name: changes.pop(name) for name in list(changes) if hasattr(asked, name)}
-    known = FailureContext(replace(asked, **own), [200 * MB] * 19 + [214 * MB], 4, 2048 * MB)
+    known = outcomes.FailureContext(
+        replace(asked, **own), [200 * MB] * 19 + [214 * MB], 4, 2048 * MB
+    )
     return replace(known, **changes)
 
 
-def error_of(event: Raised | Died, known: FailureContext | None = None) -> RequestError:
-    outcome = outcome_of(event) if known is None else outcome_of(event, known)
+def error_of(event: Raised | Died, known: outcomes.FailureContext | None = None) -> RequestError:
+    outcome = outcomes.outcome_of(event) if known is None else outcomes.outcome_of(event, known)
     assert outcome.state is RequestState.FAILED
     assert outcome.error is not None
     return outcome.error
 
 
 def test_a_returned_value_is_a_success_and_a_cancelled_request_carries_no_error() -> None:
-    outcome = outcome_of(Succeeded("id", {"answer": 42}, 7, at=1.0))
+    outcome = outcomes.outcome_of(Succeeded("id", {"answer": 42}, 7, at=1.0))
     assert (outcome.state, outcome.error) == (RequestState.SUCCEEDED, None)
     assert (outcome.result, outcome.peak_bytes) == ({"answer": 42}, 7)
-    outcome = outcome_of(Cancelled("id", at=1.0))
+    outcome = outcomes.outcome_of(Cancelled("id", at=1.0))
     assert (outcome.state, outcome.error) == (RequestState.CANCELLED, None)
 
 
@@ -163,9 +158,11 @@ def test_the_error_of_a_killed_worker_says_what_ran_for_how_long_and_earlier_pea
 
 
 def test_without_earlier_peaks_the_error_mentions_none_and_the_last_attempt_is_counted() -> None:
-    told = story(DIED, context(peaks=[])).splitlines()[1]
+    told = outcomes.story(DIED, context(peaks=[])).splitlines()[1]
     assert told == "It was running `launch trial` for 12.4 s."
-    assert story(DIED, context(retry_oom=True, attempts=3)).endswith("It was attempt 3 of 3.")
+    assert outcomes.story(DIED, context(retry_oom=True, attempts=3)).endswith(
+        "It was attempt 3 of 3."
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,7 +179,7 @@ def test_without_earlier_peaks_the_error_mentions_none_and_the_last_attempt_is_c
     ],
 )
 def test_the_advice_is_for_the_operation(request_: dict[str, Any], told: str) -> None:
-    assert advice(DIED, context(long_running=1, **request_)) == told
+    assert outcomes.advice(DIED, context(long_running=1, **request_)) == told
 
 
 @pytest.mark.parametrize(
@@ -200,11 +197,11 @@ def test_more_memory(
     limit = None if limit_mb is None else limit_mb * MB
     reason = replace(REASON, limit_bytes=limit, peak_bytes=peak_mb * MB)
     more = None if more_mb is None else more_mb * MB
-    assert more_memory(reason, budget_mb * MB) == more
+    assert outcomes.more_memory(reason, budget_mb * MB) == more
 
 
 def test_the_message_of_a_retry_says_what_happened_and_the_next_attempt() -> None:
-    retry = retry_of(DIED, context(retry_oom=True))
+    retry = outcomes.retry_of(DIED, context(retry_oom=True))
     assert retry is not None
     assert (retry.request_id, retry.memory_bytes) == ("id", 512 * MB)
     assert retry.message.endswith("; it runs again with 512 MB (attempt 2 of 3)")
@@ -219,5 +216,5 @@ def test_the_message_of_a_retry_says_what_happened_and_the_next_attempt() -> Non
         (replace(DIED, exit=KILLED_BY_HAND), context(retry_oom=True)),
     ],
 )
-def test_no_retry(event: Died, known: FailureContext) -> None:
-    assert retry_of(event, known) is None
+def test_no_retry(event: Died, known: outcomes.FailureContext) -> None:
+    assert outcomes.retry_of(event, known) is None

@@ -98,12 +98,20 @@ async def desk(store: AsyncStore, bus: EventBus, dispatch: WriteConnection) -> D
     return Desk(store, bus, dispatch)
 
 
-async def test_a_submitted_request_is_stored_published_and_wakes_the_dispatcher(desk: Desk) -> None:
+async def test_a_submitted_request_wakes_the_dispatcher_and_is_cancelled_without_it(
+    desk: Desk,
+) -> None:
     with desk.bus.subscribe() as subscription:
         request = await desk.submit("check")
     assert await desk.requests() == [request]
     assert desk.submitted_to == [Schedule.SHORT]
     assert [event.request_id for event in subscription.take()] == [request.id]
+    with desk.bus.subscribe(request_id=request.id) as subscription:
+        cancelled = await desk.submitter.cancel(request.id)
+    assert (cancelled.request.state, cancelled.is_done) == (RequestState.CANCELLED, True)
+    assert (desk.cancelled, len(subscription.take())) == ([], 1)
+    again = await desk.submitter.cancel(request.id)
+    assert (again.request, again.is_done) == (cancelled.request, False)
 
 
 async def test_a_launch_takes_the_name_with_its_request(desk: Desk) -> None:
@@ -167,16 +175,6 @@ async def test_a_down_of_an_unknown_environment_names_near_matches(desk: Desk) -
     with pytest.raises(NotFound) as caught:
         await desk.submit("down", name="trail")
     assert caught.value.details["near"] == ["trial"]
-
-
-async def test_a_pending_request_is_cancelled_without_the_dispatcher(desk: Desk) -> None:
-    request = await desk.submit("check")
-    with desk.bus.subscribe(request_id=request.id) as subscription:
-        cancelled = await desk.submitter.cancel(request.id)
-    assert (cancelled.request.state, cancelled.is_done) == (RequestState.CANCELLED, True)
-    assert (desk.cancelled, len(subscription.take())) == ([], 1)
-    again = await desk.submitter.cancel(request.id)
-    assert (again.request, again.is_done) == (cancelled.request, False)
 
 
 async def test_a_cancelled_request_that_succeeds_first_was_never_called_cancelled(

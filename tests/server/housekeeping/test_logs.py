@@ -12,12 +12,7 @@ import pytest
 from openenvd.schema.settings import Paths
 from openenvd.server.api.routes_environments import oldest_first
 from openenvd.server.dispatch.janitor import Log, logs_of, to_remove
-from openenvd.server.events import (
-    POLL_INTERVAL_SECONDS,
-    LogFile,
-    followed,
-    offset_of_last_lines,
-)
+from openenvd.server.events import POLL_INTERVAL_SECONDS, LogFile, followed, offset_of_last_lines
 
 
 @pytest.fixture

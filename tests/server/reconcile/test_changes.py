@@ -23,13 +23,7 @@ from openenvd.environments.shim.files import STATUS_FILE_NAME
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import observing
-from openenvd.schema.errors import (
-    EnvironmentsError,
-    InvalidSpec,
-    NotReady,
-    NotRunning,
-    ReplicaFailed,
-)
+from openenvd.schema import errors
 from openenvd.schema.states import EnvironmentState, ReplicaState, RequestState
 from openenvd.server.dispatch.daemon_tasks import STOPPING
 from openenvd.server.operations import registry
@@ -104,7 +98,7 @@ class Changed:
         try:
             changes = self.world.reconcilers[-1].changes
             result = json.loads(json.dumps(await changes.carry_out(request, context, prepared)))
-        except EnvironmentsError as exc:
+        except errors.EnvironmentsError as exc:
             await self.world.fails(request, exc.message)
             raise
         await self.world.ends(request, RequestState.SUCCEEDED, result=result)
@@ -229,7 +223,7 @@ async def test_a_launch_without_a_package_names_the_option_that_installs_it(
     trial: Changed, tmp_path: Path
 ) -> None:
     (tmp_path / "needy.py").write_text("import no_such_package")
-    with pytest.raises(ReplicaFailed, match="No module named 'no_such_package'") as failed:
+    with pytest.raises(errors.ReplicaFailed, match="No module named 'no_such_package'") as failed:
         await trial.launch("needy:Needy", cwd=str(tmp_path))
     assert "--with PACKAGE" in str(failed.value.hint)
 
@@ -245,7 +239,7 @@ async def test_what_cannot_start_leaves_everything_as_it_was(
     address = await trial.launch("sample_env:Sample", cwd=str(tmp_path))
     before = trial.ids
     switch.touch()
-    with pytest.raises(ReplicaFailed, match="its data is gone"):
+    with pytest.raises(errors.ReplicaFailed, match="its data is gone"):
         await trial.run(**change)
     assert trial.ids == before
     found = run_files.of_environment(trial.world.paths.runs, "trial")
@@ -262,7 +256,7 @@ async def test_what_is_added_and_not_ready_names_the_launch_that_says_how_long_t
     (tmp_path / "sample_env.py").write_text(WAITS.format(switch=str(switch)))
     await trial.launch("sample_env:Sample", cwd=str(tmp_path), ready_timeout_seconds=5.0)
     switch.touch()
-    with pytest.raises(NotReady, match="was not ready after 5 s") as told:
+    with pytest.raises(errors.NotReady, match="was not ready after 5 s") as told:
         await trial.run("scale", replicas=2)
     assert str(told.value.hint).startswith("its launch says")
 
@@ -282,7 +276,9 @@ async def test_a_replica_that_is_added_is_not_the_environments_before_it_is_read
     await trial.world.replica_becomes(ReplicaState.STARTING)
     assert (await trial.world.environment()).state is EnvironmentState.READY
     os.kill(shim, signal.SIGKILL)
-    with pytest.raises(ReplicaFailed, match="the shim of replica 1 of trial ended unexpectedly"):
+    with pytest.raises(
+        errors.ReplicaFailed, match="the shim of replica 1 of trial ended unexpectedly"
+    ):
         await running
     assert trial.ordinals == [0]
     assert not added.run_dir.exists()
@@ -435,7 +431,7 @@ async def test_an_update_that_fails_half_way_leaves_what_served(
     else:
         switch.touch()
     update, prepared = await trial.prepared(**given, **room)
-    with pytest.raises(ReplicaFailed, match="its data is gone"):
+    with pytest.raises(errors.ReplicaFailed, match="its data is gone"):
         await trial.carry_out(update, prepared)
     switch.unlink()
     await trial.world.generations_become(g2="FAILED", g1="SERVING")
@@ -510,7 +506,7 @@ async def test_one_replica_can_be_restarted_by_its_number(trial: Changed) -> Non
     await trial.run("restart", replica=1)
     assert trial.ordinals == [0, 2]
     assert trial.ids[0] == first
-    with pytest.raises(NotRunning, match="trial has no replica 1") as refused:
+    with pytest.raises(errors.NotRunning, match="trial has no replica 1") as refused:
         await trial.run("restart", replica=1)
     assert refused.value.hint == "its replicas are 0, 2"
 
@@ -620,7 +616,7 @@ async def test_what_scales_itself_has_a_share_of_the_most_and_stays_in_its_range
     assert "trial: 8 of 8 sessions are taken" in trial.log
     assert [r.max_sessions for r in trial.replicas()] == [4, 4, 4]
     told = "trial scales itself between 2 and 4 replicas, and 1 is not among these"
-    with pytest.raises(InvalidSpec, match=told):
+    with pytest.raises(errors.InvalidSpec, match=told):
         await trial.run("scale", replicas=1)
 
 
@@ -631,7 +627,7 @@ async def test_what_sleeps_stays_awake_with_several_replicas_and_has_no_more_tha
     words = "trial does not sleep while it has several replicas"
     await trial.run("scale", replicas=2)
     assert words in trial.log
-    with pytest.raises(InvalidSpec, match="3 replicas cannot share 2 sessions"):
+    with pytest.raises(errors.InvalidSpec, match="3 replicas cannot share 2 sessions"):
         await trial.run("scale", replicas=3)
     assert len(trial.ids) == 2
     trial.log.clear()

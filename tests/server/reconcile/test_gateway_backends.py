@@ -82,12 +82,15 @@ def test_loads_are_of_replicas_that_get_sessions_and_say_how_many_they_have() ->
     assert found == {ready: Load(3, 8), 52: Load(0, 4)}
 
 
-def test_what_holds_requests_comes_after_every_replica() -> None:
+def test_what_holds_requests_comes_last_and_the_token_is_the_run_files() -> None:
     backend = backend_of(environment(), [watch(0, ReplicaState.READY)], "/held.sock")
     [resource] = endpoints(backend)["resources"]
     first, last = resource["endpoints"]
     assert "priority" not in first
     assert (last["priority"], last["lb_endpoints"][0]["health_status"]) == (1, "DEGRADED")
+    token = "a-token-of-letters"
+    found = backend_of(environment(), [watch(0, ReplicaState.STARTING, token=token)])
+    assert found.token == token
 
 
 @pytest.mark.parametrize(
@@ -101,12 +104,6 @@ def test_what_holds_requests_comes_after_every_replica() -> None:
 )
 def test_health_checks_ask_for_what_the_server_has(spec: dict[str, Any], path: str) -> None:
     assert backend_of(environment(**spec), []).health_path == path
-
-
-def test_the_token_is_that_of_the_run_files() -> None:
-    token = "a-token-of-letters"
-    found = backend_of(environment(), [watch(0, ReplicaState.STARTING, token=token)])
-    assert found.token == token
 
 
 @pytest.mark.parametrize(

@@ -26,32 +26,17 @@ from openenvd.environments.gateway.process import config_folder
 from openenvd.environments.shim.client import ShimClient, ShimGone, read_status_file
 from openenvd.environments.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
 from openenvd.environments.sources.program import HOST_PROGRAM
+from openenvd.requests_db import records
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.errors import DatabaseFull
-from openenvd.requests_db.records import (
-    Environment,
-    Event,
-    NewRequest,
-    Outcome,
-    Replica,
-    Request,
-    RequestError,
-    Submitted,
-)
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, observing, submitting
 from openenvd.schema.errors import EngineFailed, GatewayFailed
 from openenvd.schema.layout import Layout
 from openenvd.schema.replica import WAITING
 from openenvd.schema.settings import Paths
-from openenvd.schema.states import (
-    EnvironmentState,
-    ErrorKind,
-    ReplicaState,
-    RequestState,
-    Schedule,
-)
+from openenvd.schema.states import EnvironmentState, ErrorKind, ReplicaState, RequestState, Schedule
 from openenvd.server import events
 from openenvd.server.api.views import environment_view, replica_view
 from openenvd.server.events import EventBus
@@ -92,37 +77,37 @@ class World:
 
     # Requests.
 
-    async def launch(self, name: str = "trial", **more: Any) -> Request:
+    async def launch(self, name: str = "trial", **more: Any) -> records.Request:
         now = time.time()
         payload = {"source": "echo", "drain_timeout_seconds": 600.0, **more}
-        environment = Environment(name, payload, S.PENDING, now, now)
+        environment = records.Environment(name, payload, S.PENDING, now, now)
         return await self._run("launch", Schedule.LONG, name, environment, **payload)
 
-    async def down(self, name: str = "trial") -> Request:
+    async def down(self, name: str = "trial") -> records.Request:
         await self.store.write(observing.set_environment_state, name, S.STOPPING, now=time.time())
         return await self._run("down", Schedule.SHORT, name, None, grace_seconds=1.0)
 
-    async def carry_out(self, down: Request) -> list[str]:
+    async def carry_out(self, down: records.Request) -> list[str]:
         """What the daemon does of a `down`; the ids of what it has stopped."""
         context = OperationContext(down.id, self.paths.home, lambda _: None, lambda _: None)
         result = await self.reconcilers[-1].changes.carry_out(down, context)
         return list(result["stopped"])
 
-    async def ends(self, request: Request, state: RequestState, **how: Any) -> None:
-        outcome = Outcome(request.id, state, time.time(), **how)
+    async def ends(self, request: records.Request, state: RequestState, **how: Any) -> None:
+        outcome = records.Outcome(request.id, state, time.time(), **how)
         self.bus.publish(
             await asyncio.to_thread(self.dispatch.write, dispatching.record, outcomes=[outcome])
         )
 
-    async def succeeds(self, request: Request) -> None:
+    async def succeeds(self, request: records.Request) -> None:
         result = {"environment": {"name": request.environment, "address": ADDRESS}}
         await self.ends(request, RequestState.SUCCEEDED, result=result)
 
-    async def fails(self, request: Request, message: str) -> None:
-        error = RequestError(ErrorKind.OPERATION_ERROR, message)
+    async def fails(self, request: records.Request, message: str) -> None:
+        error = records.RequestError(ErrorKind.OPERATION_ERROR, message)
         await self.ends(request, RequestState.FAILED, error=error)
 
-    async def progresses(self, request: Request, data: dict[str, Any]) -> None:
+    async def progresses(self, request: records.Request, data: dict[str, Any]) -> None:
         row = (request.id, data, time.time())
         self.bus.publish(
             await asyncio.to_thread(self.dispatch.write, dispatching.record, progress=[row])
@@ -133,14 +118,14 @@ class World:
         operation: str,
         schedule: Schedule,
         name: str,
-        environment: Environment | None,
+        environment: records.Environment | None,
         **payload: Any,
-    ) -> Request:
-        new = NewRequest(operation, schedule, {"name": name, **payload}, environment=name)
+    ) -> records.Request:
+        new = records.NewRequest(operation, schedule, {"name": name, **payload}, environment=name)
         result = await self.store.write(
             submitting.submit, new, environment=environment, now=time.time()
         )
-        assert isinstance(result, Submitted)
+        assert isinstance(result, records.Submitted)
         self.bus.publish(result.events)
         claim = await asyncio.to_thread(
             self.dispatch.write, dispatching.claim, schedule, 1, time.time()
@@ -149,12 +134,12 @@ class World:
         assert claim.requests[0].id == result.request.id
         return claim.requests[0]
 
-    async def change(self, operation: str, **payload: Any) -> Request:
+    async def change(self, operation: str, **payload: Any) -> records.Request:
         return await self._run(operation, Schedule.LONG, "trial", None, **payload)
 
     # Replicas.
 
-    def start(self, launch: Request, ordinal: int = 0, **changes: Any) -> ShimmedServer:
+    def start(self, launch: records.Request, ordinal: int = 0, **changes: Any) -> ShimmedServer:
         """A replica of this launch that is ready, as the launch's worker would start it."""
         replica_id = f"{launch.environment}-{ordinal}-{launch.id}"
         folder = self.paths.home.parent / f"{ordinal}-{launch.id}-{len(self.servers)}"
@@ -169,13 +154,15 @@ class World:
         self.servers.append(server)
         return server.ready()
 
-    async def started(self, launch: Request, ordinal: int = 0, **changes: Any) -> ShimmedServer:
+    async def started(
+        self, launch: records.Request, ordinal: int = 0, **changes: Any
+    ) -> ShimmedServer:
         server = await asyncio.to_thread(self.start, launch, ordinal, **changes)
         if self.reconcilers:
             await self.reconcilers[-1].replicas.adopt(str(launch.environment), launch.id)
         return server
 
-    def out_of_reach(self, launch: Request, ordinal: int = 0) -> Path:
+    def out_of_reach(self, launch: records.Request, ordinal: int = 0) -> Path:
         """The run folder of a replica of this launch, whose engine does not answer."""
         run_dir = self.paths.runs / f"trial-{ordinal}-{launch.id}"
         run_dir.mkdir(parents=True)
@@ -196,13 +183,13 @@ class World:
         await self.becomes(S.READY, name)
         return servers
 
-    async def updating(self, **more: Any) -> tuple[Request, ShimmedServer]:
+    async def updating(self, **more: Any) -> tuple[records.Request, ShimmedServer]:
         """A launch of a name that runs, and its replica, which is held."""
         update = await self.launch(**more)
         assert update.payload["replaces"] is not None
         return update, await self.started(update, held=True)
 
-    async def takes_over(self, update: Request) -> None:
+    async def takes_over(self, update: records.Request) -> None:
         """An update serves from now on, and its request has succeeded."""
         found = await self.store.read(queries.generations("trial"))
         [own] = [each for each in found if each.request_id == update.id]
@@ -238,19 +225,19 @@ class World:
     async def rows(self, name: str = "trial") -> dict[str, ReplicaState]:
         return {row.id: row.state for row in await self.store.read(queries.replicas(name))}
 
-    async def launched(self) -> Request:
+    async def launched(self) -> records.Request:
         found = await self.store.read(queries.get(str((await self.environment()).request_id)))
-        assert isinstance(found, Request)
+        assert isinstance(found, records.Request)
         return found
 
-    async def environment(self, name: str = "trial") -> Environment:
+    async def environment(self, name: str = "trial") -> records.Environment:
         found = await self.store.read(queries.environment(name))
         assert found is not None
         return found
 
     async def becomes(
         self, state: EnvironmentState, name: str = "trial", *, is_explained: bool = False
-    ) -> Environment:
+    ) -> records.Environment:
         async def holds() -> bool:
             found = await self.environment(name)
             return found.state is state and not (is_explained and found.error is None)
@@ -258,12 +245,12 @@ class World:
         await until(self.bus, holds)
         return await self.environment(name)
 
-    async def replica(self, name: str = "trial") -> Replica:
+    async def replica(self, name: str = "trial") -> records.Replica:
         [found] = await self.store.read(queries.replicas(name))
         return found
 
-    async def replica_becomes(self, state: ReplicaState, **fields: Any) -> Replica:
-        known, found = {"state": state, **fields}, list[Replica]()
+    async def replica_becomes(self, state: ReplicaState, **fields: Any) -> records.Replica:
+        known, found = {"state": state, **fields}, list[records.Replica]()
 
         async def holds() -> bool:
             rows = await self.store.read(queries.replicas("trial"))
@@ -571,7 +558,7 @@ async def test_what_was_set_aside_and_no_table_knows_is_a_stray_that_can_be_stop
     assert not server.run_dir.exists()
 
 
-async def unwatched(world: World, kind: str) -> tuple[Request, ShimmedServer]:
+async def unwatched(world: World, kind: str) -> tuple[records.Request, ShimmedServer]:
     """An environment that serves, and that no daemon watches; its run file cannot be used."""
     earlier = await world.reconcile()
     launch = await world.launch()
@@ -585,7 +572,7 @@ async def unwatched(world: World, kind: str) -> tuple[Request, ShimmedServer]:
     return launch, server
 
 
-def start_at_its_own_socket(world: World, launch: Request) -> ShimmedServer:
+def start_at_its_own_socket(world: World, launch: records.Request) -> ShimmedServer:
     replica_id = f"trial-0-{launch.id}"
     return world.start(launch, socket_path=str(world.paths.replica_socket(replica_id)))
 
@@ -662,7 +649,7 @@ async def test_the_second_attempt_of_a_launch_is_adopted_however_the_first_ended
     launch = await world.launch()
     replica_id = f"trial-0-{launch.id}"
     run_dir = str(world.paths.runs / replica_id)
-    stopped = Replica(replica_id, "trial", 0, "local", ReplicaState.STOPPED, run_dir, 1.0)
+    stopped = records.Replica(replica_id, "trial", 0, "local", ReplicaState.STOPPED, run_dir, 1.0)
     await world.store.write(observing.upsert_replica, stopped, now=1.0)
     await world.reconcile()
     await world.started(launch)
@@ -687,9 +674,9 @@ async def test_the_second_attempt_of_a_launch_is_watched_instead_of_the_first(
     assert (await world.replica()).pid == pid == pid_of(second)
 
 
-def unknown_launch(name: str = "trial") -> Request:
+def unknown_launch(name: str = "trial") -> records.Request:
     now = time.time()
-    return Request("ab" * 8, "launch", Schedule.LONG, {}, RequestState.SUCCEEDED, now, name)
+    return records.Request("ab" * 8, "launch", Schedule.LONG, {}, RequestState.SUCCEEDED, now, name)
 
 
 @pytest.mark.parametrize("state", [S.READY, S.STOPPED])
@@ -747,9 +734,9 @@ async def test_everything_is_reconciled_after_events_were_dropped(
     launch = await world.launch()
     await asyncio.to_thread(world.start, launch)
     monkeypatch.setattr(events, "MAX_WAITING_EVENTS", 1)
-    noise = [Event(n, 1.0, "request.state", environment="nobody") for n in range(3)]
+    noise = [records.Event(n, 1.0, "request.state", environment="nobody") for n in range(3)]
     world.bus.publish(noise)  # and no turn of the loop before:
-    outcome = Outcome(launch.id, RequestState.SUCCEEDED, time.time(), result={})
+    outcome = records.Outcome(launch.id, RequestState.SUCCEEDED, time.time(), result={})
     world.bus.publish(world.dispatch.write(dispatching.record, outcomes=[outcome]))
     await world.becomes(S.READY)
 

@@ -7,20 +7,7 @@ import re
 
 import pytest
 
-from openenvd.system.net.access import (
-    TOKEN_PATTERN,
-    bearer,
-    is_allowed_host,
-    is_allowed_origin,
-    is_loopback,
-    is_token,
-    new_token,
-    read_origin,
-    split_target,
-    with_token,
-    without_parameter,
-    without_token,
-)
+from openenvd.system.net import access
 
 
 @pytest.mark.parametrize(
@@ -41,7 +28,7 @@ from openenvd.system.net.access import (
     ],
 )
 def test_a_route_behind_the_token_is_put_back(target: str, path: str, query: str) -> None:
-    assert split_target(target.encode()) == (path.encode(), query.encode())
+    assert access.split_target(target.encode()) == (path.encode(), query.encode())
 
 
 @pytest.mark.parametrize(
@@ -56,7 +43,7 @@ def test_a_route_behind_the_token_is_put_back(target: str, path: str, query: str
     ],
 )
 def test_the_token_is_taken_out_of_a_query(query: bytes, rest: bytes, token: bytes | None) -> None:
-    assert without_parameter(query) == (rest, token)
+    assert access.without_parameter(query) == (rest, token)
 
 
 @pytest.mark.parametrize(
@@ -64,21 +51,24 @@ def test_the_token_is_taken_out_of_a_query(query: bytes, rest: bytes, token: byt
     [(b"Bearer abc", b"abc"), (b"bearer  abc ", b"abc"), (b"Basic abc", None), (b"", None)],
 )
 def test_a_bearer_header_has_the_token(header: bytes, token: bytes | None) -> None:
-    assert bearer(header) == token
+    assert access.bearer(header) == token
 
 
 @pytest.mark.parametrize("sent", [None, b"", b"ab", b"abcd", b"ABC", "äbc".encode()])
 def test_only_the_whole_token_is_one(sent: bytes | None) -> None:
-    assert not is_token(sent, "abc")
-    assert is_token(b"abc", "abc")
+    assert not access.is_token(sent, "abc")
+    assert access.is_token(b"abc", "abc")
 
 
 def test_tokens_need_no_escape_in_a_base_url() -> None:
-    token = new_token()
-    assert re.fullmatch(TOKEN_PATTERN, token)
-    assert without_token(with_token("http://[::1]:8", token)) == ("http://[::1]:8", token)
-    assert without_token("http://h/p?a=1&token=t&b=") == ("http://h/p?a=1&b=", "t")
-    assert without_token("http://h") == (with_token("http://h", None), None)
+    token = access.new_token()
+    assert re.fullmatch(access.TOKEN_PATTERN, token)
+    assert access.without_token(access.with_token("http://[::1]:8", token)) == (
+        "http://[::1]:8",
+        token,
+    )
+    assert access.without_token("http://h/p?a=1&token=t&b=") == ("http://h/p?a=1&b=", "t")
+    assert access.without_token("http://h") == (access.with_token("http://h", None), None)
 
 
 # Which names and which pages may use a server of this machine
@@ -96,7 +86,7 @@ LAB = frozenset({"https://lab.example:8443"})
     ],
 )
 def test_every_name_of_loopback_is_allowed(host: str) -> None:
-    assert is_allowed_host(host, LOOPBACK)
+    assert access.is_allowed_host(host, LOOPBACK)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +103,7 @@ def test_every_name_of_loopback_is_allowed(host: str) -> None:
     ],
 )
 def test_any_other_name_is_refused(host: str) -> None:
-    assert not is_allowed_host(host, LOOPBACK)
+    assert not access.is_allowed_host(host, LOOPBACK)
 
 
 @pytest.mark.parametrize(
@@ -129,14 +119,14 @@ def test_any_other_name_is_refused(host: str) -> None:
     ],
 )
 def test_the_address_that_the_server_is_bound_to_is_allowed(host: str, bound: str) -> None:
-    assert is_allowed_host(host, bound)
-    assert not is_allowed_host("evil.example", bound)
+    assert access.is_allowed_host(host, bound)
+    assert not access.is_allowed_host("evil.example", bound)
 
 
 @pytest.mark.parametrize("host", ["lab.example", "LAB.example:8443", "lab.example:1"])
 def test_the_host_of_an_allowed_origin_is_allowed(host: str) -> None:
-    assert is_allowed_host(host, LOOPBACK, LAB)
-    assert not is_allowed_host(f"x{host}", LOOPBACK, LAB)
+    assert access.is_allowed_host(host, LOOPBACK, LAB)
+    assert not access.is_allowed_host(f"x{host}", LOOPBACK, LAB)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +137,7 @@ def test_the_host_of_an_allowed_origin_is_allowed(host: str) -> None:
     ],
 )
 def test_pages_of_this_machine_and_those_that_are_named_are_allowed(origin: str) -> None:
-    assert is_allowed_origin(origin, "localhost:21000", LAB)
+    assert access.is_allowed_origin(origin, "localhost:21000", LAB)
 
 
 @pytest.mark.parametrize(
@@ -161,12 +151,12 @@ def test_pages_of_this_machine_and_those_that_are_named_are_allowed(origin: str)
     ],
 )
 def test_pages_of_any_other_origin_are_refused(origin: str) -> None:
-    assert not is_allowed_origin(origin, "localhost:21000", LAB)
+    assert not access.is_allowed_origin(origin, "localhost:21000", LAB)
 
 
 def test_the_servers_own_pages_are_allowed_under_its_own_name_alone() -> None:
-    assert is_allowed_origin("http://192.168.1.5:21000", "192.168.1.5:21000")
-    assert not is_allowed_origin("http://192.168.1.5:3000", "192.168.1.5:21000")
+    assert access.is_allowed_origin("http://192.168.1.5:21000", "192.168.1.5:21000")
+    assert not access.is_allowed_origin("http://192.168.1.5:3000", "192.168.1.5:21000")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +171,7 @@ def test_the_servers_own_pages_are_allowed_under_its_own_name_alone() -> None:
     ],
 )
 def test_an_origin_is_read_as_browsers_spell_it(text: str, origin: str) -> None:
-    assert read_origin(text) == origin
+    assert access.read_origin(text) == origin
 
 
 @pytest.mark.parametrize(
@@ -189,7 +179,7 @@ def test_an_origin_is_read_as_browsers_spell_it(text: str, origin: str) -> None:
 )
 def test_what_is_no_origin_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not an origin"):
-        read_origin(text)
+        access.read_origin(text)
 
 
 @pytest.mark.parametrize(
@@ -200,4 +190,4 @@ def test_what_is_no_origin_is_refused(text: str) -> None:
     ],
 )
 def test_an_address_that_others_can_reach_is_not_loopback(address: str, expected: bool) -> None:
-    assert is_loopback(address) is expected
+    assert access.is_loopback(address) is expected

@@ -253,14 +253,9 @@ async def test_an_endless_head_or_trailer_is_answered_and_no_longer_taken(
         assert not app.seen
 
 
-async def test_an_endless_row_of_empty_lines_is_refused(serve: Serve) -> None:
-    async with connected(serve()) as (_, peer):
-        peer[1].write(b"\r\n" * MAX_HEAD_BYTES)
-        said = await peer[0].read()  # until it is closed
-        assert said.startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))  # h11 takes no empty line at all
-
-
-async def test_pipelined_requests_are_answered_in_order(serve: Serve) -> None:
+async def test_pipelined_and_unread_bodies_keep_the_connection_and_no_endless_lines(
+    serve: Serve,
+) -> None:
     async with connected(serve()) as (_, peer):
         for _ in range(20):
             peer[1].write(post(b"a") + get(1000) + post(b"bb") + get(1000)[:500])
@@ -268,6 +263,14 @@ async def test_pipelined_requests_are_answered_in_order(serve: Serve) -> None:
             assert [await answer(peer) for _ in range(4)] == [
                 (200, b"1"), (200, b"0"), (200, b"2"), (200, b"0"),
             ]  # fmt: skip
+    async with connected(serve()) as (_, peer):
+        request = post(b"b" * 100, "/unread")
+        assert await ask(peer, request[:-50]) == (200, b"0")
+        assert await ask(peer, request[-50:] + get(100)) == (200, b"0")
+    async with connected(serve()) as (_, peer):
+        peer[1].write(b"\r\n" * MAX_HEAD_BYTES)
+        said = await peer[0].read()  # until it is closed
+        assert said.startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))  # h11 takes no empty line at all
 
 
 async def test_a_flood_of_pipelined_requests_is_not_kept(serve: Serve) -> None:
@@ -285,9 +288,12 @@ async def test_a_flood_of_pipelined_requests_is_not_kept(serve: Serve) -> None:
         assert len(app.seen) <= MAX_PIPELINED
 
 
-async def test_a_silent_connection_is_closed(serve: Serve) -> None:
+async def test_a_silent_connection_is_closed_also_before_the_rest_of_its_body(serve: Serve) -> None:
     async with serve(SOON) as served:
         assert await is_closed(await served.connect())
+    async with connected(serve(SOON)) as (_, peer):
+        assert await ask(peer, post(b"b" * 100, "/unread")[:-50]) == (200, b"0")
+        assert await is_closed(peer)
 
 
 async def test_half_a_head_is_answered_and_closed_however_it_trickles(serve: Serve) -> None:
@@ -314,7 +320,13 @@ async def test_a_body_that_does_not_grow_is_refused(serve: Serve) -> None:
         await until(lambda: app.seen == ["/", "disconnect"])
 
 
-async def test_a_body_is_waited_for_while_the_application_does_not_read(serve: Serve) -> None:
+async def test_a_body_that_grows_or_is_not_read_and_an_answer_are_waited_for(serve: Serve) -> None:
+    async with connected(serve(PATIENT)) as (_, peer):
+        request = post(b"b" * 600_000)
+        for at in range(0, len(request), 30_000):
+            peer[1].write(request[at : at + 30_000])
+            await asyncio.sleep(PATIENT.body_seconds / 10)
+        assert await answer(peer) == (200, b"600000")
     async with connected(serve(PATIENT)) as (app, peer):
         app.may_read.clear()
         peer[1].write(post(b"b" * 900_000))
@@ -322,18 +334,6 @@ async def test_a_body_is_waited_for_while_the_application_does_not_read(serve: S
         await asyncio.sleep(2 * PATIENT.body_seconds)
         app.may_read.set()
         assert await answer(peer) == (200, b"900000")
-
-
-async def test_a_body_that_grows_is_waited_for(serve: Serve) -> None:
-    async with connected(serve(PATIENT)) as (_, peer):
-        request = post(b"b" * 600_000)
-        for at in range(0, len(request), 30_000):
-            peer[1].write(request[at : at + 30_000])
-            await asyncio.sleep(PATIENT.body_seconds / 10)
-        assert await answer(peer) == (200, b"600000")
-
-
-async def test_an_answer_that_takes_long_is_waited_for(serve: Serve) -> None:
     async with connected(serve(PATIENT)) as (app, peer):
         app.may_answer.clear()
         peer[1].write(post(b"b"))
@@ -362,19 +362,6 @@ async def test_a_response_that_is_read_slowly_is_sent_whole(serve: Serve, path: 
             size += len(await peer[0].readexactly(2_000_000))
             await asyncio.sleep(PATIENT.response_seconds / 10)
         assert await ask(peer, get(100)) == (200, b"0")
-
-
-async def test_the_rest_of_a_body_that_is_not_read_must_come_soon(serve: Serve) -> None:
-    async with connected(serve(SOON)) as (_, peer):
-        assert await ask(peer, post(b"b" * 100, "/unread")[:-50]) == (200, b"0")
-        assert await is_closed(peer)
-
-
-async def test_a_connection_is_kept_after_a_body_that_was_not_read(serve: Serve) -> None:
-    async with connected(serve()) as (_, peer):
-        request = post(b"b" * 100, "/unread")
-        assert await ask(peer, request[:-50]) == (200, b"0")
-        assert await ask(peer, request[-50:] + get(100)) == (200, b"0")
 
 
 async def test_a_body_is_refused_by_its_announced_length(serve: Serve) -> None:

@@ -39,20 +39,17 @@ def test_a_message_carries_json_bytes_and_descriptors(ends: Ends) -> None:
     close_all((reading, writing, *received.fds))
 
 
-def test_nothing_to_receive_is_none_and_the_end_is_an_error(ends: Ends) -> None:
-    ends[1].setblocking(False)
-    assert receive_message(ends[1]) is None
-    ends[0].close()
-    with pytest.raises(EOFError):
-        receive_message(ends[1])
-
-
-def test_descriptors_of_a_broken_message_are_closed(ends: Ends) -> None:
+def test_descriptors_of_a_broken_message_are_closed_and_the_end_is_an_error(ends: Ends) -> None:
     before = set(os.listdir("/dev/fd"))
     socket.send_fds(ends[0], [b"no json"], [0])
     with pytest.raises(ValueError, match="Expecting value"):
         receive_message(ends[1])
     assert set(os.listdir("/dev/fd")) == before
+    ends[1].setblocking(False)
+    assert receive_message(ends[1]) is None
+    ends[0].close()
+    with pytest.raises(EOFError):
+        receive_message(ends[1])
 
 
 def test_lines_are_whole_however_they_were_cut() -> None:

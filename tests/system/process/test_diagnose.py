@@ -11,12 +11,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.system.process.diagnose import (
-    Evidence,
-    diagnose_exit,
-    of_cgroup,
-    telling_line,
-)
+from openenvd.system.process.diagnose import Evidence, diagnose_exit, of_cgroup, telling_line
 from openenvd.system.process.exit_reason import Certainty, Detector, ExitKind, ExitReason
 from openenvd.system.process.oom_evidence import OomCounters, kernel_log_kills, killed_process
 

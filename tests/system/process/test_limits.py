@@ -224,7 +224,11 @@ def test_what_a_server_may_use_is_bounded_by_its_own_group_too(
 # What is said when the system refuses one more process: which limit, and how much of it is used.
 
 
-def test_the_limit_with_least_room_is_reported(tree: Callable[[Files], str]) -> None:
+def test_the_limit_with_least_room_is_reported_if_there_is_one(
+    tree: Callable[[Files], str],
+) -> None:
+    files = {"pids/a/pids.max": "max", "pids/a/pids.current": "298"}
+    assert process_room(tree(_v1("/a/b") | files)) is None
     counts = {"pids/a/pids.max": "300", "pids/a/pids.current": "298"}
     below = {"pids/a/b/pids.max": "64", "pids/a/b/pids.current": "10"}
     room = process_room(tree(_v1("/a/b") | counts | below))
@@ -233,11 +237,6 @@ def test_the_limit_with_least_room_is_reported(tree: Callable[[Files], str]) -> 
     assert room.sentence() == (
         "298 of 300 processes and threads are in use (cgroup v1 pids.max at /a)"
     )
-
-
-def test_without_a_limit_there_is_no_end_of_room(tree: Callable[[Files], str]) -> None:
-    files = {"pids/a/pids.max": "max", "pids/a/pids.current": "298"}
-    assert process_room(tree(_v1("/a/b") | files)) is None
 
 
 def test_a_fork_that_a_control_group_refuses_names_the_group(pids_group: Path) -> None:

@@ -56,17 +56,14 @@ def test_a_zombie_is_not_alive_but_still_has_its_pid() -> None:
     assert not identity.signal(signal.SIGTERM)
 
 
-def test_a_name_with_brackets_and_blanks_is_parsed() -> None:
+def test_a_name_with_brackets_and_blanks_is_parsed_and_the_own_stat_read() -> None:
     line = "12 (a) b (c) S 1 12 12 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 500 0 0"
     stat = parse_stat(line)
     assert (stat.name, stat.state, stat.parent, stat.session) == ("a) b (c", "S", 1, 12)
     assert stat.started_seconds == 500 / os.sysconf("SC_CLK_TCK")
-
-
-def test_own_stat_is_read() -> None:
-    stat = read_stat(os.getpid())
-    assert stat is not None
-    assert (stat.parent, stat.session) == (os.getppid(), os.getsid(0))
+    own = read_stat(os.getpid())
+    assert own is not None
+    assert (own.parent, own.session) == (os.getppid(), os.getsid(0))
 
 
 def test_a_process_whose_state_cannot_be_read_is_not_taken_for_dead() -> None:

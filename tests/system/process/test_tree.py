@@ -14,12 +14,7 @@ import pytest
 from openenvd.system.memory.cgroups import CgroupManager
 from openenvd.system.process.proc import ProcessStat, set_oom_score_adj
 from openenvd.system.process.process_identity import ProcessIdentity
-from openenvd.system.process.tree import (
-    descendants,
-    stop_tree,
-    tree_of,
-    wait_until_dead,
-)
+from openenvd.system.process.tree import descendants, stop_tree, tree_of, wait_until_dead
 
 # A parent and a child; each prints its pid once it is set up, then sleeps.
 PROGRAM = """
