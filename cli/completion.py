@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Completes words in shells; `openenv completion` prints the script that makes shells ask.
 
-    the shell ──_OPENENV_COMPLETE──▶ click ──▶ names and ids, from the daemon that runs
+    the shell ──_OPENENV_COMPLETE──▶ click ──▶ names and ids, from a running daemon
 
-No daemon is started for it, and one that does not answer soon has no names. `providers`, `sources`
-and the names at the end are what click's `shell_complete` of a parameter takes.
+No daemon is started, and names are left out if the daemon does not answer soon. `providers`,
+`sources` and the names at the end are for click's `shell_complete` of a parameter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Completing = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
-Names = list[tuple[str, str]]  # each with what a shell shows beside it
+Names = list[tuple[str, str]]  # each with its description
 
 REQUESTS = 50
 ANSWER_SECONDS = 1.0  # a user waits at a prompt
@@ -80,7 +80,7 @@ def sources(
 
 
 def _names_of(*questions: Callable[[DaemonClient], Names]) -> Completing:
-    """Return what completes names; a daemon is asked no more once it has not answered."""
+    """Return a function that completes names; an unanswered question ends it."""
 
     def complete(
         _context: click.Context, _parameter: click.Parameter, begun: str

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The console scripts' entry point: imports nothing itself, so that Ctrl-C is heard at once.
+"""The console scripts' entry point: imports nothing itself, so that Ctrl-C works at once.
 
-Importing the command group takes about 50 ms. An interrupt in that time ends the command as one
-does later, with exit code 130, and not with a traceback of whatever was being imported.
+Importing the command group takes about 50 ms. An interrupt in that time ends the command like a
+later one, with exit code 130, and not with a traceback from an import.
 """
 
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exit codes: documented on the site's page of commands, stable, the same for every command."""
+"""The exit codes: documented on the site's page of commands, stable, equal for all commands."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ USAGE = 2  # the command line is wrong
 UNREACHABLE = 3  # the daemon cannot be reached or started
 NOT_FOUND = 4  # no such request or environment
 TIMED_OUT = 124  # `wait --timeout` expired: the same code as timeout(1)
-INTERRUPTED = 130  # Ctrl-C: 128 + SIGINT, as shells say it
-OUT_OF_MEMORY = 137  # the request ran out of memory: 128 + SIGKILL, as shells say it
+INTERRUPTED = 130  # Ctrl-C: 128 + SIGINT, as in shells
+OUT_OF_MEMORY = 137  # the request ran out of memory: 128 + SIGKILL, as in shells
 BROKEN_PIPE = 141  # stdout was closed early (SIGPIPE)
 
 
 def of_error(error: ClientError) -> int:
-    """The code of an error that ended the command."""
+    """Return the code of an error that ended the command."""
     match error:
         case RequestFailed():
             return of_request(error.request)
@@ -35,7 +35,7 @@ def of_error(error: ClientError) -> int:
 
 
 def of_request(request: Json) -> int:
-    """The code of a request that is final."""
+    """Return the code of a final request."""
     if request["state"] == RequestState.SUCCEEDED:
         return OK
     kind = (request.get("error") or {}).get("kind")
@@ -43,5 +43,5 @@ def of_request(request: Json) -> int:
 
 
 def of_requests(requests: Iterable[Json]) -> int:
-    """Of several the worst: out of memory before failed before ok."""
+    """Return the worst code: out of memory, then failed, then ok."""
     return max((of_request(request) for request in requests), default=OK)

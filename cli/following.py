@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.status import Status
 
-# Of a final request: what `--json` prints beside id and error, and the lines for people.
+# Returns what `--json` prints of a final request beside id and error, and the lines for people.
 Conclusion = Callable[[Json], tuple[Json, list[str]]]
 
-RARE = ("timeout_seconds", "priority", "idempotency_key")  # of `RequestOptions`: by `--set`
+RARE = ("timeout_seconds", "priority", "idempotency_key")  # of `RequestOptions`, through `--set`
 SECOND_CHANCE_SECONDS = 2.0
 BAR_WIDTH = 24  # characters
-_REMEMBERED_LINES = 200  # to know whether a log tail has been seen already
+_REMEMBERED_LINES = 200  # to recognize a log tail that was shown already
 _ESTIMATES = {
     "eta_seconds": "about {} left",
     "at_most_seconds": "up to {}",
@@ -64,10 +64,10 @@ async_option = click.option(
 
 
 def submit(client: DaemonClient, operation: str, payload: Json, options: Json) -> Json:
-    """Queue a request with what the command line says of `RequestOptions`; returns the request.
+    """Queue a request with the `RequestOptions` of the command line; returns the request.
 
     Raises:
-        ApiRefused: It names the options of the command.
+        ApiRefused: The request is invalid; the message names the command's options.
     """
     try:
         return client.submit(operation, payload, **given_options(RequestOptions, options))
@@ -94,7 +94,7 @@ def carry_out(
 
 
 def leave(request: Json, output: Output) -> int:
-    """Print the request's id, by which it is found again; returns the exit code."""
+    """Print the request's id; returns the exit code."""
     if not output.as_json:
         click.echo(request["id"])
     output.json({"request_id": request["id"]})
@@ -125,16 +125,16 @@ def follow(
 
 @dataclass
 class _Screen:
-    """stderr while a request runs: log lines, and on a terminal a line that moves below them."""
+    """stderr while a request runs: log lines, and on a terminal a live status line below them."""
 
     output: Output
-    status: Status | None  # None: no terminal, and the log names the phases, too
+    status: Status | None  # None: no terminal; the log names the phases, too
     is_shown_later: Callable[[str], bool]
     seen: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_LINES))
-    rest: str = ""  # of the log, behind its last complete line
+    rest: str = ""  # the log's text after its last complete line
 
     def log(self, text: str, *, is_end: bool = False) -> None:
-        """Show the lines that a piece of the log completes."""
+        """Show the lines that are complete with this piece of the log."""
         *lines, self.rest = (self.rest + text).split("\n")
         if is_end and self.rest:
             lines.append(self.rest)
@@ -148,7 +148,7 @@ class _Screen:
                 self.status.console.print(coloured(line), soft_wrap=True)
 
     def phase(self, request: Json, progress: Json) -> None:
-        """Show what is being done now."""
+        """Show the request's present phase."""
         if self.status is not None:
             self.status.update(drawn_phase(request, progress))
 
@@ -160,10 +160,10 @@ def follow_request(
     *,
     is_shown_later: Callable[[str], bool] = lambda _: False,
 ) -> Json:
-    """Show the request's log until it is final, and its failure, but no line that is shown later.
+    """Show the request's log until it is final, and its failure; skip lines that are shown later.
 
     Raises:
-        KeyboardInterrupt: `detach` leaves a request that continues without its command.
+        KeyboardInterrupt: The request continues, and the caller may `detach` from it.
     """
     final = request
     with _screen(output, plain(request["label"]), is_shown_later) as screen:
@@ -187,7 +187,7 @@ run = partial(following.run, reconnect=reconnect)
 
 
 def phase_line(request: Json, progress: Json) -> str:
-    """Return what a request does now, and how long it takes yet or usually, where that is known."""
+    """Return a request's present phase and, if known, its remaining or usual time."""
     phase = progress.get("message") or request.get("pending_reason") or request["state"].lower()
     estimates = (
         f", {words.format(phrases.duration(seconds))}"
@@ -198,7 +198,7 @@ def phase_line(request: Json, progress: Json) -> str:
 
 
 def drawn_phase(request: Json, progress: Json) -> RenderableType:
-    """Return what rich draws of it: the line, with a bar before it where a total is known."""
+    """Return `phase_line` for rich, after a progress bar if the total is known."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -224,7 +224,7 @@ def _screen(output: Output, label: str, is_shown_later: Callable[[str], bool]) -
 
 
 def detach(client: DaemonClient, request: Json, output: Output) -> int:
-    """Leave a request that continues, unless Ctrl-C cancels it now; returns the exit code."""
+    """Leave the request running, unless a second Ctrl-C cancels it; returns the exit code."""
     short = phrases.short_id(request["id"])
     try:
         output.note(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Help pages that fit a screen: flags in groups, a line each, and `--set` for all other options.
 
-An option that is rarely set is no flag. It keeps its name, type and help where it is declared, and
-is given as `--set NAME=VALUE`; `--set help` prints the table of those that a command has.
+A rarely used option has no flag. It keeps the name, type and help of its declaration, and is given
+as `--set NAME=VALUE`; `--set help` prints the table of a command's options of this kind.
 
-Every command has examples at the end of its docstring (`main.end_with_examples`); tests hold that.
+Every command has examples at the end of its docstring (`main.end_with_examples`); a test checks it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _YES_OR_NO = "yes|no"
 
 
 class GroupedCommand(click.Command):
-    """A command whose help page has its flags in groups, and the first sentence about each."""
+    """A command whose help page shows its flags in groups, each with its first sentence."""
 
     groups: ClassVar[Groups] = {}
 
@@ -48,9 +48,9 @@ class GroupedCommand(click.Command):
                 formatter.write_dl([(f"{flags:{width}}", text) for flags, text in group])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write as many examples as the screen has lines for, and one at least."""
+        """Write as many examples as fit the screen, at least one."""
         room = SCREEN_LINES - formatter.getvalue().count("\n")
-        examples = (self.epilog or "").splitlines()[2:]  # behind `\b` and the heading
+        examples = (self.epilog or "").splitlines()[2:]  # after `\b` and the heading
         for line in examples[: max(1, room)]:
             formatter.write(f"Example: {line.strip()}\n")
 
@@ -68,7 +68,7 @@ def _row(option: click.Option, ctx: click.Context) -> tuple[str, str]:
 
 
 class SetOption(click.Option):
-    """`--set`, and the table of what it sets: options by the word that names them."""
+    """`--set`, with the table of its options by the word that names them."""
 
     def __init__(self, names: list[str], table: Mapping[str, Option]) -> None:
         super().__init__(
@@ -87,7 +87,7 @@ class SetOption(click.Option):
         return [(word, _value_of(item), help_of(item)) for word, item in self.table.items()]
 
     def _set(self, ctx: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> None:
-        """Add what was given to the parameters of the command, by the names of fields."""
+        """Add the given values to the parameters of the command, by the names of fields."""
         if "help" in texts:
             formatter = ctx.make_formatter()
             formatter.write_dl([(f"{name}={kind}", about) for name, kind, about in self.rows()])
@@ -123,7 +123,7 @@ class SetOption(click.Option):
             raise click.BadParameter(message, ctx, self) from None
 
     def instead_of(self, flag: str) -> str | None:
-        """Return how an option is given that is no flag; None: there is none of this name."""
+        """Return the `--set` form of an option without a flag; None: there is no such option."""
         word = flag.removeprefix("--")
         if (item := self.table.get(word)) is not None:
             return f"--set {word}={_value_of(item)}"
@@ -140,7 +140,7 @@ class SetOption(click.Option):
 
 
 def set_option(*declarations: type, only: Collection[str]) -> Callable[[Command], Command]:
-    """Give a command `--set`, for these options of what the dataclasses declare."""
+    """Give a command `--set`, for some options that the dataclasses declare."""
     declared = [item for declaration in declarations for item in options_of(declaration)]
     table = {word_of(item): item for item in declared if item.name in only}
 
@@ -153,12 +153,12 @@ def set_option_of(command: click.Command) -> SetOption | None:
 
 
 def in_words(refused: ApiRefused, command: click.Command) -> ApiRefused:
-    """Name the options of a command in a refusal, in which the API names its fields."""
+    """Replace the API's field names in a refusal by the options of a command."""
     words = {str(each.name): max(each.opts, key=len) for each in command.params if each.opts}
     if (of_it := set_option_of(command)) is not None:
         words |= {item.name: f"--set {word}" for word, item in of_it.table.items()}
     message = refused.message.removeprefix("body: ")
-    # A field's name without `_` may be a plain word of the sentence, but where it begins one.
+    # A field's name without `_` may be a plain word, except at the beginning of a sentence.
     for name, word in words.items():
         found = rf"\b{name}\b" if "_" in name else rf"^{name}(?=: )"
         message = re.sub(found, word, message)
@@ -168,6 +168,6 @@ def in_words(refused: ApiRefused, command: click.Command) -> ApiRefused:
 
 
 def _value_of(item: Option) -> str:
-    """Return what a help page shows for the value."""
+    """Return the placeholder of the value on a help page."""
     shown = item.metavar or type_of(item)[1] or item.kind.__name__
     return _YES_OR_NO if item.kind is bool else shown

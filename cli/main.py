@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`openenv`: the command group, and the one place where errors become exit codes.
 
-A command's module is imported when it is called, so that `status` pays for `status` alone. The help
-page is written from the table below, without importing any.
+A command's module is imported when it is called, so that `status` imports only its own. The help
+page is written from the table below, without importing any module.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ COMMANDS = {
     "config": ("commands.up", "List every setting, and where it comes from."),
     "completion": ("completion", "Print the script that lets a shell complete."),
 }
-# What other tools call it.
+# Our commands, by the words that other tools use for them.
 OTHER_WORDS = {
     **dict.fromkeys(("run", "serve", "start"), "launch SOURCE"),
     **dict.fromkeys(("ls", "list", "ps"), "status"),
@@ -67,10 +67,10 @@ OTHER_WORDS = {
     **dict.fromkeys(("jobs", "queue"), "requests"),
     "version": "--version",
 }
-# What is meant by an argument of a command that takes none.
+# The command that is meant when one without arguments gets an argument.
 _WITH_ARGUMENT = {"openenv stop": "down", "openenv requests": "status", "openenv up": "launch"}
-_ONE_TOO_MANY = "Got unexpected extra argument ("  # click says it in words alone
-# Of stdout and stderr; the last: it was opened for reading alone.
+_ONE_TOO_MANY = "Got unexpected extra argument ("  # click's error has no code, only this text
+# Errors of writes to stdout and stderr; EBADF: it was opened only for reading.
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
@@ -121,7 +121,7 @@ class CommandGroup(click.Group):
 
 
 def end_with_examples(command: click.Command) -> None:
-    r"""Move the examples of a docstring behind the options; `\b`: they are not to be wrapped."""
+    r"""Move the examples of a docstring behind the options; `\b` keeps click from wrapping them."""
     text, heading, lines = cleandoc(command.help or "").partition("\n\nExamples:\n")
     if heading:
         command.help, command.epilog = text, f"\b\nExamples:\n{lines}"
@@ -131,7 +131,7 @@ def end_with_examples(command: click.Command) -> None:
 
 
 def example_lines(command: click.Command) -> list[str]:
-    """Return the command lines of a command's examples, without what they do."""
+    """Return the command lines of a command's examples, without their comments."""
     lines = (command.epilog or "").splitlines()
     return [line.partition("  #")[0].strip() for line in lines if line.startswith("  openenv ")]
 
@@ -159,9 +159,9 @@ end_with_examples(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """The installed command."""
+    """Run the installed command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored no exit code can be read
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, exit codes are lost
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a `✓` gets a `?`
             stream.reconfigure(errors="replace")
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _give_up_output(exc: OSError) -> None:
-    """Discard what cannot be written, and say so where that can be read."""
+    """Discard output that cannot be written, and say so on stderr if that works."""
     _discard(sys.stdout)
     try:
         sys.stderr.write(f"error: the output cannot be written: {exc.strerror}\n")
@@ -191,12 +191,12 @@ def _give_up_output(exc: OSError) -> None:
 
 
 def _discard(stream: TextIO) -> None:
-    """Discard what is left in a stream's buffer, so that exiting is no error."""
+    """Discard the rest of a stream's buffer, so that Python exits without an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def run(arguments: list[str]) -> int:
-    """One command line; its exit code.
+    """Run one command line; returns its exit code.
 
     Raises:
         BrokenPipeError: stdout was closed early.
@@ -218,7 +218,7 @@ def run(arguments: list[str]) -> int:
         except OSError as unwritten:
             if unwritten.errno not in _CANNOT_WRITE:
                 raise
-            _give_up_output(unwritten)  # the exit code says it all the same
+            _give_up_output(unwritten)  # the exit code still tells
         return exit_codes.of_error(exc) if isinstance(exc, ClientError) else exit_codes.USAGE
 
 
@@ -265,7 +265,7 @@ def _report(error: click.ClickException | ClientError, *, as_json: bool) -> None
 
 
 def _lead(error: click.ClickException) -> str | None:
-    """Return an example of a command that lacks an argument, or what else was meant."""
+    """Return a suggestion: an example if an argument is missing, or the command that was meant."""
     if not isinstance(error, click.UsageError) or error.ctx is None:
         return None
     path, message = error.ctx.command_path, error.format_message()

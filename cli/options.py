@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by several commands: options, the connection, and how targets and sizes are written."""
+"""Shared by several commands: options, the connection, and the formats of targets and sizes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MEGABYTES = {"k": 1 / 1024, "": 1.0, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
 
 
 def json_option(command: Command) -> Command:
-    """`--json`; the command gets its `output`, which keeps to it."""
+    """Give a command `--json`; its `output` depends on the flag."""
     option = click.option(
         "--json", "output", is_flag=True, is_eager=True,
         callback=lambda _context, _option, as_json: Output(as_json=as_json),
@@ -43,7 +43,7 @@ def json_option(command: Command) -> Command:
 
 
 def connect(output: Output, before_start: Callable[[], None] = lambda: None) -> DaemonClient:
-    """Connect to the daemon; start it, and say so, when it is not running."""
+    """Connect to the daemon; start it and print a note if it is not running."""
 
     def say(line: Json) -> None:
         if replaced := line.get("replaced"):
@@ -59,10 +59,10 @@ def reconnect() -> DaemonClient | None:
 
 
 def megabytes(text: str) -> int:
-    """`512M`, `2G`, or plain megabytes.
+    """Read `512M`, `2G`, or plain megabytes.
 
     Raises:
-        click.BadParameter: it is not a size.
+        click.BadParameter: It is not a size.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -74,7 +74,7 @@ def megabytes(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """`90`, `60s`, `5m` or `2h`.
+    """Read `90`, `60s`, `5m` or `2h`.
 
     Raises:
         ValueError: It is not a duration.
@@ -109,7 +109,7 @@ class Number(click.FloatRange):
 
 
 class Duration(click.FloatRange):
-    """The type of an option that is a number of seconds, which `5m` and `2h` are, too."""
+    """The type of an option that is a duration: seconds, `5m` or `2h`."""
 
     name = "duration"
 
@@ -141,7 +141,7 @@ def read_action(text: str | None) -> Json | None:
     """Read the value of `--action`.
 
     Raises:
-        click.BadParameter: It is no JSON object.
+        click.BadParameter: It is not a JSON object.
     """
     if text is None:
         return None
@@ -157,7 +157,7 @@ def read_action(text: str | None) -> Json | None:
 def declared_options(
     declaration: type, only: Collection[str] | None = None, *, without: Collection[str] = ()
 ) -> Callable[[Command], Command]:
-    """Give a command a Click option for each option that a dataclass declares, or some."""
+    """Give a command a Click option for all or some options that a dataclass declares."""
     from ..system.text.options import options_of
 
     def decorate(command: Command) -> Command:
@@ -165,7 +165,7 @@ def declared_options(
             is_left_out = only is not None and item.name not in only
             if is_left_out or item.name in without or item.own_flag == "":
                 continue
-            if item.kind is dict:  # a file, where no other user sees the values
+            if item.kind is dict:  # a file hides the values from other users
                 flag = f"--{item.name}-file"
                 files = click.option(flag, multiple=True, metavar="FILE", help=_FILE_HELP)
                 command = files(command)
@@ -178,7 +178,7 @@ def declared_options(
 def given_options(
     declaration: type, values: Mapping[str, Any], only: Collection[str] | None = None
 ) -> Json:
-    """Return the declared options, or some, that were given on the command line."""
+    """Return those of all or some declared options that were given on the command line."""
     from ..system.text.options import options_of
 
     given: Json = {}
@@ -219,12 +219,12 @@ def _click_option(item: Option) -> Callable[[Command], Command]:
 
 
 def word_of(item: Option) -> str:
-    """Return what names an option on the command line: its field's name without the unit."""
+    """Return an option's name on the command line: its field's name without the unit."""
     return item.name.removesuffix("_seconds").removesuffix("_mb").replace("_", "-")
 
 
 def help_of(item: Option) -> str:
-    """Return the help of an option, with its default, if that is a number or a word."""
+    """Return the help of an option, with a default that is a number or a word."""
     if not item.default or item.kind not in (int, float, str):
         return item.help
     unit = "M" if item.name.endswith("_mb") else ""
@@ -233,7 +233,7 @@ def help_of(item: Option) -> str:
 
 
 def type_of(item: Option) -> tuple[Any, str | None]:
-    """Return Click's type of an option, and what its help page shows for the value."""
+    """Return Click's type of an option, and the placeholder of its value on the help page."""
     if item.auto:
         return count_or_auto, "N|auto"
     if item.choices:
@@ -252,10 +252,10 @@ def type_of(item: Option) -> tuple[Any, str | None]:
 
 
 def read_variables(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """`-e KEY=VALUE`, and `-e KEY` with the value it has here.
+    """Read `-e KEY=VALUE`, and `-e KEY` with its value in this process.
 
     Raises:
-        click.BadParameter: an empty key, or one that is not set here.
+        click.BadParameter: A key is empty, or has no value in this process.
     """
     variables = {}
     for text in given:
@@ -268,10 +268,10 @@ def read_variables(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[s
 
 
 def read_env_files(paths: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables in files of Docker's format: `KEY=VALUE`, `KEY`, or a comment in each line.
+    """Read variables from files of Docker's format: lines of `KEY=VALUE`, `KEY`, or comments.
 
-    As there, a value is all behind the `=`, quotes included, and a key alone has the value that it
-    has here, or is left out. Later files win.
+    As with Docker, a value is everything after the `=`, including quotes, and a key alone has its
+    value in this process, or is left out. Later files win.
 
     Raises:
         click.BadParameter: A file cannot be read, or a line is none of these.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upstream's commands, where its package is installed beside ours.
+"""Upstream's commands, if its package is installed beside ours.
 
-Upstream's `openenv` (0.10.0) installs a script of the same name and offers no hook for others, so
-its commands are forwarded, in this process and with all their arguments. Checking whether they
-exist imports nothing of it: importing its command line takes seconds. The script belongs to
-whichever package was installed last, and uninstalling either removes it.
+Upstream's `openenv` (0.10.0) installs a script of the same name and has no hook for other packages,
+so its commands are forwarded, in this process and with all their arguments. The check whether they
+exist imports nothing of upstream's, because importing its command line takes seconds. The script
+belongs to the package that was installed last, and uninstalling either package removes it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _MODULE = "openenv.cli.__main__"
 
 
 def is_installed() -> bool:
-    """Return whether upstream's command line can be imported; nothing of it is."""
+    """Return whether upstream's command line can be imported, without importing it."""
     spec = find_spec("openenv")  # a top-level name: found without being imported
     folders = (spec.submodule_search_locations or []) if spec else []
     return any((Path(folder) / "cli" / "__main__.py").is_file() for folder in folders)
 
 
 def gone(program: str) -> str | None:
-    """Return that the shared command is gone, when `openenvd` is called without it beside it."""
+    """Return a note that the shared command is gone, if `openenvd` has no `openenv` beside it."""
     script = Path(program)
     if script.name != "openenvd" or script.with_name("openenv").exists():
         return None
@@ -52,7 +52,7 @@ def gone(program: str) -> str | None:
 
 
 def run(arguments: list[str]) -> int:
-    """Hand a whole command line on. Returns its exit code."""
+    """Forward a whole command line; returns its exit code."""
     if not is_installed():
         sys.stderr.write(
             f"error: `openenv {arguments[0]}` is a command of upstream's package, "
@@ -70,7 +70,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _code(code: str | int | None) -> int:
-    if isinstance(code, str):  # what Python itself does with `sys.exit("words")`
+    if isinstance(code, str):  # as Python itself handles `sys.exit("words")`
         sys.stderr.write(code + "\n")
         return exit_codes.FAILED
     return code or exit_codes.OK

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python for users, as typed objects, and below it the daemon's calls.
+"""The SDK for users: typed objects, and below them the calls to the daemon.
 
     from openenvd import Client
 
@@ -14,10 +14,10 @@
 
 Where to look:
 
-    synchronous.py   `Client`: launches, rollouts, and what there is
-    handles.py       `Request` and `Environment`: one of each, by its id or name
+    synchronous.py   `Client`: launches, rollouts, lists of environments and requests
+    handles.py       `Request` and `Environment`
     asynchronous.py  `AsyncClient`, `AsyncRequest`, `AsyncEnvironment`: the same for asyncio
-    session.py       `Session` and `AsyncSession`, where OpenEnv's own client is not installed
+    session.py       `Session` and `AsyncSession`, which need no OpenEnv client
     pytest_plugin.py the fixtures `openenv_env` and `openenv_session`
     options.py       the options of launches and rollouts as keyword arguments; generated
     upstream.py      `OpenEnvdProvider`, for upstream's `EnvClient.from_env(…, provider=…)`
@@ -27,11 +27,11 @@ and below them, with the standard library alone and JSON as documented in `docs/
     http.py       one call over the Unix socket: JSON, text, server-sent events
     api.py        `DaemonClient`: the API's calls by name
     following.py  follows one request to its end, across lost connections
-    daemon.py     finds the daemon, starts one, stops it; as a program: whether one answers
-    sources.py    what the source of a launch means, seen from a folder; variables for a policy
-    errors.py     what can go wrong
+    daemon.py     finds, starts and stops the daemon; as a program: tells whether it answers
+    sources.py    resolves the source of a launch in a folder; variables for a policy
+    errors.py     the errors
 
-Names are resolved on first use, so that each command pays for what it uses.
+Names are resolved on first use, so that each command imports only what it uses.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class DaemonClient:
         return cast("Json", self._http.request("POST", "/v1/requests", body)["request"])
 
     def request(self, request_id: str) -> Json:
-        """Return the request with this id, or the one whose id begins so."""
+        """Return the request with this id, or with this beginning of its id."""
         return cast("Json", self._http.request("GET", _request(request_id))["request"])
 
     def requests(self, **filters: Unpack[RequestFilters]) -> list[Json]:
@@ -81,18 +81,18 @@ class DaemonClient:
         """Cancel a request.
 
         Returns:
-            `{"request", "cancelled", "cancelling"}`: whether it is cancelled, for good; whether its
-            worker is being ended, before which it may still succeed. Both are false when it had
-            ended already.
+            `{"request", "cancelled", "cancelling"}`. `cancelled`: it is cancelled for good.
+            `cancelling`: its worker is being ended, and until then it may still succeed. Both are
+            false if it had ended already.
         """
         return self._http.request("POST", f"{_request(request_id)}/cancel")
 
     def retry(self, request_id: str, **limits: int | None) -> Json:
-        """Submit a request that has ended once more.
+        """Submit an ended request again.
 
         Args:
             request_id: The request's id, or its beginning.
-            limits: `memory_mb` and `session_memory_mb`, of a launch; None leaves one as it was.
+            limits: New `memory_mb` and `session_memory_mb` of a launch; None keeps the old one.
 
         Returns:
             The new request as it was queued.
@@ -122,7 +122,7 @@ class DaemonClient:
         Args:
             request_id: The request's id, or its beginning.
             tail: Begin this many lines from the end; None: from the beginning.
-            follow: Go on until the request is final.
+            follow: Continue until the request is final.
         """
         return self._http.text(f"{_request(request_id)}/logs", _log_query(tail, follow))
 
@@ -137,11 +137,11 @@ class DaemonClient:
         return cast("Json", self._http.request("GET", _environment(name))["environment"])
 
     def base_url(self, name: str) -> Json:
-        """Return `{"address", "token", "base_url", "is_served"}`: what clients connect to."""
+        """Return `{"address", "token", "base_url", "is_served"}`, for clients of an environment."""
         return self._http.request("GET", f"{_environment(name)}/base_url")
 
     def no_address(self, name: str) -> ApiRefused:
-        """Return the error of an environment that `base_url` has no address of, with why."""
+        """Return the error for an environment without an address, with the reason."""
         environment = self.environment(name)
         error = environment.get("error") or {}
         why = f"{environment['state']}: {error['message']}" if error else environment["state"]
@@ -162,11 +162,11 @@ class DaemonClient:
         Args:
             name: The environment's name.
             tail: Begin this many lines from the end; None: from the beginning.
-            follow: Follow the log as it grows, until the environment is down; when others serve in
-                the place of the youngest replica, go on with the youngest of those.
+            follow: Follow the log as it grows, until the environment is down; when other replicas
+                replace the youngest one, continue with the youngest of those.
             replica: The replica's id; None: the youngest.
-            on_change: Called with the id of a replica before what it printed is streamed in the
-                place of another's; with None when the environment is down.
+            on_change: Called with a replica's id before its log follows that of another one, and
+                with None when the environment is down.
         """
         path, query = f"{_environment(name)}/logs", {**_log_query(tail, follow), "replica": replica}
         heads: dict[str, str] = {}
@@ -194,7 +194,7 @@ class DaemonClient:
     # The gateway.
 
     def gateway(self) -> Json:
-        """Return `{"gateway"}`: its address, process and environments; null where none runs."""
+        """Return `{"gateway"}`: its address, process and environments; null if none runs."""
         return self._http.request("GET", "/v1/gateway")
 
     # The daemon.
@@ -215,7 +215,7 @@ class DaemonClient:
     def dashboard_link(self, folder: str | None = None) -> Json:
         """Return `{"address", "url", "expires_seconds"}`: a link that signs a browser in, once.
 
-        In the launch form, relative paths begin in `folder`.
+        In the launch form, relative paths are relative to `folder`.
         """
         query = {"folder": folder} if folder else None
         return self._http.request("POST", "/v1/dashboard/link", query=query)
@@ -230,7 +230,7 @@ class DaemonClient:
 
     def stop(self) -> Json:
         """Ask the daemon to stop; it answers first."""
-        # Without a body, which would be sent apart from the head, and might find the daemon gone.
+        # A body would be sent after the head, when the daemon may have exited already.
         return self._http.request("POST", "/v1/stop")
 
 

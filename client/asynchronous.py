@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same for asyncio: `AsyncClient`, `AsyncRequest`, `AsyncEnvironment`.
+"""The SDK for asyncio: `AsyncClient`, `AsyncRequest`, `AsyncEnvironment`.
 
-Calls are short, and made in threads; who waits for a request looks at it again and again, at most
-twice a second. A stream has a thread of its own while it is iterated: each item is fetched when it
-is asked for. When its consumer stops early or is cancelled, the stream's connection is shut down,
-which ends the thread.
+Short calls run in threads, and waiting for a request polls it, at most twice a second when it takes
+long. A stream has a thread of its own while it is iterated, which fetches each item on demand. When
+its consumer stops early or is cancelled, the stream's connection is shut down, which ends the
+thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Opening = Callable[[DaemonClient, Reconnect], Iterator[Item]]
 
 
 class AsyncClient:
-    """A client of this user's daemon, for asyncio; each method is described at `Client`."""
+    """A client of this user's daemon, for asyncio; `Client` documents each method."""
 
     def __init__(self, *, home: Folder | None = None, start: bool = True) -> None:
         self._client = Client(home=home, start=start)
@@ -113,13 +113,13 @@ class AsyncRequest(handles.RequestData[Result]):
         await asyncio.to_thread(self.result)
 
     async def logs(self, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[str]:
-        """Yield what it prints, in pieces as they come; described at `Request.logs`."""
+        """Yield what it prints, in pieces as they come; `Request.logs` has the arguments."""
         log = stream(self.client, lambda d, _: d.request_log(self.id, follow=follow, tail=tail))
         async for text in log:
             yield text
 
     async def cancel(self) -> bool:
-        """Cancel it; whether that was in time."""
+        """Cancel it; returns whether that was in time."""
         request = handles.Request(self.client, self.data, self._read_result)
         was_in_time = await asyncio.to_thread(request.cancel)
         self.data = request.data
@@ -127,7 +127,7 @@ class AsyncRequest(handles.RequestData[Result]):
 
 
 class AsyncEnvironment(handles.EnvironmentData):
-    """An environment of the daemon; each method is described at `Environment`."""
+    """An environment of the daemon; `Environment` documents each method."""
 
     def __repr__(self) -> str:
         return f"<AsyncEnvironment {self.name}>"
@@ -140,7 +140,7 @@ class AsyncEnvironment(handles.EnvironmentData):
         return handles.Environment(self.client, self.data)
 
     async def base_url(self) -> str:
-        """Ask for what clients connect to."""
+        """Ask for the URL to which clients connect."""
         return await asyncio.to_thread(self._synchronous.base_url)
 
     async def refresh(self) -> Self:
@@ -150,7 +150,7 @@ class AsyncEnvironment(handles.EnvironmentData):
 
     @asynccontextmanager
     async def connect(self, timeout: float = ANSWER_SECONDS) -> AsyncIterator[AsyncSession]:  # noqa: ASYNC109
-        """Open a session; described at `Environment.connect`."""
+        """Open a session within `async with`; see `Environment.connect`."""
         url, hint = await self.base_url(), self.lost_hint
         async with AsyncSession(url, answer_timeout=timeout, lost_hint=hint) as session:
             yield session
@@ -187,9 +187,9 @@ class AsyncEnvironment(handles.EnvironmentData):
 
 
 async def stream(client: Client, opening: Opening[Item]) -> AsyncIterator[Item]:
-    """Iterate what `opening` returns in a thread, which ends with the iteration.
+    """Iterate over the result of `opening` in a thread, which ends with the iteration.
 
-    It is called with the daemon, and with what finds it again after a lost connection.
+    `opening` gets the daemon, and a function that finds it again after a lost connection.
     """
     daemons: list[DaemonClient] = []
     stopped = False
@@ -199,7 +199,7 @@ async def stream(client: Client, opening: Opening[Item]) -> AsyncIterator[Item]:
             raise _Stopped
         if (found := client.find_daemon()) is not None:
             daemons.append(found)
-        if stopped:  # since it was looked for
+        if stopped:  # during the search
             raise _Stopped
         return found
 
@@ -215,11 +215,11 @@ async def stream(client: Client, opening: Opening[Item]) -> AsyncIterator[Item]:
         stopped = True
         for daemon in daemons:
             daemon.close()
-        thread.shutdown(wait=False)  # it ends when what it reads does
+        thread.shutdown(wait=False)  # the thread ends with its stream
 
 
 class _Stopped(Exception):
-    """End the iteration: the connection is not opened again."""
+    """Ends the iteration: the connection is not opened again."""
 
 
 def _with_environment(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the daemon, starts one, stops it; run as a program, it is the probe of the daemon's pod.
+"""Finds, starts and stops the daemon; as a program, it is the health probe of the daemon's pod.
 
     connect ──▶ daemon.json, socket answers ──────────────────────────▶ DaemonClient
         └─ no ─▶ start.lock ──▶ ask again ──▶ spawn, wait for its line ──▶ ask again
@@ -9,12 +9,13 @@
     a daemon answers whose installation was removed or    ──▶ kill it, and spawn: the next daemon
     replaced, and which can start nothing from it             has its flags, and adopts what it ran
 
-A pid proves nothing: what counts is that the socket answers, or that `daemon.lock` is held. The
-lock is tried under `start.lock` alone, because a try is itself a short hold, and must not get into
-the way of a daemon that starts.
+A pid proves nothing: a daemon runs if its socket answers, or if `daemon.lock` is held. That lock is
+tried only under `start.lock`, because a try holds it for a moment, and must not hinder a daemon
+that starts.
 
-The daemon inherits only the writing end of one pipe. It writes one line there when it answers or
-knows why it cannot; without a line, the end of the pipe means that it exited, which its log tells.
+The daemon inherits only the writing end of a pipe. It writes one line there when it answers or
+knows why it cannot. If the pipe ends without a line, the daemon has exited, and its log has the
+reason.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from ..system.text.json_lines import Json
 from . import errors
 
 if TYPE_CHECKING:
-    from .api import DaemonClient  # HTTP takes 15 ms to import: while the daemon starts
+    from .api import DaemonClient  # HTTP takes 15 ms to import, while the daemon starts
 
 
 START_SECONDS = 60.0  # a first start makes the database, on a slow disk
@@ -66,14 +67,14 @@ def connect(
     """Connect to the running daemon, or start one.
 
     Args:
-        paths: the daemon's home; by default `OPENENV_HOME`, or the platform's state folder.
-        settings: for a daemon that has to be started; names and values of `Settings`.
-        on_start: called with the daemon's ready line when a daemon had to be started; `replaced`
-            in it says why another one was ended, or is missing.
-        before_start: called before a daemon is started; if it raises, no daemon is started.
+        paths: The daemon's home; by default `OPENENV_HOME`, or the platform's state folder.
+        settings: Names and values of `Settings` for a daemon that has to be started.
+        on_start: Called with the daemon's ready line if a daemon was started; its `replaced` says
+            why another one was ended, or is absent.
+        before_start: Called before a daemon is started; if it raises, no daemon is started.
 
     Raises:
-        DaemonUnreachable: with the reason and what to do.
+        DaemonUnreachable: There is none; the error has the reason and what to do.
     """
     paths = paths or Paths.from_environment()
     with contextlib.suppress(errors.InstallationGone):
@@ -100,17 +101,17 @@ def connect(
                     raise
             if time.monotonic() > deadline:
                 raise _silent(paths)
-            time.sleep(_POLL_INTERVAL_SECONDS)  # another is just starting, or just ending
+            time.sleep(_POLL_INTERVAL_SECONDS)  # another one is starting or ending
 
 
 def find(
     paths: Paths, *, any_version: bool = False, answer_seconds: float | None = None
 ) -> DaemonClient | None:
-    """The running daemon; None when none answers. `answer_seconds` is `HttpClient`'s.
+    """Return the running daemon, or None if none answers; `answer_seconds` is `HttpClient`'s.
 
     Raises:
-        OtherVersion: unless `any_version`.
-        InstallationGone: the same.
+        OtherVersion: Its version is another one; not with `any_version`.
+        InstallationGone: Its installation is gone; not with `any_version`.
     """
     identity = read_identity(paths)
     token = _read(paths.token)
@@ -138,7 +139,7 @@ def find(
 
 
 def read_identity(paths: Paths) -> Json | None:
-    """The content of `daemon.json`, which may be a killed daemon's."""
+    """Return the content of `daemon.json`, which may be a killed daemon's."""
     try:
         identity = json.loads(_read(paths.daemon_file) or "null")
     except ValueError:
@@ -148,7 +149,7 @@ def read_identity(paths: Paths) -> Json | None:
 
 
 def is_running(paths: Paths) -> bool:
-    """Return whether a daemon holds its lock; for callers with `start.lock` or a known daemon."""
+    """Return whether a daemon holds its lock; the caller holds `start.lock` or knows a daemon."""
     try:
         return is_locked(paths.daemon_lock)
     except OSError as exc:
@@ -158,10 +159,10 @@ def is_running(paths: Paths) -> bool:
 def stop(paths: Paths) -> Json | None:
     """End the daemon, of whatever version, and wait until it is gone.
 
-    Returns its identity; None when none was running.
+    Returns its identity, or None if none was running.
 
     Raises:
-        DaemonUnreachable: when it does not end.
+        DaemonUnreachable: It does not end.
     """
     try:
         if not paths.home.is_dir():
@@ -174,7 +175,7 @@ def stop(paths: Paths) -> Json | None:
         identity = read_identity(paths) or {}
         _ask_to_stop(paths, identity)
         deadline = time.monotonic() + STOP_SECONDS
-        # The end of a process that is not our child can only be looked for, everywhere alike.
+        # Polling is the only portable way to notice the end of a process that is not our child.
         while is_running(paths):
             if time.monotonic() > deadline:
                 raise _silent(paths, identity)
@@ -183,7 +184,7 @@ def stop(paths: Paths) -> Json | None:
 
 
 def why_unhealthy(paths: Paths) -> str | None:
-    """Return why the daemon of a home does not answer; None when it does. It starts none."""
+    """Return why the daemon of a home does not answer, or None if it does; starts none."""
     try:
         client = find(paths, any_version=True)
         if client is None:
@@ -195,7 +196,7 @@ def why_unhealthy(paths: Paths) -> str | None:
 
 
 def server_command(settings: Mapping[str, Any], *more: str) -> list[str]:
-    """The command that is the daemon. `-P`: a `server` folder where the user is must not matter."""
+    """Return the daemon's command; `-P` ignores a folder `server` in the working folder."""
     flags = {item.name: item.flag for item in SETTINGS}
     given = [f"{flags[name]}={value}" for name, value in settings.items() if value is not None]
     return [sys.executable, "-P", "-m", "openenvd.server", *more, *given]
@@ -208,12 +209,12 @@ def _ask_to_stop(paths: Paths, identity: Json) -> None:
             client.stop()
             return
     except (errors.ConnectionLost, errors.ApiRefused):
-        pass  # it is ending already, wedged, or lacks its files: the signal below decides
+        pass  # it is ending already, hangs, or lacks its files: the signal below ends it
     _signal(identity, signal.SIGTERM)
 
 
 def _signal(identity: Json | None, number: signal.Signals) -> None:
-    """Signal the process that wrote the identity, never another with the same pid."""
+    """Signal the process that wrote the identity, never another one with its pid."""
     if identity:
         process = ProcessIdentity(int(identity["pid"]), float(identity["pid_started_at"]))
         process.signal(number)
@@ -248,7 +249,7 @@ def _start_lock(paths: Paths, *, is_stop: bool = False) -> Iterator[None]:
             f"see {paths.daemon_log}",
         ) from exc
     except OSError as exc:
-        if not (is_stop and exc.errno == errno.EROFS):  # where no daemon can be started meanwhile
+        if not (is_stop and exc.errno == errno.EROFS):  # where no daemon can start anyway
             raise _unwritable(paths, exc) from exc
     try:
         yield
@@ -257,7 +258,7 @@ def _start_lock(paths: Paths, *, is_stop: bool = False) -> Iterator[None]:
 
 
 def _start(paths: Paths, settings: Mapping[str, Any]) -> Json:
-    """Spawn the daemon and wait for its line; the line, when it is ready."""
+    """Spawn the daemon, wait for its line, and return it if the daemon is ready."""
     reading, low = os.pipe()
     writing = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _MIN_PIPE_FD)
     os.close(low)
@@ -269,7 +270,7 @@ def _start(paths: Paths, settings: Mapping[str, Any]) -> Json:
 
     with open(reading, "rb") as pipe:
         is_readable = bool(select.select([pipe], [], [], START_SECONDS)[0])
-        text = pipe.readline() if is_readable else b""  # is written at once
+        text = pipe.readline() if is_readable else b""  # written in one piece
     if not text.endswith(b"\n"):
         raise _died(paths, log_end)
     line: Json = json.loads(text)
@@ -282,7 +283,7 @@ def _start(paths: Paths, settings: Mapping[str, Any]) -> Json:
 
 
 def _spawn(paths: Paths, settings: Mapping[str, Any], ready: int) -> int:
-    """Start the process in its own session; returns where its output in the log begins."""
+    """Start the process in its own session; returns the offset of its output in the log."""
     try:
         log = os.open(paths.daemon_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as exc:
@@ -291,8 +292,8 @@ def _spawn(paths: Paths, settings: Mapping[str, Any], ready: int) -> int:
         log_end = os.fstat(log).st_size
         command = server_command(settings, "--ready-fd", str(_READY_FD))
         environ = {**os.environ, "OPENENV_HOME": str(paths.home)}
-        # The shell leaves the daemon to the system and exits: a starting process that lives long
-        # (training code) would otherwise have to reap the daemon.
+        # The shell exits and leaves the daemon to init: otherwise a long-lived starting process
+        # (training code) would have to reap it.
         shell = os.posix_spawn(
             _SHELL,
             [_SHELL, "-c", '"$@" &', "openenvd", *command],
@@ -304,18 +305,18 @@ def _spawn(paths: Paths, settings: Mapping[str, Any], ready: int) -> int:
                 (os.POSIX_SPAWN_DUP2, ready, _READY_FD),
             ],
             setsid=True,
-            setsigmask=(),  # what a starting process blocks or ignores is its own
+            setsigmask=(),  # the daemon inherits no blocked or ignored signals
             setsigdef=(signal.SIGCHLD,),
         )
         try:
             _, status = os.waitpid(shell, 0)
         except ChildProcessError:  # it ignores SIGCHLD: the kernel has reaped the shell
             status = 0
-    except BlockingIOError as exc:  # EAGAIN: as for every fork beyond a limit
+    except BlockingIOError as exc:  # EAGAIN: a limit of processes is reached
         raise _no_room() from exc
     finally:
         os.close(log)
-    if os.waitstatus_to_exitcode(status) > 0:  # all that it does is fork
+    if os.waitstatus_to_exitcode(status) > 0:  # the shell only forks
         raise _no_room()
     return log_end
 
@@ -361,7 +362,7 @@ def _unwritable(paths: Paths, exc: OSError) -> errors.DaemonNotStarted:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text(errors="replace")  # the daemon refuses what is no token
+        return path.read_text(errors="replace")  # the daemon refuses an invalid token
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as exc:
@@ -371,5 +372,5 @@ def _read(path: Path) -> str | None:
         ) from exc
 
 
-if __name__ == "__main__":  # commands would start a daemon: in a pod, a second one
+if __name__ == "__main__":  # a command would start a second daemon in the pod
     sys.exit(why_unhealthy(Paths.from_environment()))

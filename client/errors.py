@@ -20,7 +20,7 @@ from ..schema.errors import HintedError
 
 
 class ClientError(HintedError):
-    """Base of everything this package raises. `hint` says what to do next."""
+    """Base of all errors of this package. `hint` says what to do next."""
 
     kind = "unreachable"
 
@@ -30,7 +30,7 @@ class ClientError(HintedError):
             self.add_note(hint)  # tracebacks show it
 
     def to_json(self) -> dict[str, Any]:
-        """The error as JSON, in the same format as the daemon's API."""
+        """Return the error as JSON, in the format of the daemon's API."""
         return {"error": {"kind": self.kind, "message": self.message, "hint": self.hint}}
 
 

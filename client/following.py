@@ -2,9 +2,9 @@
 """Follows one request from its present state to its end.
 
 A stream may break while its request continues: the daemon was restarted, or dropped a client that
-read too slowly. It is taken up again after the last known event, so that no log line is lost or
-printed twice. After `COME_BACK_SECONDS` without a daemon, following ends and none is started:
-it may have been stopped on purpose.
+read too slowly. It is continued after the last known event, so that no log line is lost or printed
+twice. Following ends after `COME_BACK_SECONDS` without a daemon; none is started, because the
+daemon may have been stopped on purpose.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .http import ServerEvent
 
 COME_BACK_SECONDS = 5.0
 _POLL_INTERVAL_SECONDS = 0.1  # while there is no daemon
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.02, 0.5  # between two looks at a request
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.02, 0.5  # between two polls of a request
 
 Reconnect = Callable[[], DaemonClient | None]
 
@@ -49,17 +49,17 @@ def follow(
             for event in client.request_events(request_id, logs=logs, after=after):
                 after = event.id or after
                 if event.name == "state" and event.data["state"] in FINAL_STATES:
-                    final = event  # the rest of the log may still follow: said last, all the same
+                    final = event  # yielded last, after the rest of the log
                 else:
                     yield event
         except ConnectionLost:
-            pass  # what counts is whether the final state was seen
+            pass  # only the final state counts
         if final is None:
             client, request = look(find, request_id)
             if request["state"] in FINAL_STATES:
                 final = ServerEvent("", "state", request)
                 if logs:
-                    # What was printed between the break of the stream and the end of the request.
+                    # The output between the break of the stream and the end of the request.
                     events = client.request_events(request_id, logs=True, after=after)
                     yield from (event for event in events if event.name == "log")
     yield final
@@ -69,7 +69,7 @@ def wait(client: DaemonClient, request_id: str, *, reconnect: Reconnect | None =
     """Wait for a request, and return it once it is final.
 
     Raises:
-        ApiRefused, ConnectionLost: as `follow`.
+        ApiRefused, ConnectionLost: As `follow`.
     """
     request: Json = {}
     for event in follow(client, request_id, logs=False, reconnect=reconnect):
@@ -79,7 +79,7 @@ def wait(client: DaemonClient, request_id: str, *, reconnect: Reconnect | None =
 
 
 def wait_at_most(find: Reconnect, request_id: str, seconds: float) -> Json:
-    """Return a request when it is final, or as it is after `seconds`.
+    """Return a request when it is final, or its present state after `seconds`.
 
     Raises:
         ApiRefused, ConnectionLost: As `look`.
@@ -94,7 +94,7 @@ def wait_at_most(find: Reconnect, request_id: str, seconds: float) -> Json:
 
 
 def pauses() -> Iterator[float]:
-    """Yield how long to wait before the next look at a request, longer each time."""
+    """Yield the pauses between polls of a request, each longer than the last."""
     pause = _FIRST_PAUSE_SECONDS
     while True:
         yield pause
@@ -108,7 +108,7 @@ def run(
 
     Raises:
         RequestFailed: It did not succeed.
-        ApiRefused, ConnectionLost: as `follow`.
+        ApiRefused, ConnectionLost: As `follow`.
     """
     request = wait(client, client.submit(operation, payload)["id"], reconnect=reconnect)
     if request["state"] != RequestState.SUCCEEDED:
@@ -117,7 +117,7 @@ def run(
 
 
 def look(find: Reconnect, request_id: str) -> tuple[DaemonClient, Json]:
-    """Return a request as it is now, and the daemon that has it, also while that is restarted.
+    """Return a request's present state and its daemon; waits while the daemon is restarted.
 
     Raises:
         ApiRefused: There is no such request.

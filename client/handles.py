@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request, and one environment: what is known of it, and what can be done with it.
+"""Handles of requests and environments: their data, and the calls that act on them.
 
-`data` of either is the API's JSON, as `docs/api.md` describes it, from when it was last asked for;
+The `data` of a handle is the API's JSON, as `docs/api.md` describes it, of the last answer;
 `refresh` asks again.
 """
 
@@ -30,7 +30,7 @@ class Progress:
     """The progress of a request.
 
     Attributes:
-        message: What it is doing, or how far it is, in words.
+        message: Its present phase or progress, in words.
         data: Everything that was reported; a rollout has its figures under `rollout`.
     """
 
@@ -68,11 +68,11 @@ class RequestData(Generic[Result]):
 
     @property
     def is_final(self) -> bool:
-        """Return whether it has ended, in whatever way."""
+        """Return whether it has ended: succeeded, failed or cancelled."""
         return self.state in FINAL_STATES
 
     def result(self) -> Result:
-        """Return its result, when it was last seen to have ended.
+        """Return its result, if it had ended by the last answer.
 
         Raises:
             RequestFailed: It failed or was cancelled.
@@ -87,7 +87,7 @@ class RequestData(Generic[Result]):
     def follow(
         self, daemon: DaemonClient, reconnect: following.Reconnect | None
     ) -> Iterator[Progress]:
-        """Yield its progress until it has ended; what it ended as is in `data`."""
+        """Yield its progress until it has ended; `data` then has its final state."""
         for event in following.follow(daemon, self.id, logs=False, reconnect=reconnect):
             if event.name == "state":
                 self.data = event.data
@@ -102,7 +102,7 @@ class Request(RequestData[Result]):
     """
 
     def refresh(self) -> Self:
-        """Ask for its present state, also while the daemon is restarted.
+        """Ask for its present state; waits while the daemon is restarted.
 
         Raises:
             DaemonUnreachable: There is no daemon; none is started.
@@ -114,7 +114,7 @@ class Request(RequestData[Result]):
         """Wait until it has ended, and return its result.
 
         Args:
-            timeout: Seconds to wait; the request continues after that. None: as long as it takes.
+            timeout: Seconds to wait, after which the request continues; None: no limit.
 
         Raises:
             RequestFailed: It failed or was cancelled; the error says why, and what to do.
@@ -138,13 +138,13 @@ class Request(RequestData[Result]):
         """Yield what it prints, in pieces as they come.
 
         Args:
-            follow: Go on until it has ended.
+            follow: Continue until it has ended.
             tail: Begin this many lines from the end; None: from the beginning.
         """
         return self.client.daemon().request_log(self.id, follow=follow, tail=tail)
 
     def cancel(self) -> bool:
-        """Cancel it; whether that was in time. What it has finished is kept."""
+        """Cancel it; returns whether that was in time. Its finished work is kept."""
         answer = self.client.daemon().cancel(self.id)
         self.data = answer["request"]
         return bool(answer["cancelled"] or answer["cancelling"])
@@ -164,22 +164,22 @@ class EnvironmentData:
 
     @property
     def state(self) -> str:
-        """`READY`, `STARTING`, …, when it was last asked for; all of them are in `docs/api.md`."""
+        """`READY`, `STARTING`, …, as of the last answer; `docs/api.md` lists all states."""
         return str(self.data["state"])
 
     @property
     def address(self) -> str | None:
-        """Return what it answers at, without its token; None until it has been served."""
+        """Its address, without the token; None until it has been served."""
         return cast("str | None", self.data["address"])
 
     @property
     def replicas(self) -> list[Json]:
-        """Its replicas, when it was last asked for."""
+        """Its replicas, as of the last answer."""
         return cast("list[Json]", self.data["replicas"])
 
     @property
     def lost_hint(self) -> str:
-        """Return what to do when a session of it is lost."""
+        """The hint for a client that has lost a session."""
         return f"openenv status {self.name} tells what happened"
 
 
@@ -190,10 +190,10 @@ class Environment(EnvironmentData):
         return f"<Environment {self.name}: {self.state}, {self.address}>"
 
     def base_url(self) -> str:
-        """Ask for what clients connect to: the address, with the token if it wants one.
+        """Ask for the URL to which clients connect: the address, with the token if there is one.
 
         Raises:
-            ApiRefused: It has no address yet, or not any more; the error says why.
+            ApiRefused: It has no address, or no longer; the error says why.
         """
         daemon = self.client.daemon()
         found: str | None = daemon.base_url(self.name)["base_url"]
@@ -210,7 +210,7 @@ class Environment(EnvironmentData):
         """Return a session to enter with `with`.
 
         Args:
-            timeout: Seconds until each answer must be there; a call without one ends the session.
+            timeout: Seconds to wait for each answer; a call without one ends the session.
         """
         return Session(self.base_url(), answer_timeout=timeout, lost_hint=self.lost_hint)
 
@@ -228,12 +228,12 @@ class Environment(EnvironmentData):
     def down(
         self, grace_seconds: float | None = None, **options: Unpack[RequestOptions]
     ) -> Request[None]:
-        """Take it down, and free what it holds.
+        """Take it down, and free its resources.
 
         Args:
-            grace_seconds: How long sessions may take to end, before the replicas are killed;
+            grace_seconds: Seconds that sessions may take to end before the replicas are killed;
                 None: 5.
-            options: Those of any request.
+            options: The options of any request.
         """
         payload = {"name": self.name, "grace_seconds": grace_seconds}
         return self.client.submit("down", payload, options, lambda _client, _result: None)
@@ -244,7 +244,7 @@ class Environment(EnvironmentData):
         """Yield what a replica printed, in pieces as they come.
 
         Args:
-            follow: Go on as it grows.
+            follow: Continue as it grows.
             tail: Begin this many lines from the end; None: from the beginning.
             replica: The replica's id; None: the youngest.
         """
@@ -257,10 +257,10 @@ class Environment(EnvironmentData):
 
 
 def environment_of(client: Client, result: Json) -> Environment:
-    """Return the environment that a request left behind, as it is now."""
+    """Return the environment of a request's result, in its present state."""
     return client.environment(result["environment"]["name"])
 
 
 def json_of(client: Client, result: Json) -> Json:
-    """Return a result as the API has it."""
+    """Return a result as the API's JSON."""
     return result

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP/1.1 over the daemon's Unix socket: one connection for each call, closed after it.
+"""HTTP/1.1 over the daemon's Unix socket: each call opens and closes a connection.
 
-`request` for JSON, `text` for logs, `events` for server-sent events. Nothing is retried here:
-`following.py` decides what to retry.
+`request` is for JSON, `text` for logs, `events` for server-sent events. This module retries
+nothing: `following.py` decides what to retry.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Query = Mapping[str, str | int | float | bool | Sequence[str] | None]
 
 # Much longer than any answer takes, much shorter than a user's patience with a wedged daemon.
 ANSWER_SECONDS = 60.0
-# A stream of events has a comment every 15 s at least; thrice that is a dead daemon.
+# A stream of events has a comment at least every 15 s; after 45 s without one the daemon is dead.
 SILENCE_SECONDS = 45.0
 _READ_BYTES = 64 * 1024
 
@@ -45,7 +45,7 @@ class UnixConnection(HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Called by `HTTPConnection.request`."""
+        """Connect the Unix socket; `HTTPConnection.request` calls this."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         try:
@@ -68,7 +68,7 @@ class HttpClient:
         self._is_closed = False
 
     def close(self) -> None:
-        """End all calls that are under way, in whatever threads; they raise `ConnectionLost`."""
+        """End all calls that are under way in any thread; they raise `ConnectionLost`."""
         self._is_closed = True
         for connection in tuple(self._open):
             with suppress(AttributeError, OSError):  # not connected yet, or not any more
@@ -77,11 +77,11 @@ class HttpClient:
     def request(
         self, method: str, path: str, body: Json | None = None, query: Query | None = None
     ) -> Json:
-        """One call, JSON in and out.
+        """Make one call, with JSON in and out.
 
         Raises:
-            ApiRefused: the daemon answered with an error.
-            ConnectionLost: it did not answer.
+            ApiRefused: The daemon answered with an error.
+            ConnectionLost: It did not answer.
         """
         with self._call(method, path, body, query, timeout=self._answer_seconds) as response:
             answer: Json = json.loads(response.read())
@@ -90,9 +90,9 @@ class HttpClient:
     def text(
         self, path: str, query: Query | None = None, heads: dict[str, str] | None = None
     ) -> Iterator[str]:
-        """A text answer in pieces, as they come; no matter how long it stays silent.
+        """Yield a text answer in pieces as they come; silence has no time limit.
 
-        The answer's headers go to `heads`; an empty piece says that they are there.
+        The answer's headers are added to `heads`, and then an empty piece is yielded.
         """
         import codecs
 
@@ -108,10 +108,10 @@ class HttpClient:
     def events(
         self, path: str, query: Query | None = None, *, after: str | None = None
     ) -> Iterator[ServerEvent]:
-        """Server-sent events until the daemon closes the stream; `after` is the last known id.
+        """Yield server-sent events until the daemon closes the stream; `after`: the last known id.
 
         Raises:
-            ApiRefused, ConnectionLost: as `request`; the latter also in the middle.
+            ApiRefused, ConnectionLost: As `request`; a connection may also be lost in between.
         """
         headers = {"Accept": "text/event-stream"}
         if after is not None:
@@ -157,7 +157,7 @@ class HttpClient:
 
 
 def parse_events(lines: Iterator[bytes]) -> Iterator[ServerEvent]:
-    """Events from the lines of an event stream. Comments (keep-alives) are left out."""
+    """Yield the events of an event stream's lines, without comments (keep-alives)."""
     fields: dict[str, str] = {}
     for line in lines:
         text = line.decode().rstrip("\r\n")

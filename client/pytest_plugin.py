@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin of pytest: tests of an environment, on a real server.
+"""A pytest plugin for tests of an environment on a real server.
 
     def test_a_step(openenv_session):
         openenv_session.reset(seed=1)
@@ -32,19 +32,19 @@ _NAME = pytest.StashKey[str | None]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare where the environment is."""
+    """Declare the option and the setting that name the environment."""
     about = "what `openenv launch` takes: the environment of the fixture openenv_env"
     parser.getgroup("openenv").addoption("--openenv-source", metavar="SOURCE", help=about)
     parser.addini("openenv_source", about)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse the form in which pytest takes an existing folder for one with tests.
+    """Refuse the option's value as an argument of its own: pytest would take it for test files.
 
-    Pytest looks for its root folder, and so for its configuration, by all arguments that are paths.
+    Pytest also searches its root folder, and so its configuration, from all arguments with paths.
 
     Raises:
-        pytest.UsageError: The option and its value are two arguments.
+        pytest.UsageError: The option and its value are separate arguments.
     """
     if "--openenv-source" in config.invocation_params.args:
         given = config.getoption("--openenv-source")
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def openenv_env(pytestconfig: pytest.Config) -> Iterator[Environment]:
-    """The environment, ready; `openenvd.client.Environment`."""
+    """The ready environment, an `openenvd.client.Environment`."""
     from .errors import ApiRefused
     from .handles import Environment
     from .synchronous import Client
@@ -67,7 +67,7 @@ def openenv_env(pytestconfig: pytest.Config) -> Iterator[Environment]:
         with contextlib.suppress(ApiRefused):  # nothing was launched, or it has stopped by itself
             Environment(client, {"name": name}).down().wait()
 
-    atexit.register(take_down)  # where a second Ctrl-C ends what the first one began
+    atexit.register(take_down)  # in case a second Ctrl-C interrupts the `finally` below
     try:
         environment = client.launch(source, name=name, update=False).wait()
         pytestconfig.stash[_NAME] = name
@@ -107,10 +107,10 @@ def pytest_runtest_makereport(
 
 
 def _source(config: pytest.Config) -> str:
-    """Return where the environment is: by the command line, the configuration, or the root folder.
+    """Return the source that the command line, the configuration or the root folder names.
 
     Raises:
-        pytest.fail.Exception: None of them says so. Shown without a traceback.
+        pytest.fail.Exception: None of them names one. It is shown without a traceback.
     """
     for given, here in (
         (config.getoption("--openenv-source"), config.invocation_params.dir),

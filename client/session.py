@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """One session over OpenEnv's WebSocket protocol: reset, step, state, close.
 
-The methods and results are those of OpenEnv's `GenericEnvClient`, which takes the late answer to a
-call that was given up for the answer to the next one.
+The methods and results are those of OpenEnv's `GenericEnvClient`. That client mistakes the late
+answer to an abandoned call for the answer to the next call; this one does not.
 
     {"type": "reset", "data": {…}}     {"type": "observation", "data": {observation, reward, done}}
     {"type": "step", "data": action}   the same
     {"type": "state"}                  {"type": "state", "data": {…}}
     any of them                        {"type": "error", "data": {message, code}}: `SessionError`
 
-A session is opened by `with`. Proxies are passed by, as OpenEnv's client does. A session that has
-ended says why with every further call: in the same words, with the same code and hint. One call is
-under way at a time, and others wait; a call that is cancelled or out of time ends the session.
+A session is opened by `with`. Like OpenEnv's client, it uses no proxy. After the end of a session,
+every further call raises the reason, with the same message, code and hint. One call is under way at
+a time, and others wait; a call that is cancelled or times out ends the session.
 
-`AsyncSession` is written upon `rollouts.session`; `Session` is the same, run on one thread.
+`AsyncSession` is built on `rollouts.session`; `Session` runs an `AsyncSession` on a thread.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from ..rollouts.session.session import CONNECT_SECONDS, SessionEnd, SessionFaile
 from ..system.text.json_lines import Json
 from .errors import SessionError
 
-ANSWER_SECONDS = 60.0  # as OpenEnv's client waits
-PING_SECONDS = 20.0  # a session may be idle for long behind a proxy
+ANSWER_SECONDS = 60.0  # as long as OpenEnv's client waits
+PING_SECONDS = 20.0  # keeps idle sessions open behind a proxy
 
 # Errors after which the server closes the session.
 _ENDS = frozenset(
@@ -48,7 +48,7 @@ class StepResult:
 
     Attributes:
         observation: What the agent sees, as JSON.
-        reward: The reward of the step; None where the environment gives none.
+        reward: The reward of the step; None if the environment gives none.
         done: Whether the episode has ended.
     """
 
@@ -76,9 +76,9 @@ class AsyncSession(_Connecting):
 
     Args:
         base_url: The environment's address, with its token if it wants one.
-        connect_timeout: Seconds until it must be open.
-        answer_timeout: Seconds until each answer must be there.
-        lost_hint: What to do when the session is lost.
+        connect_timeout: Seconds to wait until it is open.
+        answer_timeout: Seconds to wait for each answer.
+        lost_hint: The hint of the error if the session is lost.
     """
 
     _session: sessions.Session | None = None
@@ -98,7 +98,7 @@ class AsyncSession(_Connecting):
         await self.close()
 
     async def reset(self, **kwargs: Any) -> StepResult:
-        """Begin an episode; `seed`, and what else the environment takes."""
+        """Begin an episode, with a `seed` and the environment's own arguments."""
         return _result(await self._ask("reset", kwargs))
 
     async def step(self, action: Mapping[str, Any]) -> StepResult:
@@ -135,7 +135,7 @@ class AsyncSession(_Connecting):
         message, code = error_text(found.get("message"), found.get("errors")), found.get("code")
         if code not in _ENDS:
             raise SessionError(message, code)
-        # The close frame that follows has at most the beginning of these words.
+        # The close frame that follows has this message, but may be truncated.
         hint = self.lost_hint if code == WSErrorCode.SESSION_ERROR else None
         self._end = SessionError(message, code, hint)
         raise _again(self._end)
@@ -161,7 +161,7 @@ class Session(_Connecting):
         self.close()
 
     def reset(self, **kwargs: Any) -> StepResult:
-        """Begin an episode; `seed`, and what else the environment takes."""
+        """Begin an episode, with a `seed` and the environment's own arguments."""
         return self._thread_here().call(self._session.reset(**kwargs))
 
     def step(self, action: Mapping[str, Any]) -> StepResult:
@@ -179,7 +179,7 @@ class Session(_Connecting):
             self._thread.call(self._session.close())
 
     def _thread_here(self) -> LoopThread:
-        """Return the session's thread, or any where there is no session: the call says so."""
+        """Return the session's thread; without a session any thread, on which the call fails."""
         thread = self._thread or loop_thread()
         if thread.pid != os.getpid():
             message = f"the session was opened by process {thread.pid}; open one in this process"
@@ -192,5 +192,5 @@ def _result(data: Json) -> StepResult:
 
 
 def _again(error: SessionError) -> SessionError:
-    """Return a new error that says the same: each call raises its own."""
+    """Return a copy of the error, because each call raises its own."""
     return SessionError(error.message, error.code, error.hint)

@@ -2,11 +2,11 @@
 """Finds out what the source of a launch means, and the environment's default name.
 
 The daemon does not share our working directory: a folder is sent as an absolute path,
-`module:Class` with the folder to find it from. Whether a source can be served at all is
-decided where it is prepared. This module distinguishes the kinds of sources, and refuses a source
-that names nothing before a daemon is started for it.
+`module:Class` with the folder from which it is imported. The preparation decides whether a source
+can be served at all. This module distinguishes the kinds of sources, and refuses a source that
+names nothing before a daemon is started for it.
 
-What a policy behind a chat endpoint needs of the variables that are set here.
+`variables_of` selects the environment variables that a policy at a chat endpoint needs.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _NAME_LINE = re.compile(r"""name:\s*(?:"([^"]*)"|'([^']*)'|([^#]*))""")
 class Source:
     """A source as the daemon needs it."""
 
-    text: str  # a bundled name, an absolute folder, `module:Class`, or what the daemon is to judge
+    text: str  # a bundled name, an absolute folder, `module:Class`, or text that the daemon checks
     name: str  # a valid name made from it
-    note: str | None = None  # said when two things could have been meant
+    note: str | None = None  # a note for the user if the text is ambiguous
 
 
 def read_source(text: str, here: Path) -> Source:
-    """Find out what `text` means, seen from the folder `here`.
+    """Resolve `text` in the folder `here`.
 
     A path (`./x`, anything with `/`) is a folder. A bare name is the bundled environment of that
     name, or else the folder of that name.
@@ -80,7 +80,7 @@ def check_source(payload: Mapping[str, Any]) -> None:
         ApiRefused: The source of the payload names nothing that can be launched.
     """
     from ..environments.sources import resolve
-    from ..schema.errors import EnvironmentsError  # not where a daemon runs
+    from ..schema.errors import EnvironmentsError  # imported only if no daemon runs
 
     try:
         resolve.check_source(payload)
@@ -110,7 +110,7 @@ def _folder_fault() -> str | None:
 
 
 def resolve_path(text: str | os.PathLike[str], here: Path | None = None) -> Path:
-    """Return an absolute path, as seen from the folder `here`, by default the working folder.
+    """Return a path as an absolute one, relative to `here`, by default the working folder.
 
     Raises:
         ApiRefused: It is relative, and the working folder cannot be named.
@@ -122,8 +122,8 @@ def resolve_path(text: str | os.PathLike[str], here: Path | None = None) -> Path
 
 
 def folder_name(folder: Path) -> str:
-    """The name in a project's manifest; without one, the folder's."""
-    # A glance, not a parser: the manifest is read properly by the launch.
+    """Return the name in a project's manifest, or else the folder's name."""
+    # A regular expression is enough: the launch parses the manifest.
     for line in _lines(folder / MANIFEST):
         if match := _NAME_LINE.match(line):
             named = next((group for group in match.groups() if group), "").strip()
@@ -141,7 +141,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def bundled_names() -> frozenset[str]:
-    """The environments that come with this package."""
+    """Return the names of the environments that come with this package."""
     return frozenset(found.parent.name for found in _BUNDLED.glob(f"*/{MANIFEST}"))
 
 
@@ -150,7 +150,7 @@ CHAT_VARIABLES = ("OPENAI_API_KEY", "OPENAI_MODEL")
 
 
 def variables_of(policy: str | None) -> dict[str, str]:
-    """Return what is handed over to a rollout with this policy."""
+    """Return the environment variables that a rollout with this policy gets."""
     if policy is None or not policy.startswith(CHAT_PREFIX):
         return {}
     return {name: os.environ[name] for name in CHAT_VARIABLES if name in os.environ}

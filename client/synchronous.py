@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Client`: launches, rollouts, and what there is. Each call finds the daemon, or starts it.
+"""`Client`: launches, rollouts, lists of environments and requests.
 
-So a client outlives daemons: `openenv stop` and a new version in between cost it nothing.
+Each call finds the daemon or starts one, so a client outlives daemons and their updates.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Client:
     """
 
     def __init__(self, *, home: Folder | None = None, start: bool = True) -> None:
-        open_closed_streams()  # before a socket gets the descriptor of one
+        open_closed_streams()  # before a socket gets a standard stream's descriptor
         environ = None if home is None else {"OPENENV_HOME": os.fspath(home)}
         self._paths = Paths.from_environment(environ)
         self._may_start = start
@@ -46,7 +46,7 @@ class Client:
     def __repr__(self) -> str:
         return f"Client({str(self._paths.home)!r})"
 
-    # What is done.
+    # Requests.
 
     def launch(
         self,
@@ -62,15 +62,15 @@ class Client:
             source: A bundled name, a folder with `openenv.yaml`, `module:Class`, `docker://IMAGE`.
                 A path object is a folder.
             name: The environment's name; None: made from the source.
-            update: Whether to update an environment of this name that runs; None: one that was
-                launched from the same source.
-            options: Those of `openenv launch`.
+            update: Whether to update a running environment of this name; None: if it was launched
+                from the same source.
+            options: The options of `openenv launch`.
 
         Raises:
             ApiRefused: An option is wrong, or the name is taken.
         """
         here = working_folder()
-        is_folder = isinstance(source, os.PathLike)  # whatever a bundled one is called
+        is_folder = isinstance(source, os.PathLike)  # even if a bundled environment has its name
         found = read_source(f"{os.fspath(source)}/" if is_folder else str(source), here)
         payload = {
             "name": found.name if name is None else name,
@@ -83,12 +83,12 @@ class Client:
     def rollout(
         self, *environments: Environment | str, out: Folder, **options: Unpack[RolloutOptions]
     ) -> Request[Json]:
-        """Play episodes, and write them to a folder; asked for again, those that are missing.
+        """Play episodes, and write them to a folder; a repeated call plays the missing ones.
 
         Args:
             environments: Environments of this daemon, or the URLs of any.
             out: The folder.
-            options: Those of `openenv rollout`.
+            options: The options of `openenv rollout`.
         """
         names = [each if isinstance(each, str) else each.name for each in environments]
         if not names:
@@ -119,7 +119,7 @@ class Client:
             operation: Its name.
             payload: Its payload, as `docs/api.md` describes it; None leaves a field out.
             options: Further fields of the payload, and those of `RequestOptions`.
-            read_result: Makes the result that `wait` returns of the API's JSON.
+            read_result: Makes the result of `wait` from the API's JSON.
         """
         of_request = {name: value for name, value in options.items() if name in _OF_REQUESTS}
         fields = {**payload, **{k: v for k, v in options.items() if k not in _OF_REQUESTS}}
@@ -127,7 +127,7 @@ class Client:
         data = self.daemon().submit(operation, given, **of_request)
         return Request(self, data, read_result)
 
-    # What there is.
+    # Lists.
 
     def environments(self) -> list[Environment]:
         """List every environment that is wanted, or that failed."""

@@ -7,11 +7,11 @@
 
 It has the methods of both of upstream's interfaces (0.10.0, `core.containers.runtime.providers`):
 `ContainerProvider` (`start_container`, `stop_container`, `wait_for_ready(base_url, timeout_s)`) and
-`RuntimeProvider` (`start`, `stop`, `wait_for_ready(timeout_s)`), and is registered as a virtual
-subclass of both, so that upstream need not be importable here, nor imported for us.
+`RuntimeProvider` (`start`, `stop`, `wait_for_ready(timeout_s)`). It is registered as a virtual
+subclass of both, so that this module does not import upstream's package.
 
-A daemon's environment has an address only once it is served, so starting returns when it is ready,
-or raises why the launch failed; `wait_for_ready` then returns at once.
+A daemon's environment has an address only once it is served, so a start returns when it is ready,
+or raises the launch's error; `wait_for_ready` then returns at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OpenEnvdProvider:
     """One environment, launched through the daemon, which is started when it is not running.
 
     Args:
-        source: What `openenv launch` takes: a bundled name, a folder, or `module:Class`; None: the
+        source: A source of `openenv launch`: a bundled name, a folder, or `module:Class`; None: the
             image's name that upstream passes to `start_container`.
         name: The environment's name; by default a new one, so that several providers of one source
             do not share an environment.
@@ -43,7 +43,7 @@ class OpenEnvdProvider:
         max_sessions: Maximum number of sessions, all replicas together.
         env_vars: Environment variables of the replicas.
         port: The environment's port; by default a free one.
-        token: What clients must send; `auto` makes one. Upstream's client gets it with the address.
+        token: The clients' token; `auto` makes one. Upstream's client gets it with the address.
         context_timeout_s: Seconds the environment may take to get ready.
     """
 
@@ -82,7 +82,7 @@ class OpenEnvdProvider:
         """The environment's address, with its token if it wants one.
 
         Raises:
-            RuntimeError: when it has not been started.
+            RuntimeError: It has not been started.
         """
         if self._base_url is None:
             raise RuntimeError("OpenEnvdProvider has not been started")
@@ -98,7 +98,7 @@ class OpenEnvdProvider:
         Args:
             port: The environment's port; None: the one of the constructor.
             env_vars: Further environment variables of the replicas.
-            options: `workers`, which upstream may pass, means replicas; no other is known.
+            options: Only `workers` is known, which upstream may pass: the number of replicas.
 
         Raises:
             RuntimeError: The environment is up already, or there is no source.
@@ -108,7 +108,7 @@ class OpenEnvdProvider:
         return self._launch(self._source, port, env_vars, options)
 
     def stop(self) -> None:
-        """Take the environment down and wait until it is; does nothing when there is none."""
+        """Take the environment down, and wait until that is done; without one, do nothing."""
         name, self._launched, self._base_url = self._launched, None, None
         if name is None:
             return
@@ -122,7 +122,7 @@ class OpenEnvdProvider:
     def wait_for_ready(
         self, base_url: str | float | None = None, timeout_s: float | None = None
     ) -> None:
-        """Return at once: starting has waited until every replica answers.
+        """Return at once, because the start has waited until every replica answers.
 
         Upstream calls it in two forms: `(base_url, timeout_s)` and `(timeout_s)`.
 
@@ -168,7 +168,7 @@ class OpenEnvdProvider:
         request = Client().launch(
             source,
             name=name,
-            update=False,  # what runs under the name is not ours to stop
+            update=False,  # never stop another environment of this name
             env={**self._env_vars, **(env_vars or {})},
             ready_timeout_seconds=self.context_timeout_s,
             **given,
@@ -177,8 +177,8 @@ class OpenEnvdProvider:
         try:
             self._base_url = request.wait().base_url()
         except RequestFailed:
-            if self._name is None:  # its launch has stopped what it started: its name goes, too
-                with suppress(ClientError):  # the launch's own error is the one to raise
+            if self._name is None:  # the launch has stopped its replicas; remove the name, too
+                with suppress(ClientError):  # the launch's own error is raised
                     self.stop()
             self._launched = None
             raise

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv address`, `dashboard` and `gateway status`: where each of these is reached.
+"""`openenv address`, `dashboard` and `gateway status`: the addresses of these.
 
-A browser is given a file that leads to the dashboard's link, not the link: its command line is
-shown to every user of the machine, and who has the link signs in.
+A browser gets a file that leads to the dashboard's link, not the link itself: every user of the
+machine can read the browser's command line, and anybody with the link can sign in.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _LEADS_ON = """\
 @click.argument("name", shell_complete=completion.usable_environments)
 @json_option
 def address(name: str, output: Output) -> int:
-    """Print the base URL that clients of an environment are given, alone on a line.
+    """Print the base URL for clients of an environment, alone on a line.
 
-    It contains the environment's token, if it wants one, so it is a secret then. Where no replica
-    serves, a note on the standard error says so.
+    If the environment requires a token, the URL contains it, and is a secret. If no replica serves,
+    a note on the standard error says so.
 
     Examples:
       openenv address my_env  # what `EnvClient(base_url=…)` takes
@@ -66,8 +66,8 @@ def address(name: str, output: Output) -> int:
 def dashboard(no_open: bool, output: Output) -> int:
     """Print a sign-in link to the dashboard, and open it in a browser.
 
-    The link works once, for a few minutes. From another machine: forward the port of the link with
-    `ssh -L` first; the command is printed where a session over SSH is seen.
+    The link works once, for a few minutes. On another machine, forward the link's port with
+    `ssh -L` first; in a session over SSH, that command is printed.
 
     Examples:
       openenv dashboard  # sign a browser in, and open the page
@@ -128,7 +128,7 @@ def status(output: Output) -> int:
 def _lines(found: Json | None) -> list[str]:
     if found is None:
         return ["no gateway runs; openenv launch --gateway starts one"]
-    if "address" not in found:  # its run file cannot be used
+    if "address" not in found:  # its run file is unusable
         return [f"gateway  {bad(found['problem'])}"]
     how = found["state"].lower()
     shown = good(how) if found["state"] == "READY" else bad(how)

@@ -56,10 +56,10 @@ def numbers(read: Callable[[str], float], what: str) -> Callable[[str], list[flo
 def bench(name: str, output: Output, is_async: bool, **options: Any) -> int:
     """Measure how many sessions an environment holds at once, and how long they take.
 
-    Connect, reset, one step that waits, close; all sessions of a batch connect at once, as training
-    code does, unless --window bounds the handshakes under way. A handshake may take ten seconds, as
-    OpenEnv's client gives it. Counts the connections that the kernel dropped. Writes raw.jsonl,
-    summary.csv and two figures. Ctrl-C detaches, a second one cancels.
+    Each session connects, resets, takes one step that waits, and closes. All sessions of a batch
+    connect at once, as training code does, unless --window limits the handshakes under way. A
+    handshake may take ten seconds, the limit of OpenEnv's client. Counts connections that the
+    kernel dropped. Writes raw.jsonl, summary.csv, two figures. Ctrl-C detaches, a second cancels.
 
     Examples:
       # 32, 128 and 512 sessions at once, three times

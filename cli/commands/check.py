@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv check` and `openenv test`: a machine, a provider, or an environment, tried for real.
+"""`openenv check` and `openenv test`: real trials of a machine, a provider or an environment.
 
     check --provider NAME   engine ─▶ launch ─▶ session ─▶ down    a line each; the first that fails
                                                                    ends the trial, and says why
     test SOURCE             launch ─▶ test ─▶ report ─▶ down
 
-The environment has a name of its own, and is taken down whatever happens: a step fails, Ctrl-C, a
-signal that ends this command, a daemon that was killed meanwhile. A test's has one shard, so that
-all its sessions are in one process, and what that holds is theirs.
+The environment has a name of its own. It is always taken down, also after a failed step, Ctrl-C, a
+signal that ends this command, or a kill of the daemon. A test's environment has one shard, so that
+all its sessions are in one process, and that process's memory is theirs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..output import phrases
 from ..output.failures import error_lines
 from ..output.output import Output, bad, faint, good
 
-POLL_INTERVAL_SECONDS = 0.2  # between two looks at a launch
+POLL_INTERVAL_SECONDS = 0.2  # between two polls of a launch
 SESSION_SECONDS = 30.0
 MEMORY_MB = 512  # of the replica: without a limit, a Slurm job may be given a whole node
 OPTIONS = ("memory_mb", "gpus", "engine_options")
@@ -57,16 +57,16 @@ OPTIONS = ("memory_mb", "gpus", "engine_options")
 @set_option(LaunchOptions, only=("ready_timeout_seconds",))
 @json_option
 def check(source: str | None, provider: str | None, output: Output, **options: Any) -> int:
-    """Check this machine: what keeps it from its best, and which providers and gateway work.
+    """Check this machine: its performance settings, its providers, and the gateway.
 
     Each problem has the command that fixes it.
 
-    With --provider that one is tried: a replica of `echo`, or of SOURCE, has one session and is
-    taken down again. Says at which step that stopped, and why. Where nodes pull images, as those
-    of Kubernetes do, SOURCE is one: docker://IMAGE.
+    With --provider, check that provider: a replica of `echo`, or of SOURCE, has one session and is
+    taken down again. If a step fails, say which, and why. Where nodes pull images, as in
+    Kubernetes, SOURCE must be an image: docker://IMAGE.
 
     Examples:
-      # what keeps this machine from its best
+      # check this machine
       openenv check
       # try a provider
       openenv check --provider slurm --engine-option partition=cpu
@@ -93,7 +93,7 @@ def check(source: str | None, provider: str | None, output: Output, **options: A
 
 
 def _lines(result: Json) -> list[str]:
-    """Return what was found, for people; each problem with its remedy."""
+    """Return the findings for people, each problem with its remedy."""
     needed = {"local", *result.pop("used_providers", ())}
     parts = {
         "providers": result.pop("providers", {}),
@@ -114,7 +114,7 @@ def _lines(result: Json) -> list[str]:
 
 
 def _checked(title: str, found: dict[str, Json], optional: list[str]) -> list[str]:
-    """Return a line for each: that it works, or what is missing, and the command that fixes it."""
+    """Return a line for each: it works, or what is missing and which command fixes it."""
     width = max(map(len, found), default=0)
     lines = [f"{title}:"] if found else []
     for name, one in found.items():
@@ -129,18 +129,18 @@ def _works(one: Json) -> str:
 
 
 def _line(name: str, details: list[str | None], is_good: bool | None) -> str:
-    """Return the line of a thing that works, does not, or (None) is not there and not needed."""
+    """Return the line of a part that works, does not work, or (None) is missing but optional."""
     mark = faint("-") if is_good is None else good("✓") if is_good else bad("✗")
     return f"  {mark} {name}  {' · '.join(plain(part) for part in details if part)}".rstrip()
 
 
 class _Missing(ClientError):
-    """The provider does not work here."""
+    """The provider does not work on this machine."""
 
 
 @dataclass
 class _Trial:
-    """One replica on a provider, one session with it, and its end."""
+    """Runs one replica on a provider with one session, and takes it down."""
 
     output: Output
     payload: Json
@@ -153,7 +153,7 @@ class _Trial:
         try:
             if self._step("engine", lambda: self._engine(client)):
                 self._try(client)
-        except ClientError as exc:  # the daemon has gone meanwhile
+        except ClientError as exc:  # the daemon has exited meanwhile
             report |= exc.to_json()
             self.output.note(*error_lines(exc))
             return exit_codes.of_error(exc)
@@ -170,7 +170,7 @@ class _Trial:
             self._step("down", lambda: take_down(connect(self.output), self.name))
 
     def _step(self, step: str, take: Callable[[], list[str]]) -> bool:
-        """Take a step and tell its outcome; whether it was good."""
+        """Take a step and print its outcome; returns whether it succeeded."""
         started = time.monotonic()
         problem = remedy = None
         log: list[str] = []  # its last lines
@@ -181,7 +181,7 @@ class _Trial:
             remedy = exc.hint
             request: Json = exc.request if isinstance(exc, RequestFailed) else {"operation": None}
             if request["operation"] == "launch" and remedy is not None and self.name in remedy:
-                # Of what was never launched there is its launch to look at alone.
+                # If the environment never started, only its launch has a log.
                 remedy = f"openenv logs {phrases.short_id(request['id'])}"
             details = [problem, remedy]
         self.output.result(_line(f"{step:7}", details, problem is None))
@@ -205,7 +205,7 @@ class _Trial:
             request = client.request(request["id"])
             replicas = client.environment(self.name)["replicas"]
             reason = next((each["message"] for each in replicas if each.get("message")), shown)
-            if reason != shown:  # why its replica is not ready yet, in the provider's words
+            if reason != shown:  # the provider's reason why the replica is not ready yet
                 shown = reason
                 self.output.note(faint(f"    {plain(shown)}"))
         if request["state"] != "SUCCEEDED":
@@ -219,7 +219,7 @@ class _Trial:
 
 
 def take_down(client: DaemonClient, name: str) -> list[str]:
-    """Take down what was launched; if the launch was refused, there is nothing of that name."""
+    """Take the environment down; if its launch was refused, there is none of that name."""
     try:
         run(client, "down", {"name": name})
     except ApiRefused as exc:
@@ -230,9 +230,9 @@ def take_down(client: DaemonClient, name: str) -> list[str]:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Turn signals that end a command into exceptions: what was begun is taken down.
+    """Turn signals that end a command into exceptions, so that the environment is taken down.
 
-    What is ignored stays so: `nohup` has this command survive a logout.
+    Ignored signals stay ignored: `nohup` lets this command survive a logout.
     """
     both = (signal.SIGTERM, signal.SIGHUP)
     numbers = [number for number in both if signal.getsignal(number) is not signal.SIG_IGN]
@@ -263,10 +263,10 @@ _MARKS = {"passed": good("✓"), "failed": bad("✗"), "warned": "!", "skipped":
 def test(source: str, actions: tuple[str, ...], keep: bool, output: Output, **options: Any) -> int:
     """Find the faults of an environment on a real server: a folder, module:Class, or a name.
 
-    Plays as a client what a training run would: OpenEnv's protocol; memory that a session holds;
-    steps that block the event loop; the same episode under the same seed; what stays of 1,000
-    sessions (memory, descriptors, threads, tasks, processes). Each finding says what it means and
-    how to fix it. The exit code is 1 if a check fails.
+    Plays episodes like a training run, and checks: OpenEnv's protocol; memory per session; steps
+    that block the event loop; equal episodes under the same seed; what 1,000 sessions leave behind
+    (memory, descriptors, threads, tasks, processes). Each finding says what it means and how to fix
+    it. The exit code is 1 if a check fails.
 
     Examples:
       # protocol, leaks, blocking steps, seeds
@@ -314,10 +314,10 @@ def _test(client: DaemonClient, launch: Json, payload: Json, output: Output) -> 
 
 
 def _run(client: DaemonClient, operation: str, payload: Json, output: Output) -> Json:
-    """Queue a request, and follow it; it is cancelled with the command."""
+    """Queue a request and follow it; the end of the command cancels it."""
     request = submit(client, operation, payload, {})
     try:
-        is_late = operation == "test" and sys.stdout.isatty()  # else each check as it ends
+        is_late = operation == "test" and sys.stdout.isatty()  # else each check is shown at its end
         return follow_request(client, request, output, is_shown_later=lambda _: is_late)
     except KeyboardInterrupt:
         client.cancel(request["id"])
@@ -325,7 +325,7 @@ def _run(client: DaemonClient, operation: str, payload: Json, output: Output) ->
 
 
 def _report_lines(report: Json) -> list[str]:
-    """The report of a test, for people."""
+    """Return the report of a test, for people."""
     width = max(len(each["check"]) for each in report["checks"])
     lines = []
     for each in report["checks"]:

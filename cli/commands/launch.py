@@ -39,7 +39,7 @@ RARE = (
     *("max_surge", "max_unavailable"),
     *("drain_timeout_seconds", *following.RARE),
 )
-WITHOUT_SESSIONS = "http"  # what a replica says of itself whose app has none
+WITHOUT_SESSIONS = "http"  # reported by a replica whose app has no sessions
 
 
 @click.command(cls=grouped(GROUPS))
@@ -48,7 +48,7 @@ WITHOUT_SESSIONS = "http"  # what a replica says of itself whose app has none
 @click.option(
     "--update/--no-update",
     default=None,
-    help="Update what runs by this name. By default if its source is the same.",
+    help="Update a running environment of this name. Default: if its source is the same.",
 )
 @declared_options(LaunchOptions, without=RARE)
 @set_option(LaunchOptions, DrainOptions, RequestOptions, only=RARE)
@@ -78,8 +78,8 @@ def launch_by_default(client: DaemonClient, name: str, source: str, output: Outp
 
 def follow_launch(client: DaemonClient, request: Json, output: Output) -> int:
     """Follow a launch that was submitted, and print how to use what it launched."""
-    ready = f"{request['environment']} is ready at "  # what we end with ourselves
-    serving: int | None = None  # the generation that serves till it is updated
+    ready = f"{request['environment']} is ready at "  # `_conclude` prints this
+    serving: int | None = None  # the generation that serves until the update
     if (request.get("payload") or {}).get("replaces"):
         environment = client.environment(request["environment"])
         serving, generations = environment["generation"], environment["generations"]
@@ -97,13 +97,13 @@ def follow_launch(client: DaemonClient, request: Json, output: Output) -> int:
 
 
 def _payload(text: str, options: Json, output: Output) -> Json:
-    """Return what the operation is given: only what was said. Notes what else was possible."""
+    """Return the payload, with given options only; print a note if the source is ambiguous."""
     here = working_folder()
     source = read_source(text, here)
     name = source.name if options["name"] is None else check_name(options["name"])
     given = given_options(LaunchOptions, options) | given_options(DrainOptions, options)
     if given.get("token", "").startswith("@"):
-        path = given["token"][1:]  # of a file, as which no other user sees the token in `ps`
+        path = given["token"][1:]  # `ps` shows other users this path, and not the token
         try:
             given["token"] = Path(path).read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as exc:
@@ -116,10 +116,10 @@ def _payload(text: str, options: Json, output: Output) -> Json:
 
 
 def check_name(name: str) -> str:
-    """`name`, when it may be one.
+    """Return `name` if it is valid.
 
     Raises:
-        click.BadParameter: saying what a name may be.
+        click.BadParameter: It is invalid; the message says why.
     """
     if (reason := why_not(name)) is None:
         return name
@@ -147,9 +147,9 @@ def _conclude(final: Json, client: DaemonClient, output: Output) -> tuple[Json, 
 
 
 def _code_for(name: str, base_url: str, replica: Json) -> list[str]:
-    """Return lines that run in this Python: with upstream's client where that is installed.
+    """Return lines of Python: with upstream's client, if that is installed here.
 
-    An app without sessions has no client; it is called from the shell.
+    An app without sessions has no client; the lines call it from the shell.
     """
     if replica.get("serving") == WITHOUT_SESSIONS:
         if replica.get("route") is None:
@@ -183,8 +183,8 @@ def image() -> None:
 def build(source: str, output: Output, is_async: bool, **options: Any) -> int:
     """Build the image of a bundled name, a folder or module:Class.
 
-    It has a Python, what the project needs, the project, and the server that local environments
-    have. Built again only when one of its files has changed. Needs the `docker` command.
+    The image has a Python, the project, its dependencies, and the server of local environments. It
+    is built again only when one of its files has changed. Needs the `docker` command.
 
     Examples:
       openenv image build ./my_env --tag registry.example.org/my_env:1  # to be pushed

@@ -5,11 +5,11 @@ A line is a command of `_HELP`, or an action in one of three forms:
 
     {"message": "hi"}        JSON
     message=hi count=3       fields of the action's schema, quoted as in a shell
-    hi there                 the text of the only field, where the schema has one that is text
+    hi there                 the value of the schema's only field, if that is text
 
-Actions are checked against the schema before they are sent, so that a mistake is named by its
-field; the server decides. Where stdin is no terminal, lines are read without a prompt, and the
-first error ends the command with exit code 1.
+Actions are checked against the schema before they are sent, so that an error names its field; the
+server has the final say. If stdin is not a terminal, lines are read without a prompt, and the first
+error ends the command with exit code 1.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def test_the_episode_is_answered_as_it_was_played(openenv_session):
 
 
 class PlayError(Exception):
-    """A line that cannot be carried out; the session continues."""
+    """A line cannot be carried out; the session continues."""
 
 
 @dataclass
 class Played:
-    """An episode as it was played: the arguments of its reset, and each action with its answer."""
+    """A played episode: the arguments of its reset, and each action with its answer."""
 
     reset: Json
     first: StepResult
@@ -89,14 +89,14 @@ class Played:
     started_at: float = field(default_factory=time.time)
 
     def save_test(self, path: Path, source: str) -> None:
-        """Write a test for the plug-in of pytest, which plays the same and expects the same."""
+        """Write a test for the pytest plug-in that repeats the episode and expects its answers."""
         steps = [{"action": action, "answer": asdict(answer)} for action, answer in self.steps]
         episode = {"reset": self.reset, "first": self.first.observation, "steps": steps}
-        text = json.dumps(episode, indent=1)  # in which three quotes never follow one another
+        text = json.dumps(episode, indent=1)  # JSON never contains three quotes in a row
         path.write_text(_PYTEST.format(source=source, episode=text))
 
     async def save_rollout(self, folder: Path, environment: str) -> None:
-        """Add it to a folder of rollouts, as its next episode.
+        """Add the episode to a folder of rollouts.
 
         Raises:
             RolloutError: The folder cannot be written.
@@ -126,7 +126,7 @@ def read_action(line: str, schema: Json) -> Json:
     """Read an action from a line, in any of the three forms.
 
     Raises:
-        PlayError: It is none, or the schema refuses it; the message names the field.
+        PlayError: It is not an action, or the schema refuses it; the message names the field.
     """
     fields = properties(schema)
     texts = [name for name, of in fields.items() if of.get("type") == "string"]
@@ -149,7 +149,7 @@ def read_fields(line: str, fields: Json) -> Json:
     """Read `name=value …`, each value by the type of its field.
 
     Raises:
-        PlayError: A word is none, or a value is not of its field's type.
+        PlayError: A word is not `name=value`, or a value is not of its field's type.
     """
     try:
         words = shlex.split(line)
@@ -191,7 +191,7 @@ def _check(action: Json, fields: Json, schema: Json) -> None:
 
 
 def candidates(line: str, schema: Json) -> list[str]:
-    """Return what may stand for the last word of a line: commands, fields, values of an enum."""
+    """Return completions of a line's last word: commands, fields, values of an enum."""
     before, _, word = line.rpartition(" ")
     fields = properties(schema)
     name, equals, begun = word.partition("=")
@@ -204,10 +204,10 @@ def candidates(line: str, schema: Json) -> list[str]:
 
 
 def shown_image(image: Image, environ: dict[str, str]) -> str | None:
-    """Return the escape sequences that show an image; None where the terminal has none.
+    """Return the escape sequences that show an image; None if the terminal has none.
 
     Sources: iTerm2's inline images (also WezTerm); kitty's graphics protocol (also Ghostty), which
-    takes PNG alone.
+    accepts only PNG.
     """
     data, program = b64encode(image.data).decode(), environ.get("TERM_PROGRAM", "")
     if program in ("iTerm.app", "WezTerm"):
@@ -223,7 +223,7 @@ def shown_image(image: Image, environ: dict[str, str]) -> str | None:
 
 
 class _Game:
-    """A session that is played, and what was played in it."""
+    """A session, and the episode that was played in it."""
 
     def __init__(self, session: Session, schema: Json, output: Output, name: str, source: str):
         self._session, self._schema, self._output = session, schema, output
@@ -235,7 +235,7 @@ class _Game:
         """Carry out a line.
 
         Raises:
-            PlayError: It cannot be.
+            PlayError: The line cannot be carried out.
             SessionError: The environment refused it, or the session has ended.
         """
         word, _, rest = line.partition(" ")
@@ -299,7 +299,7 @@ class _Game:
 
 
 def _lines(prompt: str, schema: Json) -> Iterator[str]:
-    """Yield what is typed, until Ctrl-D; Ctrl-C drops the line. The history is kept in the home."""
+    """Yield typed lines until Ctrl-D; Ctrl-C drops a line. The history is kept in the home."""
     import readline
 
     history = Paths.from_environment().home / "play_history"

@@ -156,7 +156,7 @@ def prune(output: Output) -> int:
 def _submit(
     client: DaemonClient, names: list[str], output: Output, *, ignore_gone: bool
 ) -> tuple[list[Json], list[ApiRefused]]:
-    """Submit a request for each name, also beside unknown ones; return requests and refusals."""
+    """Submit a request for each name, even if others are unknown; return requests, refusals."""
     submitted, refused = [], []
     for name in names:
         try:
@@ -184,13 +184,13 @@ def _follow(client: DaemonClient, request: Json, output: Output) -> Json:
 
 def _what_it_was(client: DaemonClient, down: Json) -> str:
     """Return a sentence about a cancelled launch, or that there was nothing to stop."""
-    # The newest, or the one before: the name may have been taken again meanwhile.
+    # The newest, or the one before it if the name was launched again meanwhile.
     launches = client.requests(operation="launch", environment=down["environment"], limit=2)
     for launch in launches:
         # The daemon cancels launches when it writes the `down`, with exactly the same time.
         is_called_off = launch["cancel_requested_at"] == down["created_at"]
         if is_called_off and launch["state"] in (RequestState.RUNNING, RequestState.CANCELLED):
             return " (its launch was cancelled)"
-    is_first = down["attempts"] == 1 and not down["lost_daemons"]  # others may have stopped all
+    is_first = down["attempts"] == 1 and not down["lost_daemons"]  # others may stop all
     was_running = (down["result"] or {}).get("stopped")
     return " (nothing of it was running)" if is_first and not was_running else ""

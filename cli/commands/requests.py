@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv requests`, `wait`, `cancel`, `retry`: the queue, its history; `logs`: what was printed.
+"""`openenv requests`, `wait`, `cancel` and `retry`, for the queue and its history; and `logs`.
 
-A log is an environment's or a request's, and says at its end why that exited.
+A log is an environment's or a request's, and ends with the reason why that exited.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ active_requests_argument = click.argument(
 )  # fmt: skip
 @options.json_option
 def wait(request_ids: tuple[str, ...], timeout: float | None, output: Output) -> int:
-    """Wait until requests have ended. The exit code is that of the outcome, the worst of several.
+    """Wait until requests have ended. The exit code is that of the worst outcome.
 
     Examples:
       openenv wait 7f3a91c2               # its outcome is the exit code
       openenv wait --timeout 5m 7f3a91c2  # exit code 124 where it has not ended by then
     """
     client = options.connect(output)
-    # All are looked up first: a wrong id is said now, not after the others have ended.
+    # All are looked up first: a wrong id is refused now, not after the others have ended.
     found = [client.request(request_id) for request_id in request_ids]
     ended: list[Json] = []
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -138,14 +138,14 @@ def cancel(request_ids: tuple[str, ...], output: Output) -> int:
 @async_option
 @options.json_option
 def retry(request_id: str, output: Output, is_async: bool, **limits: int | None) -> int:
-    """Submit a request that has ended again: all of it as it was, but the memory that is given.
+    """Submit an ended request again, unchanged except for the given memory limits.
 
-    A launch of what runs meanwhile is an update of that. Waits until it has ended; Ctrl-C
-    detaches, a second one cancels.
+    If a launch's environment runs meanwhile, the launch updates it. Waits for the end of the
+    request; Ctrl-C detaches, a second one cancels.
 
     Examples:
       openenv retry 7f3a91c2              # the same again
-      openenv retry 7f3a91c2 --memory 2G  # with more memory, and all else as it was
+      openenv retry 7f3a91c2 --memory 2G  # with more memory, and otherwise unchanged
     """
     from .launch import follow_launch
     from .rollout import follow_rollout
@@ -208,10 +208,10 @@ def logs(
     plain: bool,
     output: Output,
 ) -> int:
-    """Print the log of a replica or of a request; of several, each line after its name.
+    """Print the log of a replica or of a request; of several, each line begins with its name.
 
     With -f, a request's log ends with the request, an environment's when it is down. After an
-    update it continues with the newest replica of what serves then.
+    update, the log continues with the newest replica of the new generation.
 
     Examples:
       openenv logs -f my_env                   # follow its youngest replica
@@ -242,9 +242,9 @@ def logs(
 
 
 def _at_once(show: Callable[..., None], found: list[tuple[Any, ...]]) -> None:
-    """Show logs beside each other until all have ended; raise the first error.
+    """Show several logs at once until all have ended; raise the first error.
 
-    The threads are daemons: Ctrl-C ends the command while the logs go on.
+    The threads are daemons, so that Ctrl-C ends the command before the logs end.
     """
     errors: list[ClientError] = []
 
@@ -266,7 +266,7 @@ def _at_once(show: Callable[..., None], found: list[tuple[Any, ...]]) -> None:
 def _show_environment(
     client: DaemonClient, environment: Json, log: _Log, replica: str | None, asked: Json
 ) -> Json | None:
-    """Print the log of an environment; returns its launch where no replica has a log yet."""
+    """Print the log of an environment; returns its launch if no replica has a log yet."""
     name, output = environment["name"], log.output
 
     def say_change(serving: str | None) -> None:
@@ -291,10 +291,10 @@ def _show_environment(
 
 @dataclass(frozen=True)
 class _Log:
-    """The printing of one log.
+    """Prints one log.
 
     Attributes:
-        name: Stands before each line; None where there is one log alone.
+        name: The beginning of each line; None if there is only one log.
         pattern: Lines without a match are left out.
     """
 
@@ -307,8 +307,7 @@ class _Log:
     def show(self, pieces: Iterator[str]) -> list[str]:
         """Print the log as it comes; returns its last lines.
 
-        A terminal gets what it may be shown of each piece; JSON has all of it, and escapes the
-        rest.
+        A terminal gets no escape sequences but colours; JSON has every character, escaped.
         """
         if self.is_plain or not self.output.as_json:
             pieces = _safe(pieces, plain=self.is_plain)

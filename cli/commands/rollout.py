@@ -63,8 +63,8 @@ def rollout(
 ) -> int:
     """Run many episodes at environments of this daemon, or at the URLs of any.
 
-    Asked for again, it plays what the folder does not have yet. Ctrl-C detaches, a second one
-    cancels; what has finished is kept.
+    The same command plays the episodes that the folder does not have yet. Ctrl-C detaches, a second
+    one cancels; finished episodes are kept.
 
     `openenv rollout show DIR` prints the summary of a folder, `rollout show DIR EPISODE` an
     episode.
@@ -97,7 +97,7 @@ def rollout(
 
 def follow_rollout(client: DaemonClient, request: Json, output: Output) -> int:
     """Follow a rollout that was submitted, and print what is in its folder."""
-    kept = f" in {request['payload'].get('out')}; "  # what we begin our summary with
+    kept = f" in {request['payload'].get('out')}; "  # the summary begins with this
     return follow(client, request, output, _conclude, is_shown_later=lambda line: kept in line)
 
 
@@ -107,7 +107,7 @@ def _launch_to_wait_for(
     """Return the launch of an environment that is not ready; None when it runs.
 
     Raises:
-        ApiRefused: It does not run, and is not to be launched; or no environment is called so.
+        ApiRefused: It does not run and `--launch` was not given, or no environment has this name.
     """
     name = _name_of(text)
     try:
@@ -151,13 +151,13 @@ def _wait_for(client: DaemonClient, launch: Json, output: Output) -> int:
 
 
 def _name_of(text: str) -> str:
-    """Return the environment that is meant; a folder means the one that is launched from it."""
+    """Return the environment's name; a folder stands for the environment launched from it."""
     is_path = "://" not in text and (text in {".", ".."} or "/" in text)
     return sources.read_source(text, sources.working_folder()).name if is_path else text
 
 
 def _source_of(text: str) -> str | None:
-    """Return what would launch it: a bundled environment, or a folder with a manifest."""
+    """Return the text if it can be launched: a bundled environment, or a folder with a manifest."""
     try:
         manifest = Path(text).expanduser() / sources.MANIFEST
         is_project = (sources.working_folder() / manifest).is_file()
@@ -167,7 +167,7 @@ def _source_of(text: str) -> str | None:
 
 
 def _payload(names: tuple[str, ...], options: Json) -> Json:
-    """The operation's payload, with given options only."""
+    """Return the operation's payload, with given options only."""
     given = given_options(RolloutOptions, options)
     if handed_over := sources.variables_of(given.get("policy")):
         given["env"] = handed_over | given.get("env", {})
@@ -208,7 +208,7 @@ def _summary(result: Json) -> list[str]:
 
 
 def _rewards(result: Json) -> list[str]:
-    """The mean rewards of complete and of truncated episodes, and what is no number in neither."""
+    """Describe the mean rewards of complete and truncated episodes, and invalid rewards."""
     lines = []
     if result["mean_reward"] is not None:
         lines.append(f"  mean reward {result['mean_reward']:.4g}")
@@ -225,7 +225,7 @@ def _rewards(result: Json) -> list[str]:
 
 
 def _failures(result: Json) -> list[str]:
-    """Return how many failed, and of what most often; what became of them."""
+    """Return how many episodes failed, the most frequent reason, and whether they are kept."""
     counts = result["failures"]
     if not counts:
         return []

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv status`: the daemon, its environments, requests, and what went wrong.
+"""`openenv status`: the daemon, its environments, requests and failures.
 
     --watch   thread ──▶ /v1/events ──▶ sets `happened` ──▶ the drawing thread clears it, and reads
 
-On a terminal `--watch` fills the screen, and waits for a daemon that is lost; elsewhere it prints
-one picture, or one line of JSON, after the other, and ends with the daemon. Between changes only
-the ages are drawn again.
+On a terminal `--watch` fills the screen, and waits when the daemon is lost. Otherwise it prints one
+snapshot, or one line of JSON, after the other, and ends with the daemon. Between changes only the
+ages are drawn again.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
 
 REQUESTS_OF_ENVIRONMENT = 10
-FAILURES_SHOWN = 3  # the latest in full; the table has the message of each other one
+FAILURES_SHOWN = 3  # the latest ones in full; the table has the messages of the others
 _ENDED = frozenset({"FAILED", "STOPPED"})
 REDRAW_SECONDS = 1.0  # for the ages
-MIN_PAUSE_SECONDS = 0.1  # between two drawings, however much happens
+MIN_PAUSE_SECONDS = 0.1  # between two drawings, even if much changes
 RECONNECT_SECONDS = 0.5  # between two attempts to reach a daemon that is lost
-MIN_REQUESTS = 3  # that are shown, however low the terminal is
+MIN_REQUESTS = 3  # shown even on a low terminal
 
 
 @click.command()
@@ -61,7 +61,7 @@ MIN_REQUESTS = 3  # that are shown, however low the terminal is
 )
 @click.option("--watch", is_flag=True, help="Redraw whenever something changes; Ctrl-C exits.")
 @click.option(
-    "--all", "shows_all", is_flag=True, help="Show all launches that failed, not the newest."
+    "--all", "shows_all", is_flag=True, help="Show all launches that failed, not only the newest."
 )
 @json_option
 def status(target: str | None, watch: bool, shows_all: bool, output: Output) -> int:
@@ -86,7 +86,7 @@ def status(target: str | None, watch: bool, shows_all: bool, output: Output) -> 
 
 
 def read_status(client: DaemonClient, target: str | None, *, shows_all: bool = False) -> Json:
-    """`{"daemon", "environments", "requests"}`, of everything or what is about `target`."""
+    """Return `{"daemon", "environments", "requests"}`, of everything or only of `target`."""
     found = client.status(all_failed=shows_all)
     if target is None:
         return found
@@ -94,7 +94,7 @@ def read_status(client: DaemonClient, target: str | None, *, shows_all: bool = F
     if request is not None:
         requests = [request]
         if request.get("environment"):
-            with contextlib.suppress(ApiRefused):  # taken down and forgotten since
+            with contextlib.suppress(ApiRefused):  # taken down and removed since
                 environment = client.environment(request["environment"])
     else:
         assert environment is not None
@@ -106,7 +106,7 @@ def read_status(client: DaemonClient, target: str | None, *, shows_all: bool = F
 
 
 def picture(found: Json, now: float) -> list[Drawn]:
-    """Return what is drawn: a headline, the two tables, and the failures."""
+    """Return the parts to draw: a headline, the two tables, and the failures."""
     environments, requests = found["environments"], found["requests"]
     said = {  # launches whose environment says why they failed
         each.get("request_id", "")
@@ -120,7 +120,7 @@ def picture(found: Json, now: float) -> list[Drawn]:
         for environment in environments:
             parts += _remarks(environment, now, is_named="generations" in environment)
     for environment in environments:
-        if history := environment.get("generations"):  # of the one that was named
+        if history := environment.get("generations"):  # only of the target
             parts += ["", generations_table(history, now)]
     if strays := found.get("strays"):
         parts += ["", *_strays(strays)]
@@ -144,7 +144,7 @@ def picture(found: Json, now: float) -> list[Drawn]:
 
 
 def _remarks(environment: Json, now: float, *, is_named: bool) -> Iterator[str]:
-    """Return how it is served, what keeps sessions from beginning or going on, who reaches it."""
+    """Describe how an environment is served, what blocks its sessions, and who can reach it."""
     name, serving = environment["name"], environment.get("serving") or {}
     if serving and is_named:
         yield faint(f"  {name}: {serving['sentence']}")
@@ -229,8 +229,8 @@ def _print_each(changes: Changes, found: Json, read: Read, output: Output) -> No
         if not output.as_json:
             output.draw(*picture(found, time.time()), "")
         changes.happened.wait()
-        time.sleep(MIN_PAUSE_SECONDS)  # many changes at once are one picture
-        changes.happened.clear()  # before reading: what changes meanwhile is another picture
+        time.sleep(MIN_PAUSE_SECONDS)  # many changes at once are one drawing
+        changes.happened.clear()  # before reading: later changes cause another drawing
         if changes.problem is not None:
             raise changes.problem
         found = read(changes.client)
@@ -271,14 +271,14 @@ def _screen(console: Console, found: Json, problem: ClientError | None) -> Group
 
 
 class Changes:
-    """Tells that something has changed.
+    """Signals each change.
 
     The stream breaks when the daemon exits or drops a slow reader. The thread then looks for the
-    daemon, and never starts one. When there is none, `problem` says so: for good, or, when patient,
-    until it is back.
+    daemon, and never starts one. While there is none, `problem` says so; a patient thread looks
+    again until the daemon is back, another one ends.
 
     Attributes:
-        client: The daemon as it was found last.
+        client: The daemon that was found last.
         happened: Set at each change; the reader clears it before it reads.
         problem: Why there is no daemon; None while there is one.
     """
@@ -293,7 +293,7 @@ class Changes:
     def _listen(self) -> None:
         after: str | None = None
         while True:
-            # The stream's end and its break are answered alike.
+            # The end of the stream is handled like a break.
             with contextlib.suppress(ClientError):
                 for event in self.client.changes(after=after):
                     after = event.id
@@ -305,7 +305,7 @@ class Changes:
                     return
                 time.sleep(RECONNECT_SECONDS)
             self.problem = None
-            self.happened.set()  # whatever was missed
+            self.happened.set()  # for changes that were missed
 
     def _look_for_daemon(self) -> ClientError | None:
         """Look for the daemon again; return an error if there is none."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv up`, `stop`, `info`, `config`: the daemon, what it found here, its settings."""
+"""`openenv up`, `stop`, `info`, `config`: the daemon, this machine's limits, the settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANSWER_SECONDS = 2.0  # of a daemon that stops
 
 
 def setting_options(command: Command) -> Command:
-    """One option for each of the daemon's settings, declared where they are."""
+    """Give a command an option for each of the daemon's settings, which `Settings` declares."""
     decorated: Callable[..., Any] = command
     for item in reversed(SETTINGS):
         kind = Duration(min=0) if item.name.endswith("_seconds") else item.kind
@@ -88,7 +88,7 @@ def stop(output: Output) -> int:
     """
     paths = Paths.from_environment()
     rest = "; environments continue"
-    with suppress(ClientError):  # a daemon that does not answer does not say whether some run
+    with suppress(ClientError):  # whether some run is unknown if the daemon does not answer
         client = daemon.find(paths, any_version=True, answer_seconds=ANSWER_SECONDS)
         ended = (EnvironmentState.STOPPED, EnvironmentState.FAILED)
         if client is not None and all(e["state"] in ended for e in client.environments()):
@@ -111,7 +111,7 @@ def info(output: Output) -> int:
     """
     found = connect(output).info()
     output.json(found)
-    found["daemon"].pop("pid_started_at", None)  # on no clock that people read
+    found["daemon"].pop("pid_started_at", None)  # not a wall-clock time
     for section, value in found.items():
         output.result(click.style(section, bold=True))
         if isinstance(value, dict):
@@ -131,9 +131,8 @@ def info(output: Output) -> int:
 def config(output: Output) -> int:
     """List each setting with its value and the source of the value.
 
-    Options of `up` count before variables, and those before `config.toml` in the home, whose keys
-    are the names that are listed. Of a daemon that runs, it is what is in force; no daemon is
-    started for it.
+    Options of `up` override variables, and these override `config.toml` in the home, whose keys are
+    the listed names. If a daemon runs, its effective values are listed; none is started.
 
     Examples:
       openenv config  # each setting, and where it comes from
@@ -153,10 +152,10 @@ def config(output: Output) -> int:
         waiting = [
             f"{name} = {_shown(value)} ({wanted_from.get(name, DEFAULT)})"
             for name, value in wanted.items()
-            # Given, or given no more, since the daemon was started.
+            # Settings that changed since the daemon was started.
             if (name in given or origins.get(name) == paths.config_file.name)
             and value != values.get(name)
-            # The daemon was to pick any port, and says which it has.
+            # Port 0 means any port, and the daemon reports its choice.
             and not (name == "port" and value == 0 and origins.get(name) == wanted_from[name])
         ]
     found = {

@@ -35,16 +35,16 @@ _EXITED = {
     "timed_out": "stopped at a time limit",
     "lost": "ended from outside",
 }
-_MAX_EXITS = 3  # of a replica, that are shown
+_MAX_EXITS = 3  # shown of each replica
 _COMMANDS = ("openenv ", "pip ")
 _PLAIN_WORD = re.compile(r"[a-z]+[\s,;]")
 _SETTLED = (ReplicaState.ASLEEP, ReplicaState.DRAINING, ReplicaState.STOPPED)
 
 
 def request_failure(request: Json, *, shown: Iterable[str] = ()) -> list[str]:
-    """The block of a request that failed or was cancelled.
+    """Return the lines about a request that failed or was cancelled.
 
-    `shown` are log lines that the reader has just seen: a log tail among them is not repeated.
+    `shown` has log lines that the user has just seen: a log tail among them is not repeated.
     """
     error = request.get("error")
     if request["state"] == RequestState.CANCELLED and error is None:
@@ -54,7 +54,7 @@ def request_failure(request: Json, *, shown: Iterable[str] = ()) -> list[str]:
 
 
 def environment_failure(environment: Json) -> list[str]:
-    """The lines about an environment that failed, or that has unhealthy replicas."""
+    """Return the lines about an environment that failed, or that has unhealthy replicas."""
     lines: list[str] = []
     name = environment["name"]
     if environment["state"] == EnvironmentState.FAILED:
@@ -66,7 +66,7 @@ def environment_failure(environment: Json) -> list[str]:
 
 
 def _remarks(name: str, replica: Json) -> Iterator[str]:
-    """Return why a replica is not well: state, abandoned steps, programs left, last exits."""
+    """Describe a replica's faults: its message, abandoned steps, programs left, last exits."""
     where, now = f"  {name} replica {replica['ordinal']}:", time.time()
     if replica.get("message") and (replica["state"] not in _SETTLED or replica.get("restarts")):
         yield f"{where} {plain(replica['message'])}"
@@ -85,7 +85,7 @@ def _remarks(name: str, replica: Json) -> Iterator[str]:
 
 
 def exit_lines(where: str, replica: Json, now: float) -> Iterator[str]:
-    """The latest process exits of a replica or of the gateway, and a count of all by kind."""
+    """Describe the latest process exits of a replica or of the gateway, and count all by kind."""
     exits = replica.get("exits") or []
     for one in exits[:_MAX_EXITS]:
         ago = phrases.duration(now - (one.get("at") or now))
@@ -99,7 +99,7 @@ def exit_lines(where: str, replica: Json, now: float) -> Iterator[str]:
 
 
 def error_lines(error: ClientError) -> list[str]:
-    """An error that ended the command: what happened, and what to do next."""
+    """Return the lines about an error that ended the command: what happened, what to do next."""
     lines = [f"{bad('error:')} {plain(error.message)}"]
     if error.hint and not error.hint.startswith("GET "):  # a hint for programs
         lines.append(f"  {plain(error.hint)}")
@@ -132,7 +132,7 @@ def _sentence(text: str, subject: str) -> str:
 
 
 def _evidence(error: Json, message: str) -> list[str]:
-    """Evidence that the message lacks: the killed process, and how the kill was detected."""
+    """Return evidence that the message lacks: the killed process, and how that was detected."""
     exit_reason = error.get("evidence") or {}
     lines = []
     if (name := exit_reason.get("victim_name")) and str(name) not in message:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints for a command: with `--json`, JSON alone on stdout, and all text on stderr.
+"""Prints for a command: results on stdout, and progress, hints and errors on stderr.
 
-Progress, hints and errors are on stderr always, results on stdout. Colour only where the stream is
+With `--json`, stdout has only JSON, and all text is on stderr. Colour is used only if the stream is
 a terminal and `NO_COLOR` is not set.
 
-Tables are aligned here when every line fits, which costs microseconds a line and no import; what
+A table is aligned here if every line fits, which takes microseconds a line and no import. One that
 must be folded to fit a terminal, or is not plain ASCII, is left to rich (0.6 ms a line, and 30 ms).
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import rich.table
     from rich.console import Console, ConsoleOptions, RenderableType
 
-# Off a terminal nothing is wrapped: what reads us splits lines itself.
+# Without a terminal nothing is wrapped: programs that read the output split lines themselves.
 _UNWRAPPED_COLUMNS = 10_000
 _GAP = "  "  # between two columns
 
@@ -48,13 +48,13 @@ _COLOURS: dict[str, str] = {
     GenerationState.DRAINING: "cyan",
 }
 
-_WHOLE = ("ID", "STATE", "ADDRESS")  # to be read at a glance, or copied: others are folded first
-_LEFT_OUT = ("SOURCE", "AGE", "REPLICAS", "WHEN")  # in this order, of a table that is too wide
-_MIN_REMARK = 12  # columns of a terminal, in which a remark is folded
+_WHOLE = ("ID", "STATE", "ADDRESS")  # folded last, because they are copied or scanned
+_LEFT_OUT = ("SOURCE", "AGE", "REPLICAS", "WHEN")  # dropped in this order from a wide table
+_MIN_REMARK = 12  # columns, in which a remark is folded
 
 
 class Cell(NamedTuple):
-    """A text of a table, and how it is styled: `click.style`'s arguments."""
+    """A text of a table, with its style: `click.style`'s arguments."""
 
     text: str
     style: Json
@@ -75,7 +75,7 @@ class Table:
         self._rows.append(tuple(Cell(plain(cell.text), cell.style) for cell in row))
 
     def lines(self, columns: int) -> list[str] | None:
-        """Return the aligned lines; None when they do not fit, or only rich knows their width."""
+        """Return the aligned lines; None if they do not fit, or only rich knows their width."""
         widths = self._widths()
         if sum(widths) + len(_GAP) * len(widths) > columns:
             return None
@@ -112,7 +112,7 @@ class Table:
         return all(_is_plain(row[number].text) for row in self._rows)
 
     def _fitting(self, columns: int) -> tuple[list[int], bool]:
-        """Return the columns that are shown, and whether they fit; a remark may be folded."""
+        """Return the columns to show, and whether they fit; a remark may be folded."""
         widths = self._widths()
         if not self._headings[-1]:
             widths[-1] = min(widths[-1], _MIN_REMARK)
@@ -133,7 +133,7 @@ Drawn = str | Table  # a string may be styled (`click.style`), and have several 
 
 
 def draw(parts: Sequence[Drawn], stream: TextIO) -> None:
-    """Write tables and lines; folded where a terminal is too narrow for them."""
+    """Write tables and lines, folded if the terminal is too narrow for them."""
     is_styled = is_coloured(stream)
     columns = shutil.get_terminal_size().columns if stream.isatty() else _UNWRAPPED_COLUMNS
     lines: list[str] = []
@@ -141,7 +141,7 @@ def draw(parts: Sequence[Drawn], stream: TextIO) -> None:
         drawn = part.lines(columns) if isinstance(part, Table) else _fitting(part, columns)
         if drawn is None:
             console = new_console(stream)
-            with console.capture() as captured:  # rich would end the process at a broken pipe
+            with console.capture() as captured:  # otherwise rich ends the process at a broken pipe
                 for each in parts:
                     console.print(for_rich(each))
             lines = captured.get().splitlines()
@@ -160,19 +160,19 @@ def _fitting(text: str, columns: int) -> list[str] | None:
 
 
 def for_rich(part: Drawn) -> RenderableType:
-    """Return what rich draws of a part."""
+    """Return a part for rich."""
     from rich.text import Text
 
     return Text.from_ansi(coloured(part)) if isinstance(part, str) else part
 
 
 def is_coloured(stream: TextIO) -> bool:
-    """Return whether colour is wanted there (https://no-color.org: set and not empty means no)."""
+    """Return whether a stream gets colour (https://no-color.org: set and not empty means no)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def new_console(stream: TextIO) -> Console:
-    """Return a rich console that keeps to `is_coloured`, and wraps on terminals alone."""
+    """Return a rich console that follows `is_coloured`, and wraps only on terminals."""
     from rich.console import Console
 
     return Console(
@@ -186,7 +186,7 @@ def new_console(stream: TextIO) -> Console:
 
 
 def environments_table(environments: Sequence[Json], now: float) -> Table:
-    """One line for each environment."""
+    """Return a table with a line for each environment."""
     table = Table("ENVIRONMENT", "STATE", "ADDRESS", "SESSIONS", "REPLICAS", "SOURCE", "AGE")
     for environment in environments:
         most = environment.get("max_sessions")
@@ -203,7 +203,7 @@ def environments_table(environments: Sequence[Json], now: float) -> Table:
 
 
 def generations_table(generations: Sequence[Json], now: float) -> Table:
-    """One line for each generation of an environment."""
+    """Return a table with a line for each generation of an environment."""
     table = Table("GENERATION", "LAUNCH", "STATE", "WHEN", "SOURCE", "")
     for generation in generations:
         table.add_row(
@@ -220,7 +220,7 @@ def generations_table(generations: Sequence[Json], now: float) -> Table:
 def requests_table(
     requests: Sequence[Json], now: float, *, explained: Container[str] = ()
 ) -> Table:
-    """One line for each request, with a remark unless its id is in `explained`."""
+    """Return a table with a line for each request, with a remark unless `explained` has its id."""
     table = Table("REQUEST", "ID", "STATE", "WHEN", "")
     for request in requests:
         table.add_row(
@@ -241,7 +241,7 @@ def state_cell(state: str) -> Cell:
 
 
 def _count_replicas(replicas: Sequence[Json]) -> str:
-    """Return how many replicas are ready, of how many."""
+    """Return the number of ready replicas and of all, as text."""
     states = Counter(replica["state"] for replica in replicas)
     draining = states.pop(ReplicaState.DRAINING, 0)
     more = f" +{draining} draining" if draining else ""
@@ -261,7 +261,7 @@ def remark(request: Json) -> str:
     return ""
 
 
-_CONTROL = re.compile("[\x7f-\x9f]")  # that JSON leaves as they are, and some terminals act on
+_CONTROL = re.compile("[\x7f-\x9f]")  # JSON does not escape these, and some terminals act on them
 
 
 class Output:
@@ -276,24 +276,24 @@ class Output:
         return sys.stderr if self.as_json else sys.stdout
 
     def result(self, *lines: str) -> None:
-        """A result, for people."""
+        """Print a result for people."""
         echo(lines, self.people)
 
     def note(self, *lines: str) -> None:
-        """Something beside the result: progress, a hint."""
+        """Print progress or a hint, which is not part of the result."""
         echo(lines, sys.stderr)
 
     def json(self, value: Any, *, indent: int | None = 2) -> None:
-        """The result for programs; nothing without `--json`."""
+        """Print the result for programs; nothing without `--json`."""
         if self.as_json:
-            escaped = sys.stdout.encoding.lower() != "utf-8"  # what cannot be shown is not lost
+            escaped = sys.stdout.encoding.lower() != "utf-8"  # keeps every character
             text = json.dumps(value, indent=indent, ensure_ascii=escaped)
             text = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
 
     def json_line(self, value: Any) -> None:
-        """One of several results for programs, on a line of its own."""
+        """Print one of several results for programs, on a line of its own."""
         self.json(value, indent=None)
 
     def draw(self, *parts: Drawn) -> None:
@@ -302,21 +302,21 @@ class Output:
 
 
 def echo(lines: Iterable[str], stream: TextIO) -> None:
-    """Print lines; styles are dropped where they would not be seen as such."""
+    """Print lines; styles are dropped if the stream gets no colour."""
     for line in lines:
         click.echo(coloured(line), file=stream, color=is_coloured(stream))
 
 
 def good(text: str) -> str:
-    """Styled as success."""
+    """Style a text as success."""
     return click.style(text, fg="green")
 
 
 def bad(text: str) -> str:
-    """Styled as failure."""
+    """Style a text as failure."""
     return click.style(text, fg="red", bold=True)
 
 
 def faint(text: str) -> str:
-    """Styled as less important."""
+    """Style a text as less important."""
     return click.style(text, dim=True)

@@ -12,7 +12,7 @@ from ...system.text.units import MB
 
 SHOWN_ID_LENGTH = 8  # of 16; the API takes any unambiguous beginning
 
-_SHORT_SECONDS = 0.1  # below this, tenths of a second tell nothing
+_SHORT_SECONDS = 0.1  # shorter times are shown in milliseconds
 _STEPS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
@@ -37,7 +37,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def short_id(request_id: str) -> str:
-    """As much of an id as people need."""
+    """Return the beginning of an id, which is enough for people."""
     return request_id[:SHOWN_ID_LENGTH]
 
 
@@ -62,7 +62,7 @@ def generation_timing(generation: Json, now: float) -> str:
 
 
 def describe_json(value: Any, indent: str = "  ") -> list[str]:
-    """JSON as indented `key: value` lines; sizes and durations by the ending of their key."""
+    """Return JSON as indented `key: value` lines; a key's ending marks sizes and durations."""
     if not isinstance(value, dict):
         return [f"{indent}{value}"]
     lines: list[str] = []
@@ -82,7 +82,7 @@ def describe_json(value: Any, indent: str = "  ") -> list[str]:
 
 
 def _name_of(key: str) -> str:
-    if not key.isidentifier():  # not a field of ours, but a user's name
+    if not key.isidentifier():  # a user's name, not a field of ours
         return key
     for ending in ("_bytes", "_seconds"):
         key = key.removesuffix(ending)
@@ -106,7 +106,7 @@ def _scalar(key: str, value: Any) -> str:
 
 
 def cancellation(answer: Json) -> str:
-    """Return what a `cancel` has done: `launch trial is being cancelled`."""
+    """Return the outcome of a `cancel`: `launch trial is being cancelled`."""
     request = answer["request"]
     if answer["cancelled"]:
         return f"{request['label']} is cancelled"
