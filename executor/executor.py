@@ -189,7 +189,7 @@ class BurstableExecutor:
         Raises:
             NoRoom: `room` was 0.
             NotRunning: before `start` or after `stop`.
-            TypeError, FrameError: the payload is no JSON, or too much of it.
+            TypeError, FrameError: the payload is not JSON, or is too large.
         """
         run = Run(task, task_frame(task))
         with self._pools.lock:

@@ -10,9 +10,9 @@
     cgroups of other homes           `openenvd/replicas-<home>` without a process: that home was
                                      removed, or makes its group again
 
-At the start and every few minutes. What looks ownerless may be about to get an owner, so it is
-taken away when two looks in a row have found it so, and a third just before. A process that sees
-another folder at the home's path, in a container, is another home's.
+This runs at the start and every few minutes. Something without an owner may be about to get one, so
+it is removed only if two sweeps in a row, and a check just before, have found it without an owner.
+A process that sees another folder at the home's path, in a container, is another home's.
 
 At the start and every day (`collect_daily`) abandoned folders of sockets, and virtual environments
 that nothing has used lately (`environments.venv.cleanup`). Requests and logs are removed by the
@@ -92,7 +92,7 @@ async def sweep_regularly(layout: Layout, sweep_worker_cgroups: Callable[[], lis
 
 
 class Sweeper:
-    """Remembers what the last look has found."""
+    """Sweeps, and remembers what the last sweep has found."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -100,7 +100,7 @@ class Sweeper:
         self._empty: set[str] = set()  # cgroups of other homes
 
     def sweep(self) -> list[str]:
-        """Look once; take away what the last look has found, too, and return its names. Blocks."""
+        """Sweep once: remove what the last sweep has found, too; return the names. Blocks."""
         if not self._layout.runs.is_dir():  # the home is being removed, or moved
             return []
         renew_reservations(self._layout.runs)
@@ -113,7 +113,7 @@ class Sweeper:
         return taken
 
     def sweep_other_homes(self) -> list[str]:
-        """Look for other homes' cgroups without a process; remove those of the last look. Blocks.
+        """Find other homes' cgroups without a process; remove those found twice. Blocks.
 
         Thousands may be there, of homes of tests. The kernel keeps a group that a process enters.
         """
@@ -238,7 +238,7 @@ def _is_of(group: Cgroup, runs: Path) -> bool:
 
 
 def _sees(process: Path, folder: Path) -> bool:
-    """Return whether a process has the same folder at its path as we do; a container has not."""
+    """Return whether a process sees the same folder at a path as we do; a container may not."""
     return Path(f"{process}/root{folder}").samefile(folder)
 
 
@@ -254,7 +254,7 @@ async def collect_daily(paths: Paths, settings: Settings, store: AsyncStore) -> 
 
 
 def collect(paths: Paths, settings: Settings, run_seconds: float) -> None:
-    """Clean up once, when daemons have run for so long; blocks."""
+    """Clean up once; daemons have run for `run_seconds` in all. Blocks."""
     if gone := collect_abandoned(socket_folders_outside()):
         log.info("removed %d abandoned folders of sockets", len(gone))
     for venv in prune_old(paths, run_seconds, settings.keep_venv_days * DAY_SECONDS):

@@ -162,7 +162,7 @@ def waited_seconds(counters: Counters, now: int) -> float:
 
 
 def abandoned_seconds(counters: Counters, now: int) -> float:
-    """Return for how long the oldest call has run on whose session has ended; 0: there is none."""
+    """Return how long the oldest abandoned call has run since its session ended; 0: none does."""
     since = counters[Field.ABANDONED_SINCE] if counters[Field.ABANDONED] else now
     return max(0, now - since) / MICROSECONDS
 
@@ -219,7 +219,7 @@ class Notifier:
         self.fd = fd
         self.reported = 0  # sessions
         self._notes: list[str] = []
-        self.differences: list[str] = []  # that several processes make; said if they are noted
+        self.differences: list[str] = []  # sentences about what differs in several processes
         self.failure: str | None = None  # to create an environment, as reported last
 
     def note(self, text: str) -> None:

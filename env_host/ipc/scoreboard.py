@@ -9,9 +9,9 @@ two of them having been written together. Times are microseconds of the monotoni
 processes of a machine share. The memory has a descriptor, so that a shard that was started as a
 new program can map it too.
 
-Behind the rows is what the supervisor alone knows, as JSON: the last exits of children, and what
-sessions have left behind. It stands in one of two places, of which a word in front says which is
-whole. A reader that is overtaken by two reports reads again.
+After the rows comes JSON that only the supervisor writes: the last exits of children, and programs
+that sessions have left. It is in one of two places; a word before them says which one is complete.
+A reader that is overtaken by two reports reads again.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Field(IntEnum):
     ARRIVING = 22  # connections taken whose first request is not known yet
     IDLE = 23  # 1: nothing to do, so no heartbeat
     CORDONED = 24  # 1: it is not wanted now; its process, if any, is about to be stopped
-    DRAINING = 25  # since when no new session is answered; 0: they are
+    DRAINING = 25  # since when new sessions are refused; 0: they are not
     ABANDONED = 26  # calls that go on although their sessions have ended
-    ABANDONED_SINCE = 27  # since when the oldest of them does
+    ABANDONED_SINCE = 27  # when the oldest of them began
     ENDED = 28  # sessions that ended because the process was stopped
     LIMITED = 29  # calls in progress that have a time limit
 
@@ -168,7 +168,7 @@ class Scoreboard:
     def write_news(
         self, exits: list[Json], left: list[Json], sessions_fail: str | None = None
     ) -> None:
-        """Replace what is shown, in the supervisor alone; the oldest exits may have no room."""
+        """Replace what the supervisor shows; the oldest exits are left out if there is no room."""
         while len(data := json.dumps([exits, left, sessions_fail]).encode()) > _PLACE_BYTES:
             exits = exits[1:]
         place = 1 - self._news_word[0] % 2
@@ -176,7 +176,7 @@ class Scoreboard:
         self._news_word[0] = len(data) * 2 + place
 
     def read_news(self) -> tuple[list[Json], list[Json], str | None]:
-        """Return the last exits of children, what sessions have left behind, and why they fail."""
+        """Return the last exits of children, what sessions have left, and why sessions fail."""
         while word := self._news_word[0]:
             start, size = word % 2 * _PLACE_BYTES, word // 2
             data = bytes(self._news[start : start + size])

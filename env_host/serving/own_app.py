@@ -8,8 +8,8 @@ be given back. Sessions, our routes and upstream's stateless ones are answered b
 
     inbox ─▶ shard a reads the head ─┬─ a session, or a shared path ─▶ answered by a
                                      └─ an own path ─descriptor, bytes read─▶ inbox of home
-    a kept connection ─▶ `KeptConnection` looks at the next request ─ the same; what is not answered
-                         as it is, handshakes above all, is routed as one that has just arrived
+    a kept connection ─▶ `KeptConnection` reads the next request ─ the same; a request that must not
+                         be answered here, above all a handshake, is routed as if it were the first
 
 A path that is not known to be shared (`environment/upstream_project.py`) goes to the home shard. A
 connection that was handed to the home shard stays there, since that shard can answer everything.
@@ -18,7 +18,7 @@ connection that was handed to the home shard stays there, since that shard can a
     home exits                those that it had taken are reset, those in its inbox go to its
                               successor, which runs the hooks again; what it kept in memory is lost
     home is full              it answers 503, as any shard does
-    home hangs                own routes wait; sessions on other shards go on
+    home hangs                own routes wait; sessions on other shards continue
     pipelined requests        one for an own path, sent to shard a before a's last answer was read,
                               is answered 421 and the connection closed: the client may ask again;
                               a handshake waits until the requests before it are answered
@@ -110,7 +110,7 @@ class AppAsItIs:
         return {"serving": Serving.HTTP, "route": self._route, "notes": notes}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Refuse a session's handshake, if there are none; everything else is the app's first."""
+        """Refuse handshakes if the app has no sessions; all else goes to the app first."""
         if scope["type"] == "lifespan":
             await self._start(scope, receive, send)
             return
@@ -170,7 +170,7 @@ class AppAsItIs:
 class Routing:
     """Decides which later requests on a connection are routed again, as the first one was."""
 
-    is_own: Callable[[str], bool]  # whether a path is the project's own, and this another shard
+    is_own: Callable[[str], bool]  # whether only the home shard, another one, answers a path
     handshakes: frozenset[str]  # the paths of sessions
     take: Callable[[int, bytes], None]  # routes a connection, of which these bytes were read
 
@@ -320,7 +320,7 @@ async def _may_have_sessions(app: Any, scope: Message) -> bool:
     if not sent:
         return isinstance(failure, TimeoutError)
     first = sent[0]
-    if first["type"] == "websocket.close":  # with a reason, it refuses whom it does not know
+    if first["type"] == "websocket.close":  # with a reason, the app refuses an unknown client
         return not (first.get("code", 1000) == 1000 and not first.get("reason"))
     if first["type"] == "websocket.http.response.start":
         return bool(first["status"] != NOT_FOUND)
@@ -378,7 +378,7 @@ def _asking(path: str = "/ws") -> Message:
 
 
 def _scope(upgrade: Upgrade, transport: asyncio.Transport) -> Message:
-    """Return what uvicorn would make of the handshake."""
+    """Return the scope that uvicorn would make of the handshake."""
     path, headers = upgrade.path, list(upgrade.headers.items())
     protocols = upgrade.headers.get(b"sec-websocket-protocol", b"").decode("latin-1").split(",")
     return {

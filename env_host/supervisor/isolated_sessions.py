@@ -141,8 +141,8 @@ class Orphans:
 
         Args:
             state_pid: The process of the shared state, which is no orphan.
-            ended_since: When the first of the isolated sessions began (monotonic) whose processes
-                have just been reaped; None: none has. Children of killed orphans are killed too.
+            ended_since: When the oldest of those isolated sessions began (monotonic) whose
+                processes were just reaped; None: none was. Children of killed orphans die, too.
         """
         pids = set(children_of(os.getpid())) - {*self._children.pids, state_pid}
         dead = {pid for pid in pids if _is_dead(pid)}
@@ -161,7 +161,7 @@ class Orphans:
                 self._killed[pid] = since
                 kill(pid)
         elif not any(each.is_isolated and _is_dead(each.pid) for each in self._children):
-            self._spared |= new  # otherwise the signal of an exit is about to tell whose they are
+            self._spared |= new  # otherwise the next call knows whose session they are of
 
 
 def _is_of_session(pid: int, since: float) -> bool:

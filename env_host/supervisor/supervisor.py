@@ -7,8 +7,8 @@
     shared socket ──▶ `Acceptor` ──▶ `Distributor` ──connections──▶ inbox of each shard
 
 It has one thread, one `select`, and no event loop. It accepts every connection (`acceptor.py`) and
-reads none: its children share what it has imported, and no environment can harm it. When there are
-how many shards: `shard_policies.py`.
+reads none: its children share what it has imported, and no environment can harm it.
+`shard_policies.py` decides how many shards there are.
 
 What happens when
 
@@ -21,9 +21,9 @@ What happens when
     a shard never starts  the supervisor fails with the shard's error
     the supervisor exits  the kernel kills its children (PDEATHSIG); their links end, too
     SIGTERM               children are asked to exit, then killed; exit code 0
-    SIGUSR1               drain: what was accepted is served to its end, also when it waits for the
-                          first shard, and no session begins after it. The shim is notified. When
-                          the last session has ended, as SIGTERM. Where other replicas listen at the
+    SIGUSR1               drain: what was accepted before is served to its end, even if it still
+                          waits for the first shard; no session begins later. The shim is notified.
+                          When the last session ends, as SIGTERM. If other replicas listen at the
                           same address, the listening sockets are closed. At an address of its own
                           the replica still accepts HTTP requests, and answers 503 to new sessions
     SIGUSR2               the same, but the address belongs to others from now on: an update has
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from ..ipc.reports import Notifier
 
 STOP_SECONDS = 4.5  # for children to exit; below the shim's grace
-DRAIN_POLL_INTERVAL_SECONDS = 0.1  # between two looks whether all that is drained has ended
+DRAIN_POLL_INTERVAL_SECONDS = 0.1  # between two checks whether the last session has ended
 
 
 class Supervisor:
@@ -169,7 +169,7 @@ class Supervisor:
 
     def _on_control_socket(self, control: socket.socket) -> None:
         """Take the connections that peer replicas have passed on, and another quota."""
-        # One that arrives without its descriptor, since there was none left, is lost to its client.
+        # A connection that arrives without its descriptor, because none was free, is lost.
         with contextlib.suppress(EOFError, OSError, ValueError, LookupError):
             while (message := receive_message(control)) is not None:
                 if "max_sessions" in message.head:
@@ -230,7 +230,7 @@ class Supervisor:
         now, due = time.monotonic(), self._idleness.due()
         if due is None or now < due or not self._may_sleep:
             return
-        self._context.distributor.update(now)  # first, as connections go
+        self._context.distributor.update(now)  # first: connections move on to the shards' rows
         self._idleness.note_shards(self._context.scoreboard.shard_counters(), now)
         is_used = self._context.distributor.load or self._context.isolated
         if is_used or self._acceptor.has_peers(now):

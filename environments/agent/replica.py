@@ -151,7 +151,7 @@ class EngineReplica:
                 pass  # the watch reports it to `note_problem`
             except (base.EngineRefused, NotAnswering) as exc:  # at any step but the start
                 self._clients.report_problem(exc.message)
-            except Exception as exc:  # a defect, which must not end the care for what runs
+            except Exception as exc:  # a defect, which must not end this task
                 if self._clients.report_problem(f"{type(exc).__name__}: {exc}"):
                     log.exception("cannot reconcile %s", self.run_file.replica_id)
             else:

@@ -116,10 +116,10 @@ def _not_at_the_gateway(like: RunFile, replicas: int) -> InvalidSpec:
     name, provider, source = like.environment, like.provider, spec["source"]
     more = f" --replicas {replicas}" if replicas > 1 else ""
     return InvalidSpec(
-        f"{name} runs on {provider} with one replica, at whose own port its clients are: others"
-        " can be added, or take its place, only behind the gateway",
+        f"{name} runs on {provider} with one replica, which clients reach at its own port: it can"
+        " be replaced, and others can be added, only behind the gateway",
         f"openenv launch {source} --name {name} --provider {provider} --gateway{more}, with its"
-        " other options: it updates it, and gives it that address",
+        " other options, updates it and gives it the gateway's address",
     )
 
 

@@ -155,7 +155,7 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _exec_form(text: str) -> list[str]:
-    """Return the words of an instruction in its exec form, `["a", "b"]`; none: it has not."""
+    """Return the words of an instruction in exec form, `["a", "b"]`; empty in another form."""
     with suppress(ValueError):
         words = json.loads(text)
         if isinstance(words, list):

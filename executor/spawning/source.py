@@ -86,7 +86,7 @@ class Exited:
     pid: int
     status: int
     peak_bytes: int | None
-    was_alone: bool = False  # known never to have had a child that a kill may have met instead
+    was_alone: bool = False  # it certainly had no child that a kill could have hit instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +324,7 @@ class SubprocessSource:
             child.kill()
             child.wait()
         self._children.clear()
-        for event in self._events:  # started, and never read of
+        for event in self._events:  # workers that were started, whose event was not read
             if isinstance(event, Forked):
                 event.pipe.close()
                 if event.sentinel is not None:

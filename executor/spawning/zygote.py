@@ -26,8 +26,8 @@ long as they do not write them. It is a subreaper: what an operation left behind
 it ends, also in a container whose pid 1 reaps nothing.
 
 There are two ways into it. The first zygote of a daemon is forked from it (`prefork_zygote`)
-while that has one thread, no descriptors but its own, and nothing imported but what operations
-need: both share the pages of all that, which is most of what a zygote is, and the zygote is ready
+while the daemon has one thread, only its own descriptors, and has imported only what operations
+need: both share the pages of these imports, most of a zygote's memory, and the zygote is ready
 before the daemon is. A daemon that fails to start closes its end of the control socket by exiting,
 which ends this zygote too. One that has to be replaced is run as
 `python -P -m openenvd.executor.spawning.zygote CONFIG`, since a daemon with threads must not fork;
@@ -63,7 +63,7 @@ from ...system.text.json_lines import Json
 from ..worker import run_worker
 from .source import worker_environment
 
-# Of its session, as of the daemon's: on a busy machine all that starts waits for it.
+# Of its session, as of the daemon's: on a busy machine, every start waits for the zygote.
 ZYGOTE_NICE = -10
 
 
@@ -137,7 +137,7 @@ class Zygote:
             self._fork_for_call(request.head["call"], request.head["payload"], fds)
         except Exception as exc:  # of the system, or of a module that cannot be imported
             answer = f"{type(exc).__name__}: {exc}"
-        with contextlib.suppress(OSError):  # the asker waits no longer
+        with contextlib.suppress(OSError):  # the caller no longer waits
             os.write(answer_fd, answer.encode())
         close_all(request.fds)
 

@@ -22,8 +22,8 @@ Reaping reads what is left in the pipe, kills what the worker left behind, takes
 makes its task's event, and closes its descriptors, in this order: what it had already sent counts,
 and nothing of it is left when its task's event is delivered.
 
-The stage changes under the pools' lock, which `stop_run` finds taken (it is called on any thread)
-and the others take; those are the supervisor thread's.
+The stage changes under the pools' lock. `stop_run` is called with the lock held, on any thread; the
+other functions take the lock, on the supervisor's thread.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class WorkerStarter:
         return news
 
     def give_up_if_silent(self, now: float) -> bool:
-        """Replace a source that owes an answer for too long; whether it was."""
+        """Replace a source that owes an answer for too long; return whether it was replaced."""
         if now < self._answer_by:
             return False
         self._lose(f"the zygote has not answered for {self._timing.source_silence:.0f} s", 0.0)
@@ -175,7 +175,7 @@ class WorkerStarter:
             self._source = None
 
     def _expect_answer(self) -> None:
-        """While workers are requested, the source has to say something in time."""
+        """Set the time by which the source has to answer, if workers are requested."""
         requested = any(pool.requested for pool in self._pools.by_schedule.values())
         if self._answer_by == math.inf and requested:
             self._answer_by = time.monotonic() + self._timing.source_silence
@@ -296,7 +296,7 @@ class Lifecycle:
         return True
 
     def _add(self, worker: PooledWorker) -> None:
-        """Give a worker that has started something to do."""
+        """Take in a worker that has started: assign it a task, or keep it idle."""
         self._memory.join(worker)
         self._channels.connect(
             worker, partial(self._on_pipe, worker), partial(self._on_exit, worker)

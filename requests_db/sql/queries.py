@@ -5,11 +5,10 @@ A query is one statement, its parameters, and what its rows become. A `Query` kn
 the dispatcher's thread runs it in a transaction (`query.run(connection)`), the API's loop on
 `aiosqlite` (`AsyncStore`).
 
-Straight to the driver go the statements that every request pays for. SQLAlchemy compiles a
-statement once, too, but then still spends several times what SQLite itself takes on each execution
-and on each row of parameters. So what `statements.py` built is translated to text once, and its
-parameters to tuples. Parameters that are lists (`IN`) are not for here: their number is part of the
-text.
+Statements that every request pays for go straight to the driver. SQLAlchemy compiles a statement
+once, too, but then still spends several times what SQLite itself takes on each execution and on
+each row of parameters. So the statements of `statements.py` are translated to text once, and their
+parameters to tuples. Lists (`IN`) cannot be parameters here: their length is part of the text.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ RUNNING: Query[list[Request]] = Query(statements.RUNNING_REQUESTS, {}, REQUESTS.
 LATEST_ARRIVAL = Query(statements.LATEST_ARRIVAL, {}, lambda rows: float(rows[0][0] or 0.0))
 # For how many seconds daemons have run on this database, as it was last noted.
 RUN_SECONDS: Query[float] = Query(statements.RUN_SECONDS, {}, lambda rows: float(rows[0][0]))
-# How many launches failed of environments that are nothing else yet.
+# How many failed launches there are of environments that have had no other launch.
 NEVER_LAUNCHED_COUNT: Query[int] = Query(statements.NEVER_LAUNCHED_COUNT, {}, _count)
 # All other environments that were not stopped, by name.
 LAUNCHED_ENVIRONMENTS = Query(statements.LAUNCHED_ENVIRONMENTS, {}, ENVIRONMENTS.read_all)
@@ -149,7 +148,7 @@ LAUNCHES: Query[dict[str, str]] = Query(statements.LAUNCHES, {}, dict)
 
 
 def get(id_or_prefix: str) -> Query[Request | tuple[str, ...]]:
-    """The request with this id, or the only one whose id begins so; else the ids that do."""
+    """The request with this id or prefix; the ids of all matches, if not exactly one matches."""
     wanted = id_or_prefix.lower()
     if not wanted or not _HEX.issuperset(wanted):
         wanted = "g"  # no id begins with it
@@ -238,7 +237,7 @@ def environments(include_stopped: bool = False) -> Query[list[Environment]]:
 
 
 def never_launched(limit: int) -> Query[list[Request]]:
-    """The launches that failed of environments that are nothing else yet, newest first."""
+    """The failed launches of environments that have had no other launch, newest first."""
     return Query(statements.NEVER_LAUNCHED, {"up_to": limit}, REQUESTS.read_all)
 
 

@@ -4,16 +4,16 @@
 Times are seconds since the epoch (DOUBLE), sizes bytes, JSON is text that `rows.py` encodes.
 
 The database itself holds the invariants: a state is one of the enum's, only a final request has
-`finished_at`, only a running one has an attempt behind it. Indexes are partial, so that what
-a daemon asks all day costs the same whether ten requests have ended or a million: the claim reads
+`finished_at`, and a running one has begun an attempt. Indexes are partial, so that what a daemon
+asks all day costs the same whether ten requests have ended or a million: the claim reads
 `ix_requests_claim` (pending rows alone), lists of active requests `ix_requests_unfinished`, lists
 of failed ones `ix_requests_failed`. Their conditions are literals, because a planner cannot match a
 bound parameter to them.
 
 `rank` is the place in the queue, smallest first: when the request arrived, on the queue's own clock
-(`rows.py`), moved ahead by `PRIORITY_STEP_SECONDS` for each step of its priority. Since all
-that wait age alike, which is ahead of which never changes, and ageing costs an index instead of a
-sort (`new_request` in `rows.py`).
+(`rows.py`), moved ahead by `PRIORITY_STEP_SECONDS` for each step of its priority. Since all waiting
+requests age alike, their order never changes, so that an index has it and nothing is sorted
+(`new_request` in `rows.py`).
 
 `expectations` holds the estimates of memory that finished requests gave: one row per operation and
 source, with the latest samples, so that it stays small whatever is collected elsewhere.
@@ -24,8 +24,8 @@ what was launched: tokens and secret variables are in the launches' requests alo
 `tally` is one row: how many requests are in each state, and the last event's number. Every
 transaction that writes an event updates it, so a count costs one row, and numbers of events are
 given out in the order of commits: a reader that resumes after number n has missed nothing below n.
-It also has for how long daemons have run. `marks` say which event was the last at which of these
-seconds: they say what is old, and times do not, because wall clocks step (`retention.py`).
+It also has the seconds for which daemons have run in all. `marks` have the last event at some of
+these seconds: what is old follows from them, because wall clocks may step (`retention.py`).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ requests = Table(
     # Killed for memory, it runs again with more, as often as `max_attempts` allows.
     Column("retry_oom", Integer, nullable=False, server_default=text("0")),
     Column("memory_bytes", BigInteger),  # what its next attempt is given, once one was killed
-    # Requeued so often because the daemon was lost, which is no failure of its own.
+    # How often it was requeued because the daemon was lost, which is not its own failure.
     Column("lost_daemons", Integer, nullable=False, server_default=text("0")),
     Column("traceparent", Text),  # the trace that it is part of, where traces are on
     CheckConstraint(_one_of("state", states.RequestState), name="ck_requests_state"),
@@ -169,7 +169,7 @@ events = Table(
     Column("at", Double, nullable=False),
     Column("kind", Text, nullable=False),
     Column("request_id", String(16)),
-    # The index: ids are random, and an entry for each would touch a page of its own.
+    # Indexed instead of the id: ids are random, so that each entry would touch another page.
     Column("request_seq", BigInteger, index=True),
     Column("environment", Text),
     Column("data", Text, nullable=False),  # JSON

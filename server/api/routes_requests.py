@@ -46,12 +46,12 @@ class Retry(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     memory_mb: int | None = Field(
-        None, ge=32, description="Memory limit this time, of what has one in its payload."
+        None, ge=32, description="Memory limit this time, if the payload has one."
     )
     session_memory_mb: int | None = Field(
         None,
         ge=MIN_SESSION_MEMORY_MB,
-        description="Memory limit of each session this time, of a launch.",
+        description="Memory limit of each session this time, for a launch.",
     )
 
 
@@ -91,7 +91,7 @@ def invalid_of(error: Mapping[str, Any]) -> Invalid:
 
 
 def _unknown_field(location: Sequence[int | str]) -> Invalid | None:
-    """Name what the operation's payload has instead; None: it is no field of a payload."""
+    """Suggest similar fields of the operation's payload; None: it is no field of a payload."""
     match [str(part) for part in location]:
         case [_, operation, "payload", field]:
             found = next(each for each in registry.OPERATIONS if each.name == operation)

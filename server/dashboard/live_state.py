@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LiveState`: entities by kind and id, rendered once, and what changed of them for each viewer.
+"""`LiveState`: entities by kind and id, rendered once, and their changes for each viewer.
 
-`Source` is what the feed asks of what reads a part of the daemon.
+`Source` is the interface of the classes that read a part of the daemon.
 
 `Feed`: keeps `LiveState` up to date while a page is open.
 
     first viewer ──▶ run(): a first turn, then one after events and one each tick
-    last viewer leaves ──▶ run() ends, and what it knew is forgotten: an idle daemon does nothing
+    last viewer leaves ──▶ run() ends, and all entities are dropped: an idle daemon does nothing
 
 Between two turns is a pause, so that many events are one change. A turn yields to the loop after
 each source.
@@ -132,7 +132,7 @@ class LiveState:
         return [self._snapshot]
 
     def clear(self) -> None:
-        """Drop everything; who looks gets a snapshot when there is one again."""
+        """Drop everything; viewers get a snapshot when there is one again."""
         for viewer in self._viewers:
             viewer.needs_snapshot = True
         self._entities.clear()
@@ -156,7 +156,7 @@ class Turn:
 
 
 class Source(Protocol):
-    """Reads parts of the daemon, and puts what they are now as entities."""
+    """Reads parts of the daemon, and puts their present state as entities."""
 
     async def refresh(self, state: LiveState, turn: Turn) -> None:
         """Put what has changed."""
@@ -172,7 +172,7 @@ def _event(
     return sse(name, {"at": time.time(), "put": fragments, "drop": dropped})
 
 
-TICK_SECONDS = 0.7  # between two looks at what no event tells of, such as the death of a shard
+TICK_SECONDS = 0.7  # between two reads of what no event announces, such as the death of a shard
 PAUSE_SECONDS = 0.25  # between two turns, however much happens
 
 # A log, opened for a viewer whose event is set when there is more of it.
@@ -196,7 +196,7 @@ class Feed:
     ) -> AsyncIterator[ServerSentEvent]:
         """A viewer's stream: a snapshot, then changes, until the daemon ends; with a log's text.
 
-        A look ends with the snapshot, and what there is of the log by then.
+        With `is_look`, the stream ends after the snapshot and the log so far.
         """
         async with AsyncExitStack() as stack:
             viewer = stack.enter_context(self._state.viewer())
@@ -236,7 +236,7 @@ class Feed:
         for source in sources:
             try:
                 await source.refresh(self._state, turn)
-            except Exception:  # a defect, of one panel alone
+            except Exception:  # a defect costs one panel only
                 name = type(source).__name__
                 if name not in self._failed:
                     log.exception("the dashboard's %s failed; what it shows stays", name)

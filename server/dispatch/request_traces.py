@@ -9,7 +9,7 @@
 All spans are the daemon's, so nothing is lost with a worker. How contexts cross processes:
 `server/tracing.py`.
 
-The dispatcher's thread alone calls this, but for `traced`, which touches no state, and `lost`,
+Only the dispatcher's thread calls this, except for `traced`, which touches no state, and `lost`,
 which is called before the dispatcher exists.
 """
 
@@ -92,7 +92,7 @@ class RequestTraces:
         return _traceparent(span)
 
     def released(self, request_id: str) -> None:
-        """Forget a request that found no room: it waits on."""
+        """Drop the attempt at a request that found no room, and waits again."""
         self._attempts.pop(request_id, None)
 
     def claimed(self, request: Request, reason: WaitReason) -> None:
@@ -187,7 +187,7 @@ class RequestTraces:
 
 
 def _traceparent(span: Span) -> str | None:
-    """The span's context as text; None of one that the sampler does not want."""
+    """The span's context as text; None if the sampler drops the span."""
     carrier: dict[str, str] = {}
     if span.is_recording():
         _W3C.inject(carrier, set_span_in_context(span))

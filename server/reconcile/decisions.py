@@ -29,9 +29,9 @@ class Step(Enum):
     SERVE = "serve"  # its launch succeeded: adopt its replicas, observe them
     ABANDON = "abandon"  # its launch failed: stop what it left, say why
     CANCEL = "cancel"  # its launch was cancelled: stop what it left
-    SWEEP = "sweep"  # its launch ended later than it did: stop what that left
+    SWEEP = "sweep"  # its launch ended after the environment: stop what the launch left
     RELINQUISH = "relinquish"  # it is being taken down: start nothing again
-    RETIRE = "retire"  # it was taken down: stop what that left, also when it failed
+    RETIRE = "retire"  # it was taken down: stop what the `down` left, even if it failed
 
 
 _STEP_OF_LAUNCH = {
@@ -61,9 +61,9 @@ def next_step(
 def observed_state(replicas: list[ReplicaState], *, is_in_doubt: bool = False) -> EnvironmentState:
     """Return the state of an environment whose launch succeeded, from the states of its replicas.
 
-    Those that are drained are on their way out; where there are no others, what replaces them has
-    not been seen yet. It is in doubt where a run file was set aside, so that nothing is known of
-    its replica; and where there is no replica while a request replaces them.
+    Draining replicas do not count; if there are no others, their replacements have not been seen
+    yet. `is_in_doubt`: a run file was set aside, so that the state of its replica is not known; or
+    there is no replica while a request replaces them.
     """
     if is_in_doubt:
         return EnvironmentState.DEGRADED

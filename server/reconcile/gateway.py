@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`GatewayManager`: keeps the gateway running, and its files what the tables say.
+"""`GatewayManager`: keeps the gateway running, and its files up to date with the tables.
 
     bus: an environment, a replica changed ──▶ tables, watches ──▶ backends ──▶ files ──▶ Envoy
                                                    └─ no environment needs it ─▶ it is stopped
@@ -7,8 +7,8 @@
     a replica's status ──▶ note ──in a moment, if nothing much changes──▶ weights ──▶ files
     the gateway's shim ──▶ ReplicaWatch ──▶ start again, a new shim
 
-It looks at all environments first, and whenever events were lost; after an event at those that it
-names, and in a home without a gateway at nothing. Only what has changed is written. See
+It reads all environments at first, and whenever events were lost; after an event, those that the
+event names; in a home without a gateway, none. Only what has changed is written. See
 `environments/gateway/__init__.py` for the failure cases. Everything here runs on the daemon's loop;
 what blocks goes through `asyncio.to_thread`.
 """
@@ -54,9 +54,9 @@ log = logging.getLogger(__name__)
 LEFT_SECONDS = 5.0  # for Envoy to read that others drain
 HOLDING_SOCKET = "held.sock"
 HOLD_SECONDS = 600.0  # for a replica to become ready: what a launch gives one, too
-PATIENCE_SECONDS = 5.0  # for what keeps every replica from being started to pass
+PATIENCE_SECONDS = 5.0  # how long no replica may be able to start, before requests are refused
 FULL_SECONDS = 0.5  # until Envoy learns that a replica is full, or no longer
-STOP_SECONDS = 10.0  # for one that nothing wants, when the daemon ends
+STOP_SECONDS = 10.0  # to stop a gateway that nothing wants, when the daemon ends
 CHANGE_POLL_INTERVAL_SECONDS = 1.0  # while nothing was written
 ENVOY_POLL_INTERVAL_SECONDS = 0.02  # until Envoy has what was written
 
@@ -96,8 +96,8 @@ class GatewayManager:
     async def follow(self) -> None:
         """Reconcile now, and after every change, until cancelled.
 
-        When that is, a gateway that nothing wants any more is stopped: what was taken down in the
-        moment before the daemon ends may not have been looked at.
+        Then a gateway that nothing wants any more is stopped: the last `down` before the daemon
+        ends may not have been handled yet.
         """
         try:
             with self.bus.subscribe() as subscription:
@@ -145,7 +145,7 @@ class GatewayManager:
     ) -> None:
         """Wait until Envoy sends sessions to these replicas of an environment, or raise `NotReady`.
 
-        It learns of them first: no event says that a server is no longer held.
+        Its files are written first, because no event says that a server is no longer held.
         """
         await self._reconcile_insistently({name})
         if await asyncio.to_thread(process.read_gateway, self.layout) is None:
@@ -175,7 +175,7 @@ class GatewayManager:
     # Reconciling
 
     async def _reconcile_insistently(self, names: Collection[str] | None = None) -> None:
-        """Look at these environments, or at all."""
+        """Reconcile these environments, or all; try again until that succeeds."""
         while True:
             try:
                 async with self._reconciling:  # or what was read earlier might be written later
@@ -219,7 +219,7 @@ class GatewayManager:
         return any(g.spec.get("gateway") for g in generations) or bool(await self._environments())
 
     async def _environments(self) -> list[Environment]:
-        """Those that have their address at the gateway."""
+        """The environments that have their address at the gateway."""
         found = await self.store.read(queries.environments())
         return [each for each in found if _is_at_gateway(each)]
 
@@ -240,7 +240,7 @@ class GatewayManager:
     # Weights
 
     def note(self, name: str) -> None:
-        """Have the weights of an environment's replicas follow their loads, if they are to."""
+        """Update the weights of an environment's replicas soon, if their loads call for it."""
         if name in self._written and name not in self._weighing:
             self._weigh_later(name, loads_of(self.replicas.watched(name)), time.monotonic())
 
@@ -271,7 +271,7 @@ class GatewayManager:
         Returns:
             None when it has; otherwise why it has none.
         """
-        well_at = time.monotonic()  # when nothing was known to keep its replicas from being started
+        well_at = time.monotonic()  # when it last had no problem that keeps replicas from starting
         try:
             async with asyncio.timeout(HOLD_SECONDS):
                 while (backend := self._written.get(name)) is not None:
@@ -299,11 +299,11 @@ class GatewayManager:
     async def _until_seen(
         self, name: str, answer: Callable[[Backend | None, Seen], bool | None]
     ) -> bool:
-        """Look at what Envoy has of an environment until that is an answer.
+        """Poll what Envoy knows of an environment until that is an answer.
 
         Args:
             name: The environment's.
-            answer: Called with what Envoy is to have, and has; returns None: look again.
+            answer: Called with what Envoy should know, and what it knows; None: poll again.
         """
         while True:
             seen = await self._look()
@@ -313,7 +313,7 @@ class GatewayManager:
             await asyncio.sleep(ENVOY_POLL_INTERVAL_SECONDS)
 
     async def _look(self) -> Seen:
-        """Return what Envoy knows of all endpoints; however many ask meanwhile share the next."""
+        """Return what Envoy knows of all endpoints; callers share the next answer that begins."""
         if self._next_look is None:
             self._next_look = asyncio.create_task(self._look_next())
         return await asyncio.shield(self._next_look)
@@ -324,7 +324,7 @@ class GatewayManager:
             return await asyncio.to_thread(_statuses, self.layout)
 
     async def _stop_if_unused(self) -> bool:
-        """Stop the gateway unless something wants it; whether there is none."""
+        """Stop the gateway unless something wants it; return whether there is none."""
         if self.process.watch is None and not self.layout.run_dir(process.NAME).exists():
             return True
         if await self._is_wanted():
@@ -361,7 +361,7 @@ def backend_of(
 ) -> Backend:
     """Return the gateway's configuration of an environment, from the states of its replicas."""
     found = sorted(watches, key=lambda watch: watch.run_file.number)
-    most = max(weighed.values(), default=1)  # of one that has just come
+    most = max(weighed.values(), default=1)  # the weight of a new replica
     full = _full(loads_of(found))
     serving = [
         watch
@@ -382,7 +382,7 @@ def backend_of(
         )
         for watch in serving
     )
-    # Health checks send it, too: without that of an update, its replicas would not be healthy.
+    # Health checks send the token, too: with an older one, replicas of an update are not healthy.
     newest = max(
         serving or found, key=lambda w: (not _is_draining(w), w.run_file.created_at), default=None
     )
@@ -391,8 +391,8 @@ def backend_of(
         environment.spec.get("host") or LOOPBACK
     )
     if wants_token and token is None:
-        holding_socket = None  # the run files that have it are gone: no replica can be admitted
-    # Upstream's own server, in an image or as it is, has no other.
+        holding_socket = None  # the run files with the token are gone: no replica can be admitted
+    # Upstream's own server, in an image or as it is, has only `/health`.
     is_ours = environment.spec.get("provider", "local") == "local"
     path = "/capacity" if is_ours and not environment.spec.get("serve_as_is") else "/health"
     return Backend(environment.name, endpoints, token, path, holding_socket)
@@ -419,9 +419,9 @@ def loads_of(watches: Iterable[ReplicaWatch]) -> dict[int, Load]:
 
 
 def _full(loads: Mapping[int, Load]) -> set[int]:
-    """Return the replicas that Envoy is to know as full; none where a handshake can ask them all.
+    """Return the replicas that are full for Envoy; none if a handshake can ask all replicas.
 
-    Half a second late, one of them may have room again, and Envoy does not ask it while another is
+    Half a second later a full one may have room again, and Envoy does not ask it while another is
     healthy.
     """
     if len(loads) <= MAX_ASKED:
@@ -455,7 +455,7 @@ def _statuses(layout: Layout) -> Seen:
 
 
 def _environments_in(events: Iterable[Event]) -> set[str]:
-    """The environments that events name; but not of requests that change no replica: a `probe`."""
+    """The environments that events name, unless by a request that changes no replica: `probe`."""
     return {
         event.environment
         for event in events

@@ -13,14 +13,14 @@ reconciles it: its steps come in their order, and a slow one (stopping) does not
 environment.
 
 While a launch is under way it fails at once when a replica of it dies, and stops what it started
-(`changes.py`); from then on, replicas are restarted. What a daemon that was killed has started, the
-next one stops: run files are written before replicas are started, so none is lost.
+(`changes.py`); from then on, replicas are restarted. Replicas that a killed daemon has started are
+stopped by the next one: run files are written before replicas are started, so none is lost.
 
 Updates. The environment's row names the launch that serves. A launch of a name that runs is another
-generation, STARTING in `generations`: its request replaces the replicas, and has the row name it
-when all of its own are ready (`changes.py`). The generation before is DRAINING from then on, and
-RETIRED when nothing of it runs. One whose request has failed ends likewise: FAILED. Local replicas
-of both listen on the same sockets; the new ones are held until they are kept.
+generation, STARTING in `generations`: its request replaces the replicas, and writes its launch into
+the row when all new ones are ready (`changes.py`). The earlier generation is DRAINING from then on,
+and RETIRED when nothing of it runs. A generation whose request has failed ends in the same way, as
+FAILED. Local replicas of both listen on the same sockets; new ones are held until they are kept.
 
 Failure cases:
 
@@ -28,18 +28,18 @@ Failure cases:
 * An environment is taken down during its update: the launch is cancelled.
 * A replica's server exits: its shim reports how; it is restarted after a pause, until the budget
   of `replica_policy` is spent. Then the shim is stopped too, so that nothing keeps the port.
-* What is to be drained cannot be asked: it is as soon as it can. It is not started again, whatever
-  it was waiting for.
+* A replica that has to drain cannot be asked: it is asked as soon as it can be. It is not started
+  again, whatever it was waiting for.
 * A shim exits (SIGKILL, a reboot): its socket ends; the server exited with it. A new shim is
-  started from the same run file, on a sibling's listening socket when there is one.
-* Another process has taken the port of a replica that is to come back: it waits for the port, which
+  started from the same run file, on a peer replica's listening socket if there is one.
+* Another process has taken the port of a replica that has exited: it waits for the port, which
   does not count as an exit. Other environments do not get it (`engines/local/ports.py`).
 * The daemon exits: shims and servers continue. What happened meanwhile is in the shims' first
   message, or in their status files.
-* The database cannot be written: what was observed is tried again until it can, and meanwhile
-  nothing is started or stopped because of it.
-* The database was lost, or an old copy of it put back: what has a run file, and a launch that no
-  table knows, is written as an environment, and adopted.
+* The database cannot be written: the write is repeated until it succeeds, and nothing is started or
+  stopped because of it before.
+* The database was lost, or an old copy was restored: replicas with a run file whose launch no table
+  knows are written as an environment, and adopted.
 * No table knows a launch, and its environment's name is taken by another: its replicas are strays,
   which are shown and continue until a user stops them (`environments/strays.py`).
 * An engine does not answer: its replicas stay as they were; what must stop there, stops later.
@@ -138,7 +138,7 @@ class Reconciler:
             self.queue.add(name)
 
     async def _look_for_strays(self) -> None:
-        """Have the agents of all engines look, which they have not done while none ran."""
+        """Make the agents of all engines list strays, which none did while no daemon ran."""
         for engine, why in await asyncio.to_thread(lambda: list(look_again(self._layout))):
             log.warning("cannot look for strays of %s: %s", engine, why)
 

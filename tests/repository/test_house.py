@@ -25,7 +25,7 @@ BOUNDS = {
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
-    "dialect words": 9,
+    "dialect words": 8,
     "private names": 0,
 }
 

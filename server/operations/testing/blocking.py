@@ -4,9 +4,9 @@
     this session    ├──────────── step ────────────┤
     /health         ├──┤ answered meanwhile: good    ├──┤ only after the step: it held the loop
 
-What is compared is the duration of one with that of the other, not a duration with a fixed one: a
-machine that is busy makes both longer. One that starves may make both too long, so what is found is
-looked for once more, and reported when it is found again.
+The two durations are compared with each other, not with a fixed one, because a busy machine makes
+both longer. An overloaded machine may make both too long, so the check is repeated after a finding,
+and reports it only if it is found again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CALLS = 20
 HEAD_START_SECONDS = 0.01  # of the step
 LONG_SECONDS = 0.05  # shorter calls hold others up for less than a client notices
 BLOCKED_SHARE = 0.8  # of what was left of the call, when the question was asked
-MIN_BLOCKED = 2  # one may have been the machine's
+MIN_BLOCKED = 2  # a single one may be due to the machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,6 @@ async def _timed(
 
 def _question(subject: Subject) -> float:
     started = time.monotonic()
-    with contextlib.suppress(NotAnswering):  # `protocol` tells of it
+    with contextlib.suppress(NotAnswering):  # `protocol` reports it
         ask(subject.base_url, "/health", ASK_SECONDS)
     return time.monotonic() - started

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`determinism`: a seed makes an episode repeatable. `processes`: its process changes nothing.
+"""`determinism`: a seed repeats an episode. `processes`: the serving process changes nothing.
 
     session 1   reset(seed) a b c …    reset(seed) a b c …     the same again in one session
     session 2   reset(seed) a b c …                            and in another one
@@ -8,9 +8,9 @@ The same seed and the same actions must give the same observations, rewards and 
 episode with another seed tells whether the seed changes anything. Where all sessions share one
 state, a difference is a warning.
 
-A launch serves sessions in several processes, and the test in one. What that may change the server
-has read from the project's code when it started (`env_host/environment/differences`, and the notes
-on hooks and middleware).
+A launch serves sessions in several processes, and the test in one. The server found in the
+project's code what that may change (`env_host/environment/source_analysis.py`), and has notes on
+hooks and middleware.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ....system.text.json_lines import Json
 from .subject import CheckResult, Finding, Subject, TrialSession
 
 STEPS = 20
-EPISODE = "openenv-test"  # the id of each episode: what is made of it is the same
+EPISODE = "openenv-test"  # the id of each episode, so that what is derived from it is the same
 TABLE = "docs/compatibility.md, Differences on purpose"
 MAX_SHOWN = 3
 MAX_CHARACTERS = 60  # of a value
@@ -41,7 +41,7 @@ async def check(subject: Subject, result: CheckResult) -> None:
     ignored, steps = frozenset(subject.plan.ignore), len(first) - 1
     seed_matters = any(differences(first, other, ignored))
     result.figures = {"steps": steps, "seed_matters": seed_matters}
-    effect = "another seed gives another one" if seed_matters else "so it is with another seed"
+    effect = f"another seed gives {'another' if seed_matters else 'the same'} one"
     result.summary = f"the same seed gives the same episode of {steps} steps; {effect}"
     for where, episode in (("in the same session", again), ("in another session", elsewhere)):
         differing = list(differences(first, episode, ignored))
