@@ -100,7 +100,7 @@ def test_an_address_is_printed_and_one_that_serves_nobody_explained(cli: Cli) ->
     assert "trial has no address, it is FAILED: no module named trail" in refused.err
 
 
-def test_a_test_launches_with_the_options_that_are_set(cli: Cli) -> None:
+def test_a_test_launches_with_the_options_set_and_prints_why_it_failed(cli: Cli) -> None:
     cli.accepts(FAILED)
     rare = ("--set", "serve-as-is=yes", "--set", "ready-timeout=9")
     assert cli("test", "echo", "--keep", "-e", "A=1", *rare).code == exit_codes.FAILED
@@ -108,6 +108,12 @@ def test_a_test_launches_with_the_options_that_are_set(cli: Cli) -> None:
     assert (payload["serve_as_is"], payload["ready_timeout_seconds"]) == (True, 9.0)
     assert payload["env"] == {"A": "1"}
     assert "shards" not in payload
+    answer = cli("launch", "echo", "--name", "trial", "--json")
+    assert answer.code == 1
+    assert "trial exited with code 7" in answer.err
+    assert "no licence" in answer.err
+    assert answer.json["environment"] == {"name": "trial", "state": "FAILED", "address": None}
+    assert answer.json["error"]["kind"] == "operation_error"
 
 
 def test_off_a_terminal_each_check_is_printed_as_it_ends(cli: Cli) -> None:
@@ -172,16 +178,6 @@ def test_launch_sends_the_given_options_and_no_others(
         "scale_down_seconds": 30.0,
     }
     assert cli.sent() == [{"operation": "launch", "payload": payload, "timeout_seconds": 9.0}]
-
-
-def test_a_failed_launch_prints_the_reason_on_stderr(cli: Cli) -> None:
-    cli.accepts(FAILED)
-    answer = cli("launch", "echo", "--name", "trial", "--json")
-    assert answer.code == 1
-    assert "trial exited with code 7" in answer.err
-    assert "no licence" in answer.err
-    assert answer.json["environment"] == {"name": "trial", "state": "FAILED", "address": None}
-    assert answer.json["error"]["kind"] == "operation_error"
 
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\x1b[31m"
@@ -675,7 +671,7 @@ def test_down_strays_names_what_status_shows(cli: Cli) -> None:
     assert cli.sent()[0]["payload"] == {"strays": [{"provider": "docker", "id": "3f2a"}]}
 
 
-def test_down_stop_and_status_of_nothing_are_fine(
+def test_down_and_stop_of_nothing_are_fine(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cli.get("/v1/environments", {"environments": []})

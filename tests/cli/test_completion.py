@@ -51,7 +51,7 @@ def known(fake: FakeDaemon) -> FakeDaemon:
     return fake
 
 
-def test_without_a_daemon_all_but_names_is_completed_and_none_is_started(
+def test_without_a_daemon_all_but_names_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENENV_HOME", str(tmp_path / "home"))

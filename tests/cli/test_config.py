@@ -89,9 +89,7 @@ def test_a_variable_that_has_no_value_anywhere_is_refused(text: str) -> None:
         read_variables((text,), {})
 
 
-def test_variables_are_read_from_files_as_docker_reads_them_or_the_file_named(
-    tmp_path: Path,
-) -> None:
+def test_variables_are_read_from_files_as_docker_reads_them(tmp_path: Path) -> None:
     first, second = tmp_path / "first.env", tmp_path / "second.env"
     first.write_bytes(
         b'\xef\xbb\xbf# a comment\n\nA=1\r\n  B=two words # all of it\nC="quoted"\nHERE\nNOT_HERE\n'

@@ -20,7 +20,7 @@ from .fake_daemon import Call, FakeDaemon, new_request
 COMMANDS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def test_a_submission_carries_given_options_only_and_a_refusal_its_details(
+def test_a_submission_has_given_options_and_a_refusal_its_details(
     fake: FakeDaemon, client: DaemonClient
 ) -> None:
     fake.post("/v1/requests", (202, {"request_id": "1", "request": new_request("1")}))
@@ -35,7 +35,7 @@ def test_a_submission_carries_given_options_only_and_a_refusal_its_details(
     assert caught.value.details["address"] == "http://a"
 
 
-def test_lists_and_flags_become_a_query_and_a_name_stays_in_its_path(
+def test_lists_become_a_query_and_a_name_stays_in_its_path(
     fake: FakeDaemon, client: DaemonClient
 ) -> None:
     fake.get("/v1/requests", {"requests": []})
@@ -140,7 +140,7 @@ def break_off(fake: FakeDaemon, first: list[Any], rest: list[Any]) -> list[str |
     return asked
 
 
-def test_a_broken_stream_is_taken_up_after_the_last_event_also_a_missed_end(
+def test_a_broken_stream_is_taken_up_after_the_last_event(
     fake: FakeDaemon, client: DaemonClient
 ) -> None:
     first = [("1:0", "state", RUNNING), ("1:2", "log", {"text": "a\n"})]

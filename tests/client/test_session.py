@@ -89,9 +89,7 @@ def test_a_session_is_had_with_standard_streams_closed(closed: str, tmp_path: Pa
     assert out.read_text() == "{'x': 1}"
 
 
-def test_an_answer_without_reward_and_end_is_a_result_also_when_opened_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_answer_without_reward_and_end_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # proxies are passed by
     with server(observation(observation={"x": 1})) as address, Session(address) as session:
         result = session.reset(seed=3)
@@ -136,15 +134,12 @@ def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_calls() -> No
                 session.step({})
 
 
-def test_a_lost_session_says_why_with_each_call() -> None:
+def test_a_session_says_with_each_call_why_it_has_ended_or_was_closed() -> None:
     with server(None) as address, Session(address, lost_hint="look there") as session:
         for _ in range(2):
             with pytest.raises(SessionError, match="the shard was lost") as caught:
                 session.reset()
             assert caught.value.hint == "look there"
-
-
-def test_a_session_that_its_client_closed_says_so_with_each_call() -> None:
     with server(error("no such move", "EXECUTION_ERROR")) as address:
         session = Session(address, lost_hint="look there")
         with session, pytest.raises(SessionError, match="no such move"):
@@ -153,9 +148,6 @@ def test_a_session_that_its_client_closed_says_so_with_each_call() -> None:
             with pytest.raises(SessionError, match=r"^the session was closed$") as caught:
                 session.step({})
             assert (caught.value.code, caught.value.hint) == (None, None)
-
-
-def test_a_refused_step_is_not_why_a_session_ends_later() -> None:
     answers = server(error("no such move", "EXECUTION_ERROR"), "close")
     with answers as address, Session(address, lost_hint="look there") as session:
         with pytest.raises(SessionError, match="no such move"):

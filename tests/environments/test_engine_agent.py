@@ -746,11 +746,17 @@ def test_a_stray_of_an_engine_that_was_never_used_starts_no_agent(world: World) 
     assert not world.layout.engines.exists()
 
 
-def test_what_is_written_down_is_not_stopped_as_a_stray(world: World) -> None:
-    world.ready()
+def test_a_replica_that_is_written_down_is_no_stray_and_gets_no_others_at_its_port(
+    world: World,
+) -> None:
+    run_file = world.ready()
     instance = world.instance
     with pytest.raises(EngineFailed, match="no stray"):
         ask_agent(world.layout, AT, "stop", instance=instance.id, grace_seconds=1.0)
+    with pytest.raises(InvalidSpec, match="only behind the gateway") as raised:
+        world.add(run_file, [None])
+    remedy = f"openenv launch {world.image} --name sample --provider {NAME} --gateway --replicas 2"
+    assert str(raised.value.hint).startswith(remedy)
     assert world.engine.list() == [instance]
 
 
@@ -774,15 +780,6 @@ def test_a_replica_is_reached_where_it_answers_and_the_next_agent_knows(
 
 
 # Scaling.
-
-
-def test_a_replica_at_its_own_port_gets_no_others_and_the_remedy_is_told(world: World) -> None:
-    first = world.ready()
-    with pytest.raises(InvalidSpec, match="only behind the gateway") as raised:
-        world.add(first, [None])
-    remedy = f"openenv launch {world.image} --name sample --provider {NAME} --gateway --replicas 2"
-    assert str(raised.value.hint).startswith(remedy)
-    assert len(world.engine.list()) == 1
 
 
 def test_a_drain_outlives_the_agent(world: World) -> None:

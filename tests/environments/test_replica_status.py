@@ -35,7 +35,7 @@ def found(status: ReplicaStatus, *names: str) -> tuple[Any, ...]:
     return tuple(told[name] for name in names)
 
 
-def test_sessions_go_with_their_server_and_the_last_exit_is_kept() -> None:
+def test_sessions_go_with_their_server_and_lost_shards_are_counted_on() -> None:
     status = ready()
     assert found(status, "state", "ready_at", "sessions") == ("ready", NOW, 3)
     assert found(status, "info") == ({"ready": True, "max_sessions": 4},)
@@ -46,6 +46,14 @@ def test_sessions_go_with_their_server_and_the_last_exit_is_kept() -> None:
     assert found(status, "state", "generation", "restarts") == ("starting", 2, 1)
     assert found(status, "exit", "last_exit", "failed", "info") == (None, EXIT, None, None)
     assert "log_tail" not in status.to_json()
+    status = ready()
+    status.exits.add({"shard": 1, "at": 1.0})
+    status.note_exit(EXIT, [], NOW)
+    status.advance(Event.EXITED, NOW)
+    status.advance(Event.START, NOW)
+    status.exits.add({"shard": 2, "at": 2.0})
+    assert found(status, "shard_exits") == (2,)
+    assert [one["shard"] for one in status.to_json()["exits"] if "shard" in one] == [2, 1]
 
 
 @pytest.mark.parametrize("status", [ReplicaStatus(), ready(), exited()])
@@ -68,17 +76,6 @@ def test_a_shim_continues_what_a_killed_one_knew_of_exits(pid: int | None) -> No
     assert [one["reason"]["kind"] for one in status.to_json()["exits"]] == kinds
     assert found(status, "exit_kinds", "shard_exits") == (dict.fromkeys(kinds, 1), 1)
     assert found(status, "state", "sessions", "info") == ("starting", 0, None)
-
-
-def test_lost_shards_are_counted_through_generations() -> None:
-    status = ready()
-    status.exits.add({"shard": 1, "at": 1.0})
-    status.note_exit(EXIT, [], NOW)
-    status.advance(Event.EXITED, NOW)
-    status.advance(Event.START, NOW)
-    status.exits.add({"shard": 2, "at": 2.0})
-    assert found(status, "shard_exits") == (2,)
-    assert [one["shard"] for one in status.to_json()["exits"] if "shard" in one] == [2, 1]
 
 
 def an_exit(kind: str, at: float, **facts: Any) -> dict[str, Any]:

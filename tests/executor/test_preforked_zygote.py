@@ -51,9 +51,7 @@ def run_daemon(home: Path, then: str) -> dict[str, Any]:
     return told
 
 
-def test_workers_come_from_the_zygote_that_was_forked_first_or_a_fresh_program(
-    tmp_path: Path,
-) -> None:
+def test_workers_come_from_the_first_zygote_or_a_fresh_program(tmp_path: Path) -> None:
     told = run_daemon(tmp_path, "end")
     assert told["parent"] == told["shown"] == told["zygote"]
     wait_gone(told["zygote"])

@@ -188,12 +188,9 @@ def test_every_command_of_a_hint_is_one(line: str) -> None:
     assert {word for word in words if word.startswith("-")} <= options
 
 
-def test_every_path_of_one_request_exists() -> None:
+def test_every_path_and_function_of_one_request_is_where_it_says() -> None:
     paths = set(re.findall(r"`((?:[a-z_]+/)+(?:\w+\.py)?)`", ONE_REQUEST))
     assert [path for path in paths if not (ROOT / path).exists()] == []
-
-
-def test_every_function_of_one_request_is_in_a_file_of_its_entry() -> None:
     entries = re.findall(r"^- .*(?:\n  .*)*", ONE_REQUEST, re.MULTILINE)
     for entry in entries:
         files = re.findall(r"`([\w/]+\.py)`", entry)

@@ -16,10 +16,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_259,
+    "shipped lines": 72_258,
     "code lines": 46_456,
     "modules": 383,
-    "test lines": 64_896,
+    "test lines": 64_708,
     "words of pages": 24_976,
     "words of decisions": 7_659,
     "folders at the root": 15,

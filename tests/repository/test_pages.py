@@ -148,18 +148,12 @@ def commands() -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_every_command_has_its_help(commands: str) -> None:
+def test_every_command_setting_and_exit_code_is_documented(commands: str) -> None:
     for name in COMMANDS:
         assert f"\n## openenv {name}\n\n```text\nUsage: openenv {name} " in commands
-
-
-def test_every_setting_is_documented(commands: str) -> None:
     for setting in SETTINGS:
         row = f"| `{setting.flag}` | `{setting.variable}` | {setting.default or ''} "
         assert row in commands or setting.default in (0, False)
         assert setting.help in commands
-
-
-def test_every_exit_code_is_documented(commands: str) -> None:
     codes = {v for k, v in vars(exit_codes).items() if k.isupper() and isinstance(v, int)}
     assert all(f"\n| {code} | " in commands for code in codes)

@@ -37,9 +37,7 @@ def data_of(events: Any) -> list[Any]:
     return [event.data for event in events]
 
 
-def test_claim_takes_its_schedule_alone_a_higher_priority_and_the_oldest_first(
-    queue: Queue,
-) -> None:
+def test_claim_takes_a_higher_priority_and_the_oldest_of_its_schedule(queue: Queue) -> None:
     ids = [queue.make().id for _ in range(5)]
     assert (pending(queue, 2), pending(queue)) == (ids[:2], ids)  # which claims nothing
     assert (queue.claimed(3), queue.claimed(3)) == (ids[:3], ids[3:])

@@ -35,9 +35,7 @@ def test_the_list_of_revisions_is_that_of_the_files() -> None:
     assert script.get_current_head() == LATEST
 
 
-def test_opening_again_changes_nothing_and_alembic_reads_the_stamp(
-    queue: Queue, path: Path
-) -> None:
+def test_opening_again_changes_nothing_that_alembic_reads(queue: Queue, path: Path) -> None:
     before = queue.sql(SCHEMA)
     open_database(path)
     assert "ck_requests_state" in before
@@ -78,7 +76,7 @@ def test_threads_that_open_at_once_make_one_database(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_a_database_of_a_newer_version_or_of_something_else_is_left_alone(
+def test_a_newer_or_another_database_is_left_alone(
     queue: Queue, path: Path, tmp_path: Path
 ) -> None:
     queue.sql("UPDATE alembic_version SET version_num = '9999'")

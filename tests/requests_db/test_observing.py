@@ -27,9 +27,7 @@ async def trial(api: Api) -> Environment:
     return await api.environment()
 
 
-async def test_a_change_of_state_is_written_with_its_event_unless_it_is_unknown(
-    api: Api, trial: Environment
-) -> None:
+async def test_a_change_of_state_is_written_with_its_event(api: Api, trial: Environment) -> None:
     event = await api.goes(E.READY, address=ADDRESS)
     assert event is not None
     assert (event.kind, event.environment, event.at) == ("environment.state", "trial", 200.5)
@@ -101,9 +99,7 @@ async def test_replicas_are_listed_by_environment_and_ordinal(api: Api) -> None:
 
 
 @pytest.mark.usefixtures("trial")
-async def test_replicas_are_forgotten_with_a_new_launch_and_when_drained_and_stopped(
-    api: Api,
-) -> None:
+async def test_replicas_are_forgotten_with_a_new_launch_and_when_drained(api: Api) -> None:
     await api.put(REPLICA)
     await api.goes(E.FAILED)
     await api.launch()

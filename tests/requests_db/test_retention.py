@@ -46,9 +46,7 @@ def test_old_requests_are_collected_by_age(queue: Queue, later: float) -> None:
     assert collect(queue, bound, KEEP_ALL) == []
 
 
-def test_age_is_the_time_that_daemons_have_run_and_few_marks_are_kept(
-    queue: Queue, path: Path
-) -> None:
+def test_age_is_the_time_that_daemons_have_run_by_few_marks(queue: Queue, path: Path) -> None:
     queue.make(R.FAILED)
     last = note_time(queue, 0.0, 0.0)
     assert [note_time(queue, DAY / 4) for _ in range(3)] == [0, 0, 0]

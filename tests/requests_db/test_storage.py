@@ -169,7 +169,7 @@ def damaged(queue: Queue, path: Path) -> Path:
     return path
 
 
-def test_a_damaged_page_is_found_in_a_search_that_is_bounded_in_time(
+def test_a_damaged_page_is_found_in_bounded_time(
     damaged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(errors.DatabaseCorrupt, match=r"the file is damaged .*[Pp]age"):

@@ -100,19 +100,9 @@ async def test_cancelling_keeps_the_first_time_and_changes_nothing_ended_or_unkn
     assert await api.write(submitting.cancel, "0" * 16, 400.5) is None
 
 
-async def test_a_down_marks_its_environment_and_cancels_its_launch_in_the_same_transaction(
+async def test_a_down_that_is_written_stops_its_environment_and_cancels_its_launch(
     api: Api,
 ) -> None:
-    await api.launch()
-    result = await api.offer(DOWN, stopping="trial")
-    assert isinstance(result, records.Submitted)
-    kinds = ["request.state", "environment.state", "request.state"]  # the last: its launch's
-    assert [event.kind for event in result.events] == kinds
-    assert result.events[-1].data == {"state": "CANCELLED"}
-    assert (await api.environment()).state is E.STOPPING
-
-
-async def test_a_down_that_is_not_written_leaves_its_environment_as_it_is(api: Api) -> None:
     await api.launch()
     await api.submit()
     down = replace(DOWN, idempotency_key="once")
@@ -120,6 +110,12 @@ async def test_a_down_that_is_not_written_leaves_its_environment_as_it_is(api: A
     await api.submit(ONCE)
     assert isinstance(await api.offer(down, stopping="trial"), records.KeyReused)
     assert (await api.environment()).state is E.PENDING
+    result = await api.offer(DOWN, stopping="trial")
+    assert isinstance(result, records.Submitted)
+    kinds = ["request.state", "environment.state", "request.state"]  # the last: its launch's
+    assert [event.kind for event in result.events] == kinds
+    assert result.events[-1].data == {"state": "CANCELLED"}
+    assert (await api.environment()).state is E.STOPPING
 
 
 # Updates.

@@ -30,7 +30,7 @@ async def test_waiting_reservations_are_served_in_order() -> None:
     await small
 
 
-async def test_a_reservation_larger_than_the_budget_passes_alone() -> None:
+async def test_a_large_reservation_passes_alone_and_a_hold_grows_and_shrinks() -> None:
     budget = buffers.ByteBudget(10 * KB)
     first = await budget.reserve(KB)
     huge = asyncio.create_task(budget.reserve(100 * KB))
@@ -43,9 +43,6 @@ async def test_a_reservation_larger_than_the_budget_passes_alone() -> None:
     assert not after.done()
     hold.release()
     await after
-
-
-async def test_a_hold_grows_without_waiting_and_shrinks_for_others() -> None:
     budget = buffers.ByteBudget(10 * KB)
     hold = await budget.reserve(KB)
     hold.resize(20 * KB)

@@ -99,9 +99,7 @@ async def test_each_episode_gets_an_instance_of_a_policy_class(serve: Serve) -> 
         assert [step.info["seen"] for step in episode.steps] == [1, 2, 3, 4, 5]
 
 
-async def test_environments_take_turns_sessions_serve_episodes_up_to_max_steps(
-    serve: Serve,
-) -> None:
+async def test_environments_take_turns_and_sessions_serve_to_max_steps(serve: Serve) -> None:
     addresses = [address_of(serve()), address_of(serve())]
     episodes = await collect(RolloutCollector(addresses, go, concurrency=3), 10)
     assert [episode.environment for episode in episodes] == addresses * 5

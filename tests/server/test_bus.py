@@ -19,9 +19,7 @@ def event(seq: int = 1, *, request_id: str | None = None) -> Event:
     return Event(seq, 1.0, "request.state", request_id)
 
 
-async def test_a_waiter_hears_of_its_request_or_of_everything_and_can_be_made_to_look_up(
-    bus: EventBus,
-) -> None:
+async def test_a_waiter_hears_of_its_request_or_of_everything_or_is_woken(bus: EventBus) -> None:
     with bus.subscribe(request_id="a") as one, bus.subscribe() as everything:
         bus.publish([event(1, request_id="b"), event(2, request_id="a"), event(3)])
         assert [e.seq for e in one.take()] == [2]

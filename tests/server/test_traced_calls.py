@@ -68,9 +68,7 @@ async def test_a_call_continues_the_clients_trace(
     assert TOKEN not in str(span.to_json())
 
 
-async def test_no_call_that_asks_or_is_refused_is_traced(
-    client: httpx.AsyncClient, kept: KeptSpans
-) -> None:
+async def test_calls_that_ask_are_not_traced(client: httpx.AsyncClient, kept: KeptSpans) -> None:
     assert (await client.get("/v1/nothing", headers=AUTHORIZED)).status_code == 404
     assert (await client.post(CANCEL)).status_code == 401
     assert kept.all == []

@@ -44,7 +44,7 @@ def gain(singers: int) -> float:
 # The codec
 
 
-def test_encoding_and_decoding_preserve_a_voice_and_half_a_frame_is_not_encoded() -> None:
+def test_coding_preserves_a_voice_and_frames_are_packed_and_unpacked() -> None:
     voice = tone(220)
     frames = opus.Encoder().encode(voice.tobytes())
     heard = np.frombuffer(opus.Decoder().decode(frames), np.int16)
@@ -52,6 +52,11 @@ def test_encoding_and_decoding_preserve_a_voice_and_half_a_frame_is_not_encoded(
     assert likeness(voice[:20_000], heard[LOOKAHEAD_SAMPLES:][:20_000]) > 0.99
     with pytest.raises(ValueError, match="no whole number of frames"):
         opus.Encoder().encode(bytes(opus.FRAME_BYTES // 2))
+    frames = [os.urandom(size) for size in (0, 1, 400, 65_535)]
+    assert opus.unpack(opus.pack(frames)) == frames
+    assert opus.unpack(b"") == opus.unpack(opus.pack([])) == []
+    with pytest.raises(ValueError, match="do not fit"):
+        opus.pack([b""] * 256)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
@@ -71,14 +76,6 @@ def test_an_invalid_packet_is_refused(frame: bytes) -> None:
         decoder.decode([frame])
     [good] = opus.Encoder().encode(bytes(opus.FRAME_BYTES))
     assert len(decoder.decode([good])) == opus.FRAME_BYTES
-
-
-def test_frames_are_packed_and_unpacked() -> None:
-    frames = [os.urandom(size) for size in (0, 1, 400, 65_535)]
-    assert opus.unpack(opus.pack(frames)) == frames
-    assert opus.unpack(b"") == opus.unpack(opus.pack([])) == []
-    with pytest.raises(ValueError, match="do not fit"):
-        opus.pack([b""] * 256)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 10])
@@ -252,9 +249,7 @@ async def test_when_the_leader_leaves_the_song_is_over(links: list[StateLink]) -
     assert seen.singers == 1
 
 
-async def test_a_broken_packet_and_an_overwritten_position_are_the_singers_errors(
-    links: list[StateLink],
-) -> None:
+async def test_a_broken_packet_is_the_singers_own_error(links: list[StateLink]) -> None:
     env = singer(links[0])
     await begin(env, at=-100_000)
     for audio in ("!", "AA", base64.b64encode(opus.pack([b"garbage" * 10])).decode()):

@@ -141,9 +141,7 @@ def test_a_factory_functions_class_is_found(factory: Any, answer: tuple[bool, st
     ("factory", "found"),
     [(slow, (True, "EchoEnvironment")), (slow_in_two_lines, (False, "slow_in_two_lines"))],
 )
-def test_a_slow_factory_is_known_by_its_code_or_runs_alone(
-    factory: Any, found: tuple[bool, str]
-) -> None:
+def test_a_slow_factory_is_known_by_its_code(factory: Any, found: tuple[bool, str]) -> None:
     assert supports_concurrency(made(factory), pytest.fail, seconds=0.1) == found
     assert children_of(os.getpid()) == []
 

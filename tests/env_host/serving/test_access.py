@@ -19,13 +19,7 @@ from websockets.sync.client import connect
 from websockets.typing import Origin
 
 from openenvd.env_host.serving.access import JSON_ROUTES
-from openenvd.schema.protocol import (
-    ENVIRONMENT_HEADER,
-    GENERATION_HEADER,
-    REPLICA_HEADER,
-    RETRY_HEADER,
-    HostConfig,
-)
+from openenvd.schema import protocol
 
 from ..hosts import WAIT_SECONDS, Client, Host, serving
 from ..raw import UPGRADE
@@ -84,7 +78,11 @@ ROUTES = [
     ("PUT", "/step"),
 ]
 HANDSHAKES = ["/ws", "/mcp", "/ws?session_id=1", "/none"]
-WHOSE = {ENVIRONMENT_HEADER: "w", GENERATION_HEADER: "launch", REPLICA_HEADER: "w-0-launch"}
+WHOSE = {
+    protocol.ENVIRONMENT_HEADER: "w",
+    protocol.GENERATION_HEADER: "launch",
+    protocol.REPLICA_HEADER: "w-0-launch",
+}
 STRANGERS: dict[str, list[tuple[str, str]]] = {
     "rebound": [("Host", "evil.example:{port}")],
     "rebound with a loopback origin": [("Host", "evil.example"), ("Origin", "http://localhost")],
@@ -153,7 +151,7 @@ def serving_witness(folder: Path, *, as_is: bool = False, **config: Any) -> Iter
     what = {"env_class": None if as_is else "witness:Witness", "serve_as_is": as_is}
     config = {"shards": 1, "admission_timeout_seconds": 0.0, "headers": WHOSE, **what, **config}
     apps = ("app:app",) if as_is else ()
-    told = HostConfig(name="w", app_candidates=apps, import_paths=(str(folder),), **config)
+    told = protocol.HostConfig(name="w", app_candidates=apps, import_paths=(str(folder),), **config)
     with serving(told, folder) as host:
         yield Served(host, folder)
 
@@ -210,11 +208,11 @@ def test_a_request_for_another_server_is_refused_on_every_route_and_nothing_runs
     other = [(name, "another" if name == header else value) for name, value in own]
     for method, path in ROUTES:
         answer = served.ask(method, path, other, b'{"action": {}}')
-        assert (answer.status, answer.headers[RETRY_HEADER]) == (503, "1"), (method, path)
+        assert (answer.status, answer.headers[protocol.RETRY_HEADER]) == (503, "1"), (method, path)
         assert "asks for another, and" in json.loads(answer.body)["detail"]
     for path in HANDSHAKES:
         answer = served.ask("GET", path, [*other, *UPGRADE.items()])
-        assert (answer.status, answer.headers[RETRY_HEADER]) == (503, "1"), path
+        assert (answer.status, answer.headers[protocol.RETRY_HEADER]) == (503, "1"), path
     assert served.seen() == before
     assert served.ask("GET", "/health", own).status == 200
     with connect(f"ws://localhost:{served.host.port}/ws", additional_headers=WHOSE) as client:

@@ -18,7 +18,7 @@ from ..hosts import Json
 from ..samples import TOOLS
 
 
-def test_a_body_not_utf8_is_the_clients_error_and_a_step_that_raises_500(
+def test_a_body_not_utf8_is_400_and_a_step_that_raises_500(
     serve: StartHost, tmp_path: Path
 ) -> None:
     host = serve()

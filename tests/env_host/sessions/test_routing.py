@@ -80,9 +80,7 @@ def test_one_connection_may_carry_requests_for_many_sessions(
     assert len(pids) == config.get("shards", len(ids))
 
 
-def test_large_requests_reach_other_shards_and_none_an_exited_one(
-    host: Callable[..., Host],
-) -> None:
+def test_large_requests_reach_other_shards_and_no_exited_one(host: Callable[..., Host]) -> None:
     served = host(shards=2, max_sessions=20)
     text = "x" * (3 << 20)
     for session_id in [served.create_session() for _ in range(4)]:

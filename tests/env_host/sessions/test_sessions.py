@@ -95,9 +95,7 @@ def test_a_factory_that_raises_is_named_and_its_slot_is_free_again(
     host.emptied()
 
 
-def test_a_slot_is_free_when_its_client_is_closed_or_leaves_in_a_step(
-    serve: StartHost, gate: Gate
-) -> None:
+def test_a_slot_is_free_when_its_client_sees_the_close(serve: StartHost, gate: Gate) -> None:
     host = serve(max_sessions=1)
     for _ in range(20):
         with host.open() as client:

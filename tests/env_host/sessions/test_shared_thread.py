@@ -56,7 +56,7 @@ async def test_a_call_for_which_no_thread_can_be_started_fails_and_later_ones_do
     session.stop()
 
 
-async def test_calls_of_a_session_run_one_after_the_other_whatever_blocks() -> None:
+async def test_calls_of_a_session_run_one_after_the_other_without_the_cancelled() -> None:
     blocked, other = runners(2)
     is_let_go = threading.Event()
     ran: list[int] = []
@@ -68,6 +68,16 @@ async def test_calls_of_a_session_run_one_after_the_other_whatever_blocks() -> N
     is_let_go.set()
     await asyncio.gather(first, *later, last)
     assert ran == [0, 1, 2, 3]
+    blocked, other = runners(2)
+    ran.clear()
+    is_let_go = threading.Event()
+    waiting = blocked.run(is_let_go.wait)
+    skipped = blocked.run(ran.append, 1)
+    skipped.cancel()
+    is_let_go.set()
+    await waiting
+    await other.run(lambda: None)
+    assert ran == []
 
 
 async def test_sessions_whose_calls_wait_get_threads_of_their_own(
@@ -95,16 +105,3 @@ def test_a_call_that_computes_does_not_wait(
     seconds: float, cpu_seconds: float, waited: float
 ) -> None:
     assert waited_seconds(seconds, cpu_seconds) == waited
-
-
-async def test_a_cancelled_call_is_skipped() -> None:
-    blocked, other = runners(2)
-    ran: list[int] = []
-    is_let_go = threading.Event()
-    waiting = blocked.run(is_let_go.wait)
-    skipped = blocked.run(ran.append, 1)
-    skipped.cancel()
-    is_let_go.set()
-    await waiting
-    await other.run(lambda: None)
-    assert ran == []

@@ -45,7 +45,7 @@ class Queue:
         pass
 
 
-async def test_the_oldest_is_served_first_and_of_one_age_the_first_to_come() -> None:
+async def test_the_oldest_is_served_first_and_of_one_age_who_leaves_is_found() -> None:
     queue = Queue()
     now = now_microseconds()
     second, third, first = queue.arrive(now), queue.arrive(now), queue.arrive(now - 1)
@@ -53,9 +53,6 @@ async def test_the_oldest_is_served_first_and_of_one_age_the_first_to_come() -> 
     assert queue.served == [first, second]
     queue.make_room(3)
     assert queue.served == [first, second, third]
-
-
-async def test_a_connection_that_leaves_is_found_among_others_of_its_age() -> None:
     queue = Queue()
     now = now_microseconds()
     crowd = [queue.arrive(now) for _ in range(5)]

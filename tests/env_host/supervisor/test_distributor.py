@@ -144,7 +144,7 @@ def test_a_full_shard_gets_one_only_when_all_are_full(house: MakeHouse) -> None:
     assert made.place() == [1, 0]
 
 
-def test_the_oldest_go_first(house: MakeHouse) -> None:
+def test_the_oldest_go_first_and_keep_their_heads_when_taken_back(house: MakeHouse) -> None:
     made = house(1)
     made.connect(3)
     made.connect(2)
@@ -153,6 +153,19 @@ def test_the_oldest_go_first(house: MakeHouse) -> None:
     assert len(ages) == 5
     assert ages == sorted(ages)
     assert ages[0] < ages[-1] <= now_microseconds()
+    # Another shard had handed it over, having read its head.
+    made = house(1)
+    made.connect(2)
+    made.place()
+    first = made.pairs[0][1]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        message = Message({"since": [1]}, b"GET /ws", (theirs.fileno(),))
+        send_message(first, message)
+        made.distributor.shard_exited(0)
+    made.place()
+    seen = [(len(message.fds), message.body) for message in made.take(0)]
+    assert sorted(seen) == [(1, b"GET /ws"), (2, b"")]
 
 
 def test_a_starting_shards_share_waits_and_crowds_are_passed_at_once(house: MakeHouse) -> None:
@@ -173,22 +186,6 @@ def test_a_starting_shards_share_waits_and_crowds_are_passed_at_once(house: Make
         made.clients.append(socket.create_connection(made.listener.getsockname()))
     made.backlog.accept()
     assert made.backlog.is_crowd_arriving
-
-
-def test_the_head_of_a_connection_that_is_taken_back_is_kept(house: MakeHouse) -> None:
-    """Another shard had handed it over, having read its head."""
-    made = house(1)
-    made.connect(2)
-    made.place()
-    first = made.pairs[0][1]
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        message = Message({"since": [1]}, b"GET /ws", (theirs.fileno(),))
-        send_message(first, message)
-        made.distributor.shard_exited(0)
-    made.place()
-    seen = [(len(message.fds), message.body) for message in made.take(0)]
-    assert sorted(seen) == [(1, b"GET /ws"), (2, b"")]
 
 
 def test_a_connection_beyond_the_bound_is_answered_503_at_once(house: MakeHouse) -> None:

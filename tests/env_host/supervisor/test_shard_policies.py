@@ -157,7 +157,7 @@ def test_sessions_are_shared_evenly_and_several_in_a_process_of_a_class_for_one_
         plan(is_concurrent=False, isolate=False, max_sessions=2)
 
 
-def test_early_exits_delay_restarts_until_a_shard_runs_long_enough() -> None:
+def test_early_exits_and_failed_starts_delay_restarts_unless_cancelled() -> None:
     restarts = RestartSchedule()
     waits = []
     for seconds in (0.0, 0.0, 0.0, EARLY_SECONDS, 0.0):
@@ -168,9 +168,6 @@ def test_early_exits_delay_restarts_until_a_shard_runs_long_enough() -> None:
         waits.append(round(due - 10.0, 3))
     assert waits == [0.0, 0.1, 0.2, 0.0, 0.0]
     assert restarts.next_due() is None
-
-
-def test_a_shard_that_could_not_start_is_retried_later_unless_restarts_are_cancelled() -> None:
     restarts = RestartSchedule()
     assert [restarts.could_not_start(0, now=1.0) for _ in range(2)] == [0.1, 0.2]
     assert restarts.take_due(1.1) == []
@@ -178,7 +175,7 @@ def test_a_shard_that_could_not_start_is_retried_later_unless_restarts_are_cance
     assert restarts.take_due(99.0) == []
 
 
-def test_each_session_wants_a_shard_up_to_what_was_planned_and_fewer_only_after_a_while() -> None:
+def test_each_session_wants_a_shard_as_planned_and_fewer_only_after_a_while() -> None:
     demand = ShardDemand(4)
     assert [demand.update(load, 0.0) for load in (0, 1, 2, 3, 9)] == [1, 1, 2, 3, 4]
     assert demand.update(0, 10.0) == 4  # until then there was no reason to look
@@ -187,6 +184,9 @@ def test_each_session_wants_a_shard_up_to_what_was_planned_and_fewer_only_after_
     assert demand.update(0, 10.0 + LINGER_SECONDS) == 2
     assert demand.update(0, 10.0 + 2 * LINGER_SECONDS) == 1
     assert demand.due() is None
+    demand = ShardDemand(4)
+    for second in range(100):
+        assert demand.update(4 if second % 20 == 0 else 0, float(second)) == 4
 
 
 def test_the_last_shard_is_given_back_of_a_replica_that_may_do_without() -> None:
@@ -199,9 +199,3 @@ def test_the_last_shard_is_given_back_of_a_replica_that_may_do_without() -> None
     demand.least = 1  # that was a session
     assert demand.update(0, 50.0 + 2 * LINGER_SECONDS) == 1
     assert demand.due() is None
-
-
-def test_sessions_that_come_again_keep_the_shards() -> None:
-    demand = ShardDemand(4)
-    for second in range(100):
-        assert demand.update(4 if second % 20 == 0 else 0, float(second)) == 4

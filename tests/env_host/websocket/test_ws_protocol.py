@@ -259,7 +259,7 @@ async def test_a_client_that_leaves_as_its_slot_becomes_free_does_not_keep_it(tu
     peer.close()
 
 
-async def test_a_hung_call_is_logged_again_and_an_unused_session_expires(
+async def test_hung_calls_are_logged_and_unused_sessions_expire(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     table = table_of(AdmissionOnDemand(is_open=True))

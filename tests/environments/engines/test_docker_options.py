@@ -44,7 +44,7 @@ def test_an_option_becomes_a_part_of_the_host_config(
     assert host_config({name: value}, sandbox=False) == (host, {})
 
 
-def test_the_user_is_the_containers_own_and_a_sandbox_is_read_only_without_capabilities() -> None:
+def test_the_user_is_the_containers_own_a_sandbox_read_only_and_volumes_mounted() -> None:
     assert host_config({"user": "1000"}, sandbox=False) == ({}, {"User": "1000"})
     host, _ = host_config({"tmpfs": "/data", "cap-drop": "NET_RAW"}, sandbox=True)
     assert host["ReadonlyRootfs"] is True
@@ -53,6 +53,13 @@ def test_the_user_is_the_containers_own_and_a_sandbox_is_read_only_without_capab
     assert set(host["Tmpfs"]) == {"/tmp", "/data"}
     again, _ = host_config({}, sandbox=True)
     assert set(again["Tmpfs"]) == {"/tmp"}
+    mounts = spec_of({"volume": "/a:/b:ro,data:/c"})["Mounts"]
+    assert mounts == [
+        {"Type": "bind", "Source": "/a", "Target": "/b", "ReadOnly": True},
+        {"Type": "volume", "Source": "data", "Target": "/c", "ReadOnly": False},
+    ]
+    [mount] = spec_of({"tmpfs": "/run:size=8m,mode=700"})["Mounts"]
+    assert mount["TmpfsOptions"] == {"SizeBytes": 8 * 2**20, "Mode": 0o700}
 
 
 @pytest.mark.parametrize(
@@ -126,16 +133,6 @@ def test_the_name_of_a_service_has_no_dots_at_most_63_characters_and_is_no_other
     assert names[0] == replicas[0]
     assert len(set(names)) == len(replicas)
     assert all(len(name) <= 63 and "." not in name for name in names)
-
-
-def test_volumes_are_mounted_with_their_rights_and_a_tmpfs_with_its_size_and_mode() -> None:
-    mounts = spec_of({"volume": "/a:/b:ro,data:/c"})["Mounts"]
-    assert mounts == [
-        {"Type": "bind", "Source": "/a", "Target": "/b", "ReadOnly": True},
-        {"Type": "volume", "Source": "data", "Target": "/c", "ReadOnly": False},
-    ]
-    [mount] = spec_of({"tmpfs": "/run:size=8m,mode=700"})["Mounts"]
-    assert mount["TmpfsOptions"] == {"SizeBytes": 8 * 2**20, "Mode": 0o700}
 
 
 @pytest.mark.parametrize(

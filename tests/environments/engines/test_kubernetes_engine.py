@@ -240,7 +240,7 @@ async def test_a_pods_end_is_overdue_by_the_clock_of_the_cluster(
     assert await state_of(engine) is base.InstanceState.EXITED
 
 
-async def test_a_pod_without_a_shell_is_deleted_and_a_lost_stop_asked_again(
+async def test_a_pod_is_deleted_and_a_lost_stop_asked_again(
     engine: KubernetesEngine, kmock: ApiServer
 ) -> None:
     instance = await running(engine, kmock)
@@ -304,7 +304,7 @@ async def test_a_command_that_cannot_be_begun_says_why_in_kubernetes_words_alone
         await to_thread(engine.signal, instance, 10)
 
 
-async def test_a_service_is_made_again_and_leads_to_the_newest_pods_port(
+async def test_a_service_leads_to_the_newest_pods_port(
     engine: KubernetesEngine, kmock: ApiServer
 ) -> None:
     await started(engine)

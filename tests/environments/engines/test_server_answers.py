@@ -51,12 +51,19 @@ async def test_servers_that_do_not_answer_delay_no_question_to_another() -> None
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_a_silent_server_is_given_up_and_an_absent_one_told() -> None:
+async def test_a_silent_server_is_given_up_and_one_without_capacity_has_none() -> None:
     async with serving(None) as silent:
         assert "timed out" in str(await why_not_healthy(silent, 0.1))
     async with serving(None) as url:
         pass
     assert "nothing answers at" in str(await why_not_healthy(url))
+    async with serving(response("404 Not Found")) as url:
+        assert await read_capacity(url) is None
+    async with serving(response("200 OK", '{"sessions": 3}')) as url:
+        assert await read_capacity(url) == {"sessions": 3}
+    async with serving(response("500 Oops")) as url:
+        with pytest.raises(NotAnswering, match="500 Oops"):
+            await read_capacity(url)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +80,3 @@ async def test_the_reason_is_told(answer: bytes, why: str | None) -> None:
     async with serving(answer) as url:
         found = await why_not_healthy(url)
         assert found is None if why is None else why in str(found)
-
-
-async def test_a_server_without_capacity_has_none_and_a_busy_one_may_have() -> None:
-    async with serving(response("404 Not Found")) as url:
-        assert await read_capacity(url) is None
-    async with serving(response("200 OK", '{"sessions": 3}')) as url:
-        assert await read_capacity(url) == {"sessions": 3}
-    async with serving(response("500 Oops")) as url:
-        with pytest.raises(NotAnswering, match="500 Oops"):
-            await read_capacity(url)

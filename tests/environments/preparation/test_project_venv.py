@@ -404,7 +404,7 @@ def test_what_the_host_needs_takes_the_place_of_a_version_that_the_project_pins(
     assert "thing==1.0 of pyproject.toml was replaced: the env host needs another version" in said
 
 
-def test_a_build_without_the_readme_that_it_names_writes_into_a_copy_of_the_project(
+def test_a_build_writes_into_a_copy_of_the_project_without_its_readme(
     tmp_path: Path, layout: Layout
 ) -> None:
     build = ("[build-system]", "requires = []", 'build-backend = "backend"', 'backend-path = ["."]')

@@ -50,9 +50,7 @@ def write_replica(layout: Layout, python: Path, provider: str = "local") -> None
     write_run_file(layout.run_dir("my_env-0-0123"), provider=provider, **runs)
 
 
-def test_unused_environments_are_removed_with_their_own_size(
-    layout: Layout, tmp_path: Path
-) -> None:
+def test_unused_environments_are_removed_with_their_size(layout: Layout, tmp_path: Path) -> None:
     venv = make_venv(layout, "a")
     [gone] = venv_cleanup.prune(layout)
     assert not venv.exists()
@@ -124,9 +122,7 @@ def test_a_step_of_the_clock_neither_removes_nor_keeps_an_environment(
     assert [gone.path for gone in venv_cleanup.prune(layout)] == [unused]
 
 
-def test_what_is_being_made_or_used_is_kept_and_no_launch_finds_what_is_removed(
-    layout: Layout,
-) -> None:
+def test_what_is_made_or_used_is_kept_and_what_is_removed_not_found(layout: Layout) -> None:
     venv = make_venv(layout, "a", half_made=True)
     with FileLock(layout.venvs / "a.lock"):
         assert venv_cleanup.prune(layout) == []

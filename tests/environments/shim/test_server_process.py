@@ -43,9 +43,7 @@ def start(log: Path, *argv: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_both_outputs_of_a_server_are_in_its_log_and_a_failed_start_says_why(
-    tmp_path: Path,
-) -> None:
+def test_outputs_of_a_server_are_in_its_log_and_a_failed_start_says_why(tmp_path: Path) -> None:
     log = tmp_path / "log"
     said = start(log, "/bin/sh", "-c", "echo to stdout; echo to stderr >&2; exit 3")
     assert said == ["3", "no child is left"]

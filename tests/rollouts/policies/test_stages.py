@@ -85,22 +85,16 @@ def test_a_filter_drops_what_it_names(filter_: Filter, dropped: str) -> None:
     assert len(kept) == 3 - len(dropped)
 
 
-def test_a_later_filter_sees_what_the_earlier_ones_kept() -> None:
+def test_filters_see_what_earlier_ones_kept_and_stages_answer_for_each_episode() -> None:
     members = group((1.0, 9), (1.0, 9), (2.0, 1))
     chosen = {"long": sinks.by_length(5), "same": sinks.without_signal}
     kept, dropped = sift(members, chosen)
     assert (kept, dropped) == ([], {"2": "long", "0": "same", "1": "same"})
-
-
-def test_dropped_episodes_and_rewards_that_are_no_numbers_do_not_count_for_others() -> None:
     verdicts = judge(group((1.0, 9), (3.0, 9), (99.0, 1)), {"long": sinks.by_length(5)}, centred)
     assert [verdicts[i].advantage for i in "012"] == [-1.0, 1.0, None]
     assert verdicts["2"].filtered == "long"
     verdicts = judge(group((1.0, 1), (math.nan, 1), (3.0, 1)), {}, centred)
     assert [verdicts[name].advantage for name in "012"] == [-1.0, None, 1.0]
-
-
-def test_a_stage_answers_for_each_episode() -> None:
     members = group((1.0, 9), (3.0, 9))
     with pytest.raises(ValueError, match="the filter half gave 1 answers for 2 episodes"):
         judge(members, {"half": lambda seen: [True] * (len(seen) // 2)}, centred)

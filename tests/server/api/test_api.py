@@ -186,9 +186,7 @@ def test_openapi_shows_every_operation_with_its_fields(http_client: HttpClient) 
 # Streams.
 
 
-def test_a_stream_sends_states_progress_and_log_in_order_and_their_end(
-    client: DaemonClient, name: str
-) -> None:
+def test_a_stream_sends_states_progress_and_log_in_order(client: DaemonClient, name: str) -> None:
     request = client.submit("launch", {"source": "echo", "name": name})
     events = list(client.request_events(request["id"], logs=True, after=None))
     assert {event.name for event in events} == {"state", "progress", "log"}
@@ -363,7 +361,7 @@ def metrics(client: DaemonClient, paths: Paths) -> Callable[[], str]:
     return lambda: tcp(client, "/metrics", Authorization=token)[1]
 
 
-def test_secrets_are_shown_nowhere_and_every_file_is_private(
+def test_no_secret_is_shown_and_every_file_is_private(
     client: DaemonClient, paths: Paths, name: str
 ) -> None:
     env = {"API_TOKEN": "hush-1", "DATABASE": "postgres://me:hush-2@db/x", "MODEL": "small"}
@@ -397,7 +395,7 @@ def test_secrets_in_the_reason_of_a_failure_are_shown_nowhere(
 # The daemon itself.
 
 
-def test_metrics_are_what_prometheus_reads_and_grafana_shows(
+def test_prometheus_reads_all_that_grafana_shows(
     client: DaemonClient, name: str, metrics: Callable[[], str]
 ) -> None:
     run(client, "launch", {"source": "echo", "name": name})

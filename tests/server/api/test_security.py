@@ -95,8 +95,8 @@ def begun(sessions: security.BrowserSessions) -> tuple[bytes, bytes]:
     return cookie.encode(), session.key.encode()
 
 
-def test_a_session_is_its_cookie_and_its_key_and_neither_alone(
-    sessions: security.BrowserSessions,
+def test_a_session_is_its_cookie_and_key_also_with_the_next_daemon(
+    sessions: security.BrowserSessions, clock: Clock
 ) -> None:
     cookie, key = begun(sessions)
     _, key_of_another = begun(sessions)
@@ -106,9 +106,13 @@ def test_a_session_is_its_cookie_and_its_key_and_neither_alone(
     assert sessions.is_valid(forged + b"; " + cookie + b"; " + forged, key)
     for one, other in ((cookie, b""), (cookie, key_of_another), (b"", key)):
         assert not sessions.is_valid(one, other)
+    assert security.BrowserSessions(TOKEN, clock).is_valid(cookie, key)
+    assert not security.BrowserSessions("another-token", clock).is_valid(cookie, key)
+    clock.now += security.SESSION_SECONDS + 1
+    assert not sessions.is_valid(cookie, key)
 
 
-def test_each_link_works_once_and_ends_unused_or_as_the_oldest(
+def test_each_link_works_once_while_it_is_new(
     sessions: security.BrowserSessions, clock: Clock
 ) -> None:
     codes = [sessions.new_code() for _ in range(security.MAX_LINKS + 1)]
@@ -124,16 +128,6 @@ def test_each_link_works_once_and_ends_unused_or_as_the_oldest(
 def test_a_wrong_code_begins_nothing(sessions: security.BrowserSessions, code: str) -> None:
     sessions.new_code()
     assert sessions.begin(code) is None
-
-
-def test_a_session_goes_on_with_the_next_daemon_of_its_home_and_ends_with_its_time(
-    sessions: security.BrowserSessions, clock: Clock
-) -> None:
-    cookie, key = begun(sessions)
-    assert security.BrowserSessions(TOKEN, clock).is_valid(cookie, key)
-    assert not security.BrowserSessions("another-token", clock).is_valid(cookie, key)
-    clock.now += security.SESSION_SECONDS + 1
-    assert not sessions.is_valid(cookie, key)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

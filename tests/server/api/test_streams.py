@@ -73,7 +73,7 @@ async def rest_of(stream: AsyncIterator[ServerSentEvent]) -> Told:
         ]
 
 
-async def test_a_client_gets_all_pages_that_it_missed_or_the_last_progress(
+async def test_a_client_gets_all_that_it_missed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "PAGE", 4)

@@ -14,18 +14,9 @@ import click
 import pytest
 
 from openenvd.cli.main import cli
+from openenvd.requests_db import records
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections import WriteConnection
-from openenvd.requests_db.records import (
-    RETRYING,
-    Environment,
-    Event,
-    NewRequest,
-    Outcome,
-    Replica,
-    Request,
-    RequestError,
-)
 from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.schema.states import EnvironmentState, ErrorKind, ReplicaState, RequestState, Schedule
 from openenvd.server.dashboard.environments import (
@@ -46,15 +37,15 @@ from ..conftest import oom_killed
 
 EVIDENCE = "cgroup openenvd/trial-0, oom_kill 0→1"
 KILLED = oom_killed(4711, 100 * MB, 100 * MB, seconds=3.0, evidence=EVIDENCE)
-TRIAL = Environment(
+TRIAL = records.Environment(
     "trial", {"source": "my env:Env"}, EnvironmentState.DEGRADED, 1.0, 1.0, request_id="a" * 16
 )
-REPLICA = Replica("trial-0-a", "trial", 0, "local", ReplicaState.BACKING_OFF, "/run", 1.0)
+REPLICA = records.Replica("trial-0-a", "trial", 0, "local", ReplicaState.BACKING_OFF, "/run", 1.0)
 
 
-def failed(kind: ErrorKind, hint: str, operation: str = "launch") -> Request:
-    error = RequestError(kind, "it was killed", hint, KILLED.to_json(), ("the last line",))
-    return Request(
+def failed(kind: ErrorKind, hint: str, operation: str = "launch") -> records.Request:
+    error = records.RequestError(kind, "it was killed", hint, KILLED.to_json(), ("the last line",))
+    return records.Request(
         "b" * 16, operation, Schedule.LONG, {}, RequestState.FAILED, 1.0,
         environment="trial", finished_at=9.0, error=error,
     )  # fmt: skip
@@ -83,8 +74,13 @@ def test_a_death_after_which_a_request_runs_again_has_its_evidence_and_what_it_h
     request = replace(failed(ErrorKind.OOM_KILLED, "x"), state=RequestState.RUNNING, error=None)
     error = {"evidence": KILLED.to_json(), "log_tail": ["the last line"]}
     sentence = "it was killed; it runs again with 200 MB (attempt 2 of 3)"
-    data = {"phase": RETRYING, "message": sentence, "memory_bytes": 200 * MB, "error": error}
-    event = Event(7, 5.0, "request.progress", request.id, "trial", data)
+    data = {
+        "phase": records.RETRYING,
+        "message": sentence,
+        "memory_bytes": 200 * MB,
+        "error": error,
+    }
+    event = records.Event(7, 5.0, "request.progress", request.id, "trial", data)
     death = death_of_attempt(request, event)
     assert (death["message"], death["at"], death["command"]) == (sentence, 5.0, None)
     assert death["runs_again_with_bytes"] == 200 * MB
@@ -205,12 +201,14 @@ async def test_a_failed_launch_is_no_fault_once_its_name_was_launched_with_succe
     source = RequestSource(cast(Any, SimpleNamespace(store=store, executor=executor)), faults)
 
     async def shown(name: str, state: RequestState) -> set[str]:
-        new = NewRequest("launch", Schedule.LONG, {"name": name, "source": "x"}, environment=name)
+        new = records.NewRequest(
+            "launch", Schedule.LONG, {"name": name, "source": "x"}, environment=name
+        )
         dispatch.write(submitting.submit, new, now=1.0)
         [launch] = dispatch.write(dispatching.claim, Schedule.LONG, 1, 2.0).requests
-        why = RequestError(ErrorKind.OPERATION_ERROR, "no")
+        why = records.RequestError(ErrorKind.OPERATION_ERROR, "no")
         error = why if state is RequestState.FAILED else None
-        outcome = Outcome(launch.id, state, 3.0, error=error)
+        outcome = records.Outcome(launch.id, state, 3.0, error=error)
         live, events = LiveState(), dispatch.write(dispatching.record, outcomes=[outcome])
         await source.refresh(live, Turn(4.0, tuple(events)))
         live.flush()

@@ -70,13 +70,23 @@ def test_learned_samples_count_once_they_are_accepted_and_for_the_next_daemon() 
     assert MemoryEstimates(DECLARED, learned).of(request()) == peak
 
 
-def test_estimates_differ_by_source_and_not_by_name_of_no_more_than_so_many_samples() -> None:
+def test_estimates_differ_by_source_and_typical_is_their_median() -> None:
     known = MemoryEstimates(DECLARED)
     learn(known, request(environment="one"), 300)
     assert known.of(request(environment="two")) == int(300 * MB * 1.15)
     assert known.of(request(payload={"source": "other"})) == 60 * MB
     learn(known, request(), *range(1, 50))
     assert known.peaks_of(request()) == [peak * MB for peak in range(50 - MAX_SAMPLES, 50)]
+    known = MemoryEstimates(DECLARED)
+    for source, peak in (("a", 50), ("b", 60), ("c", 900)):
+        learn(known, request(payload={"source": source}), peak)
+    assert known.typical("LONG") == int(60 * MB * 1.15)
+    assert known.typical("SHORT") == 30 * MB
+    known = MemoryEstimates(DECLARED)
+    learn(known, request(), 100, 90)
+    shown = known.to_json()["launch echo"]
+    assert (shown["highest_peak_bytes"], shown["runs"], shown["killed"]) == (100 * MB, 2, 0)
+    assert shown["expected_bytes"] >= MIN_BYTES
 
 
 @pytest.mark.parametrize(
@@ -89,19 +99,6 @@ def test_estimates_differ_by_source_and_not_by_name_of_no_more_than_so_many_samp
 )
 def test_the_estimate_of_what_has_a_cap(fields: dict[str, Any], expected_mb: int) -> None:
     assert MemoryEstimates(DECLARED).of(request(**fields)) == expected_mb * MB
-
-
-def test_typical_is_the_median_and_estimates_are_shown_by_source() -> None:
-    known = MemoryEstimates(DECLARED)
-    for source, peak in (("a", 50), ("b", 60), ("c", 900)):
-        learn(known, request(payload={"source": source}), peak)
-    assert known.typical("LONG") == int(60 * MB * 1.15)
-    assert known.typical("SHORT") == 30 * MB
-    known = MemoryEstimates(DECLARED)
-    learn(known, request(), 100, 90)
-    shown = known.to_json()["launch echo"]
-    assert (shown["highest_peak_bytes"], shown["runs"], shown["killed"]) == (100 * MB, 2, 0)
-    assert shown["expected_bytes"] >= MIN_BYTES
 
 
 def test_what_a_launch_leaves_counts_and_few_unknown_sources_start() -> None:

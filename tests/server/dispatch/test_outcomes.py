@@ -52,12 +52,15 @@ def error_of(event: Raised | Died, known: outcomes.FailureContext | None = None)
     return outcome.error
 
 
-def test_a_returned_value_is_a_success_and_a_cancelled_request_carries_no_error() -> None:
+def test_a_value_is_a_success_a_cancel_no_error_and_a_kill_by_hand_no_memory() -> None:
     outcome = outcomes.outcome_of(Succeeded("id", {"answer": 42}, 7, at=1.0))
     assert (outcome.state, outcome.error) == (RequestState.SUCCEEDED, None)
     assert (outcome.result, outcome.peak_bytes) == ({"answer": 42}, 7)
     outcome = outcomes.outcome_of(Cancelled("id", at=1.0))
     assert (outcome.state, outcome.error) == (RequestState.CANCELLED, None)
+    message = error_of(died(KILLED_BY_HAND)).message
+    assert "SIGKILL" in message
+    assert "memory" not in message
 
 
 @pytest.mark.parametrize(
@@ -115,12 +118,6 @@ def test_a_rollout_whose_worker_was_killed_says_that_it_can_go_on(
 ) -> None:
     error = error_of(died(KILLED_BY_HAND), context(operation=operation))
     assert ("the same command plays the missing ones" in (error.hint or "")) is is_told
-
-
-def test_a_kill_by_hand_is_never_called_out_of_memory() -> None:
-    message = error_of(died(KILLED_BY_HAND)).message
-    assert "SIGKILL" in message
-    assert "memory" not in message
 
 
 @pytest.mark.parametrize(

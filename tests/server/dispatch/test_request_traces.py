@@ -136,7 +136,7 @@ def test_requests_without_a_trace_make_no_spans(traces: RequestTraces, kept: Kep
     assert kept.all == []
 
 
-def test_a_request_is_part_of_the_calls_trace_or_has_its_own(
+def test_a_request_is_part_of_a_trace_or_has_its_own(
     traces: RequestTraces, kept: KeptSpans
 ) -> None:
     with kept.tracer.start_as_current_span("POST"):

@@ -17,16 +17,8 @@ from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, observing
 from openenvd.schema.settings import Settings
 from openenvd.schema.states import EnvironmentState, RequestState, Schedule
+from openenvd.server import errors
 from openenvd.server.dispatch.submission import Submitter, request_of
-from openenvd.server.errors import (
-    AmbiguousId,
-    CannotChange,
-    Invalid,
-    KeyReused,
-    NameTaken,
-    NotFound,
-    QueueFull,
-)
 from openenvd.server.events import EventBus
 from openenvd.server.operations import registry
 
@@ -98,9 +90,7 @@ async def desk(store: AsyncStore, bus: EventBus, dispatch: WriteConnection) -> D
     return Desk(store, bus, dispatch)
 
 
-async def test_a_submitted_request_wakes_the_dispatcher_and_is_cancelled_without_it(
-    desk: Desk,
-) -> None:
+async def test_a_submitted_request_wakes_the_dispatcher_or_is_cancelled(desk: Desk) -> None:
     with desk.bus.subscribe() as subscription:
         request = await desk.submit("check")
     assert await desk.requests() == [request]
@@ -119,7 +109,7 @@ async def test_a_launch_takes_the_name_with_its_request(desk: Desk) -> None:
     environment = await desk.store.read(queries.environment("echo"))
     assert environment is not None
     assert (environment.request_id, environment.state) == (request.id, E.PENDING)
-    with pytest.raises(NameTaken, match="echo is pending already") as caught:
+    with pytest.raises(errors.NameTaken, match="echo is pending already") as caught:
         await desk.launch()
     assert caught.value.hint == f"wait for that: openenv wait {request.id}"
 
@@ -127,7 +117,7 @@ async def test_a_launch_takes_the_name_with_its_request(desk: Desk) -> None:
 async def test_a_queue_full_of_launches_still_takes_a_down(desk: Desk) -> None:
     for name in ("echo", "second", "third"):
         await desk.launch(name=name)
-    with pytest.raises(QueueFull, match="3 LONG requests are waiting already"):
+    with pytest.raises(errors.QueueFull, match="3 LONG requests are waiting already"):
         await desk.launch(name="other")
     await desk.submit("check")
     await desk.down()
@@ -139,7 +129,7 @@ async def test_a_down_ends_a_launch_that_runs_and_cannot_be_cancelled_itself(des
     desk.claim()
     down = await desk.down()
     assert desk.cancelled == [launch.id]
-    with pytest.raises(Invalid, match="cannot be cancelled"):
+    with pytest.raises(errors.Invalid, match="cannot be cancelled"):
         await desk.submitter.cancel(down.id)
 
 
@@ -162,7 +152,7 @@ async def test_a_repeated_down_returns_the_first_one(desk: Desk) -> None:
     first = await desk.down(key="once")
     await desk.goes(E.STOPPED)
     assert (await desk.down(key="once")).id == first.id
-    with pytest.raises(NotFound, match="taken down already"):
+    with pytest.raises(errors.NotFound, match="taken down already"):
         await desk.down()
     again = await desk.launch()
     assert (await desk.down(key="once")).id == first.id
@@ -172,7 +162,7 @@ async def test_a_repeated_down_returns_the_first_one(desk: Desk) -> None:
 
 async def test_a_down_of_an_unknown_environment_names_near_matches(desk: Desk) -> None:
     await desk.launch(name="trial")
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(errors.NotFound) as caught:
         await desk.submit("down", name="trail")
     assert caught.value.details["near"] == ["trial"]
 
@@ -192,11 +182,15 @@ async def test_a_cancelled_request_that_succeeds_first_was_never_called_cancelle
 
 async def test_a_key_that_was_used_for_something_else_is_refused(desk: Desk) -> None:
     first = await desk.launch(key="once")
-    with pytest.raises(KeyReused, match=f"'once' is that of launch echo .request {first.id}") as e:
+    with pytest.raises(
+        errors.KeyReused, match=f"'once' is that of launch echo .request {first.id}"
+    ) as e:
         await desk.down(key="once")
     assert "cannot be used for down echo" in e.value.message
     assert e.value.details == {"request_id": first.id, "operation": "launch"}
-    with pytest.raises(KeyReused, match="cannot be used for launch echo with another payload"):
+    with pytest.raises(
+        errors.KeyReused, match="cannot be used for launch echo with another payload"
+    ):
         await desk.launch(max_sessions=3, key="once")
     assert (await desk.launch(key="once")).id == first.id
     assert await desk.requests() == [first]
@@ -209,11 +203,11 @@ async def test_an_id_may_be_shortened_while_only_one_fits_and_of_several_they_ar
     desk.submitter = Submitter(desk.store, cast(Any, desk), desk.bus, Settings())
     made = [await desk.submit("check") for _ in range(17)]  # of 16 first digits
     assert await desk.submitter.find(made[0].id[:12]) == made[0]
-    with pytest.raises(NotFound):
+    with pytest.raises(errors.NotFound):
         await desk.submitter.find("not-an-id")
     first = [each.id[0] for each in made]
     twice = next(digit for digit in first if first.count(digit) > 1)
-    with pytest.raises(AmbiguousId) as caught:
+    with pytest.raises(errors.AmbiguousId) as caught:
         await desk.submitter.find(twice)
     assert set(caught.value.details["matches"]) == {r.id for r in made if r.id[0] == twice}
 
@@ -236,9 +230,11 @@ async def test_a_change_that_meets_another_is_refused_and_a_down_calls_that_off(
     await desk.launched()
     request = await desk.change(first)
     for second, told in zip(CHANGES, UNDER_WAY[first], strict=True):
-        with pytest.raises((CannotChange, NameTaken), match=rf"^echo {told}") as refused:
+        with pytest.raises(
+            (errors.CannotChange, errors.NameTaken), match=rf"^echo {told}"
+        ) as refused:
             await desk.change(second)
-        if refused.type is CannotChange:
+        if refused.type is errors.CannotChange:
             assert refused.value.message.endswith(f" (request {request.id})")
             assert refused.value.hint == f"wait for that: openenv wait {request.id}"
     desk.claim()
@@ -264,11 +260,11 @@ async def test_a_generation_that_drains_keeps_nobody_from_a_change(
 async def test_what_is_unknown_or_not_launched_yet_is_not_changed(
     desk: Desk, operation: str
 ) -> None:
-    with pytest.raises(NotFound, match="no environment is called 'echo'") as unknown:
+    with pytest.raises(errors.NotFound, match="no environment is called 'echo'") as unknown:
         await desk.change(operation)
     assert unknown.value.hint == "none runs; openenv launch SOURCE starts one"
     launch = await desk.launch()
-    with pytest.raises(CannotChange, match=rf"^echo {LAUNCHED} \(request {launch.id}\)$"):
+    with pytest.raises(errors.CannotChange, match=rf"^echo {LAUNCHED} \(request {launch.id}\)$"):
         await desk.change(operation)
 
 
@@ -294,7 +290,7 @@ async def test_what_does_not_run_is_not_changed(
     if hint.endswith("SOURCE"):
         forget = "DELETE FROM requests WHERE id = ?"
         await desk.store.write(Connection.exec_driver_sql, forget, (launch.id,))
-    with pytest.raises(CannotChange, match=f"^{re.escape(told)}$") as refused:
+    with pytest.raises(errors.CannotChange, match=f"^{re.escape(told)}$") as refused:
         await desk.change()
     assert refused.value.hint == hint.format(id=launch.id)
 

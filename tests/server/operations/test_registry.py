@@ -30,9 +30,7 @@ def test_each_operation_is_long_or_short_and_has_an_expectation() -> None:
 
 
 @all_operations
-def test_an_operation_is_found_by_name_with_fields_that_are_documented(
-    operation: type[Operation],
-) -> None:
+def test_an_operation_is_found_by_name_with_its_fields(operation: type[Operation]) -> None:
     assert registry.by_name(operation.name) is operation
     dotted = registry.dotted_name(operation)
     assert callable(pkgutil.resolve_name(dotted)) if "run" in vars(operation) else not dotted

@@ -22,7 +22,7 @@ def environment(**spec: Any) -> Environment:
     return Environment("trial", {"gateway": True, **spec}, EnvironmentState.READY, now, now)
 
 
-def test_replicas_get_sessions_when_ready_and_keep_them_in_a_drain() -> None:
+def test_replicas_get_sessions_and_have_loads_when_ready_or_in_a_drain() -> None:
     watches = [watch(ordinal, state) for ordinal, state in enumerate(ReplicaState)]
     by_state = dict(zip(ReplicaState, watches, strict=True))
     found = backend_of(environment(), watches).endpoints
@@ -40,6 +40,13 @@ def test_replicas_get_sessions_when_ready_and_keep_them_in_a_drain() -> None:
     }
     [third] = backend_of(environment(), [watch(0, ReplicaState.READY, number=3)]).endpoints
     assert third.number == 3
+    for each in watches:
+        each.status = {"sessions": 3, "capacity": {"max_sessions": 8}}
+    silent, held, starting = (watch(ordinal, ReplicaState.READY) for ordinal in (50, 51, 52))
+    held.status = {"sessions": 0, "held": True, "capacity": {"max_sessions": 8}}
+    starting.status = {"sessions": 0, "info": {"max_sessions": 4}}
+    loads = loads_of([*watches, silent, held, starting])
+    assert loads == {list(ReplicaState).index(ReplicaState.READY): Load(3, 8), 52: Load(0, 4)}
 
 
 def test_weights_are_those_of_replicas_by_number_and_one_that_comes_has_the_most_room() -> None:
@@ -68,18 +75,6 @@ def lb_endpoints(backend: Backend) -> list[dict[str, Any]]:
     [resource] = endpoints(backend)["resources"]
     found: list[dict[str, Any]] = resource["endpoints"][0]["lb_endpoints"]
     return found
-
-
-def test_loads_are_of_replicas_that_get_sessions_and_say_how_many_they_have() -> None:
-    watches = [watch(ordinal, state) for ordinal, state in enumerate(ReplicaState)]
-    for each in watches:
-        each.status = {"sessions": 3, "capacity": {"max_sessions": 8}}
-    silent, held, starting = (watch(ordinal, ReplicaState.READY) for ordinal in (50, 51, 52))
-    held.status = {"sessions": 0, "held": True, "capacity": {"max_sessions": 8}}
-    starting.status = {"sessions": 0, "info": {"max_sessions": 4}}
-    ready = list(ReplicaState).index(ReplicaState.READY)
-    found = loads_of([*watches, silent, held, starting])
-    assert found == {ready: Load(3, 8), 52: Load(0, 4)}
 
 
 def test_what_holds_requests_comes_last_and_the_token_is_the_run_files() -> None:

@@ -253,9 +253,7 @@ async def test_an_endless_head_or_trailer_is_answered_and_no_longer_taken(
         assert not app.seen
 
 
-async def test_pipelined_and_unread_bodies_keep_the_connection_and_no_endless_lines(
-    serve: Serve,
-) -> None:
+async def test_pipelined_and_unread_bodies_keep_the_connection(serve: Serve) -> None:
     async with connected(serve()) as (_, peer):
         for _ in range(20):
             peer[1].write(post(b"a") + get(1000) + post(b"bb") + get(1000)[:500])
@@ -296,28 +294,25 @@ async def test_a_silent_connection_is_closed_also_before_the_rest_of_its_body(se
         assert await is_closed(peer)
 
 
-async def test_half_a_head_is_answered_and_closed_however_it_trickles(serve: Serve) -> None:
+async def test_half_a_head_or_body_is_refused_however_it_trickles(serve: Serve) -> None:
     async with connected(serve(SOON)) as (app, peer):
         assert await ask(peer, get(100)) == (200, b"0")
         trickle = asyncio.create_task(_trickle(peer, get(10_000)))
         assert (await answer(peer))[0] == 408
         trickle.cancel()
         assert app.seen == ["/"]
-
-
-async def _trickle(peer: Peer, data: bytes) -> None:
-    for at in range(len(data)):
-        peer[1].write(data[at : at + 1])
-        await asyncio.sleep(0.02)
-
-
-async def test_a_body_that_does_not_grow_is_refused(serve: Serve) -> None:
     async with connected(serve(SOON)) as (app, peer):
         trickle = asyncio.create_task(_trickle(peer, post(b"b" * 10_000)[:-5000]))
         peer[1].write(post(b"b" * 100_000)[:5000])
         assert (await answer(peer))[0] == 408
         trickle.cancel()
         await until(lambda: app.seen == ["/", "disconnect"])
+
+
+async def _trickle(peer: Peer, data: bytes) -> None:
+    for at in range(len(data)):
+        peer[1].write(data[at : at + 1])
+        await asyncio.sleep(0.02)
 
 
 async def test_a_body_that_grows_or_is_not_read_and_an_answer_are_waited_for(serve: Serve) -> None:
@@ -422,7 +417,9 @@ async def test_a_body_that_others_leave_no_room_for_is_refused(serve: Serve) -> 
         assert await answer(peers[0]) == (200, b"%d" % MOST)
 
 
-async def test_the_oldest_connection_without_a_request_makes_room(serve: Serve) -> None:
+async def test_the_oldest_connection_without_a_request_makes_room_also_in_a_crowd(
+    serve: Serve,
+) -> None:
     async with serve(most=4) as served:
         served.app.may_answer.clear()
         busy = await served.connect()
@@ -435,9 +432,6 @@ async def test_the_oldest_connection_without_a_request_makes_room(serve: Serve) 
         assert await answer(busy) == (200, b"0")
         for peer in silent[-2:]:
             assert await ask(peer, get(100)) == (200, b"0")
-
-
-async def test_a_crowd_that_connects_at_once_turns_nobody_away(serve: Serve) -> None:
     async with serve(most=4) as served:
         with contextlib.ExitStack() as stack:
             address = ("127.0.0.1", served.port)

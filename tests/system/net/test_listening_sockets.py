@@ -87,12 +87,18 @@ def test_a_crowd_waits_in_the_queues_of_all() -> None:
         assert ready == listeners  # by a hash: that one of 8 gets none of 400 has a chance of 1e-22
 
 
-def test_an_address_in_use_is_named() -> None:
+def test_an_address_in_use_is_named_and_sockets_are_passed_on() -> None:
     with opened() as sockets:
         port = port_of(sockets)
         with pytest.raises(OSError, match="in use") as caught:
             open_listening_sockets("127.0.0.1", port)
     assert caught.value.filename == f"127.0.0.1:{port}"
+    with opened() as sockets:
+        text = descriptors_text(os.dup(one.fileno()) for one in sockets)
+        copies = sockets_of(text)
+        assert {one.getsockname() for one in copies} == {sockets[0].getsockname()}
+        for one in copies:
+            one.close()
 
 
 def test_where_strangers_cannot_be_kept_out_there_is_one_listener(
@@ -103,12 +109,3 @@ def test_where_strangers_cannot_be_kept_out_there_is_one_listener(
         assert listening(sockets) == sockets[:1] == sockets
         with pytest.raises(OSError, match="in use"), opened(port=port_of(sockets)):
             pass
-
-
-def test_sockets_are_passed_on_by_their_descriptors() -> None:
-    with opened() as sockets:
-        text = descriptors_text(os.dup(one.fileno()) for one in sockets)
-        copies = sockets_of(text)
-        assert {one.getsockname() for one in copies} == {sockets[0].getsockname()}
-        for one in copies:
-            one.close()

@@ -167,9 +167,7 @@ def test_the_smallest_limit_of_all_levels_is_read(
     assert limits.sources.items() >= sources.items()
 
 
-def test_without_proc_the_machine_is_asked_whose_limits_are_within_it(
-    tmp_path: Path, tree: Callable[[Files], str]
-) -> None:
+def test_without_proc_the_machine_is_asked(tmp_path: Path, tree: Callable[[Files], str]) -> None:
     limits = read_limits(str(tmp_path))
     assert limits.memory_bytes == limits.machine_memory_bytes > 0
     assert free_memory_bytes(str(tmp_path)) is None
@@ -224,9 +222,7 @@ def test_what_a_server_may_use_is_bounded_by_its_own_group_too(
 # What is said when the system refuses one more process: which limit, and how much of it is used.
 
 
-def test_the_limit_with_least_room_is_reported_if_there_is_one(
-    tree: Callable[[Files], str],
-) -> None:
+def test_the_limit_with_least_room_is_reported_if_any(tree: Callable[[Files], str]) -> None:
     files = {"pids/a/pids.max": "max", "pids/a/pids.current": "298"}
     assert process_room(tree(_v1("/a/b") | files)) is None
     counts = {"pids/a/pids.max": "300", "pids/a/pids.current": "298"}

@@ -18,23 +18,8 @@ from openenvd.system.files.log_files import (
 )
 
 
-def test_last_lines_are_the_last_ones_without_one_cut_by_the_bound(
+def test_newest_half_is_kept_and_last_lines_are_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = tmp_path / "log"
-    log.write_text("".join(f"{n}\n" for n in range(100)))
-    assert last_lines(log, 3) == ["97", "98", "99"]
-    assert last_lines(log, 0) == []
-    log.write_bytes(b"long line\n\xffshort\n")
-    monkeypatch.setattr(log_files, "MAX_TAIL_BYTES", 10)
-    assert last_lines(log, 9) == ["\ufffdshort"]
-    monkeypatch.setattr(log_files, "MAX_TAIL_BYTES", 4)
-    assert last_lines(log, 9) == ["ort"]
-    assert last_lines(tmp_path / "none", 5) == []
-
-
-def test_newest_half_is_kept_from_a_lines_start_and_the_writer_its_descriptor(
-    tmp_path: Path,
 ) -> None:
     log = tmp_path / "log"
     lines = [f"line {n:06}\n" for n in range(20_000)]
@@ -54,6 +39,15 @@ def test_newest_half_is_kept_from_a_lines_start_and_the_writer_its_descriptor(
     assert last_lines(log, 1) == ["after"]
     log.write_bytes(b"x" * 500_000)
     assert keep_newest_half(str(log), 100_000) < 51_000
+    log.write_text("".join(f"{n}\n" for n in range(100)))
+    assert last_lines(log, 3) == ["97", "98", "99"]
+    assert last_lines(log, 0) == []
+    log.write_bytes(b"long line\n\xffshort\n")
+    monkeypatch.setattr(log_files, "MAX_TAIL_BYTES", 10)
+    assert last_lines(log, 9) == ["\ufffdshort"]
+    monkeypatch.setattr(log_files, "MAX_TAIL_BYTES", 4)
+    assert last_lines(log, 9) == ["ort"]
+    assert last_lines(tmp_path / "none", 5) == []
 
 
 @pytest.mark.parametrize(
