@@ -90,7 +90,8 @@ class AsyncSession(_Connecting):
                 self.base_url, connect_seconds=self.connect_timeout, ping_seconds=PING_SECONDS
             )
         except (SessionFailed, ValueError) as exc:
-            raise SessionError(f"no session could be opened: {exc}") from exc
+            text = f"no session could be opened: {exc}"
+            raise SessionError(text, hint=self.lost_hint) from exc
         self._end = None
         return self
 

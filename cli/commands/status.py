@@ -197,13 +197,16 @@ def _failed(requests: list[Json], said: set[str]) -> list[Json]:
     """Return the failed requests, the newest first.
 
     A failed launch is left out if the table of environments shows its error (`said`), or if its
-    environment was launched successfully since.
+    environment was launched successfully since; and so is what failed again for the same cause.
     """
-    failed, launched = [], set()
+    failed, launched, listed = [], set(), set()
     for request in requests:
         is_old = request["operation"] == "launch" and request["environment"] in launched
-        if request["state"] == RequestState.FAILED and not is_old and request["id"] not in said:
+        what = request["label"], (request.get("error") or {}).get("message")
+        is_said = is_old or request["id"] in said or what in listed
+        if request["state"] == RequestState.FAILED and not is_said:
             failed.append(request)
+            listed.add(what)
         if request["operation"] == "launch" and request["state"] == RequestState.SUCCEEDED:
             launched.add(request["environment"])
     return failed

@@ -147,8 +147,11 @@ class EngineReplica:
             seconds: float | None = RETRY_SECONDS
             try:
                 seconds = await self._reconcile()
-            except base.EngineGone:
-                pass  # the watch reports it to `note_problem`
+            except base.EngineGone as exc:
+                known = self._instance.known if self.status.life.state is State.READY else None
+                is_silent = known and await self._server.why_not_ready(self.plan, known)
+                text = "; the replica does not answer either" if is_silent else ""
+                self._clients.report_problem(f"{exc.message}{text}")
             except (base.EngineRefused, NotAnswering) as exc:  # at any step but the start
                 self._clients.report_problem(exc.message)
             except Exception as exc:  # a defect, which must not end this task

@@ -102,7 +102,8 @@ def raise_if_ended(run_file: run_files.RunFile, status: StatusLine) -> None:
         raise errors.ReplicaFailed(f"{who} was stopped before it was ready")
     reason = ExitReason.from_json(how)
     message = f"{who} {reason.sentence()} before it was ready"
-    hint = _hint_on(lines) or f"full log: openenv logs {run_file.environment}"
+    full = f"full log: openenv logs {run_file.environment}" if lines else None
+    hint = _hint_on(lines) or full
     raise errors.ReplicaFailed(
         _with_heading(message, lines),
         "give it more: --memory 2G" if reason.is_oom else hint,

@@ -442,6 +442,7 @@ def test_status_tells_each_failure_once_and_none_of_what_was_launched_since(cli:
     later = new_request("5", label="launch trial again")
     assert "✗" not in cli.shows(new_environment(), requests=[later, FAILED])
     assert "✗ launch trial  FAILED" in cli.shows(new_environment(), requests=[FAILED, later])
+    assert cli.shows(requests=[FAILED, {**FAILED, "id": "8"}]).count("✗ launch trial") == 1
     out = cli.shows(requests=failures(5)).lower()
     assert [out.count(f"no licence {n}") for n in range(5)] == [1] * 5
     error = {**ERROR, "message": "no license"}
@@ -538,12 +539,16 @@ def test_logs_end_with_the_reason_are_said_to_be_empty_or_are_the_launchs(cli: C
     assert (answer.code, answer.out, answer.err) == (0, "", "trial has printed nothing yet\n")
     answer = cli("logs", "trial", "--replica", "r2")
     assert answer.err == "replica r2 of trial has printed nothing yet\n"
+    cli.get(f"/v1/requests/{ID}", {"request": READY})
+    cli.get(f"/v1/requests/{ID}/logs", text(""))
+    assert cli("logs", ID).err == "launch trial has printed nothing yet\n"
     del cli.fake.answers["GET", "/v1/environments/trial/logs"]
     cli.get(f"/v1/requests/{ID}", {"request": FAILED})
     cli.get(f"/v1/requests/{ID}/logs", text("preparing\n"))
     answer = cli("logs", "trial")
     assert answer.out == "preparing\n"
     assert "trial exited with code 7" in answer.err
+    assert "openenv logs" not in answer.err  # which has just been shown
 
 
 def test_logs_of_several_are_named_lines_chosen_and_json_is_lines(cli: Cli) -> None:

@@ -309,6 +309,8 @@ def test_an_exit_is_told_when_who_was_away_is_back(world: World, away: str) -> N
     else:
         world.kill_agent()
     os.kill(pid, signal.SIGKILL)
+    if away == "engine":
+        wait_for(run_file, lambda status: "the replica does not answer" in status["problem"])
     world.fault("gone").unlink(missing_ok=True)
     status = wait_for(run_file, lambda status: status["state"] == "exited")
     assert status["exit"]["signal"] == "SIGKILL"

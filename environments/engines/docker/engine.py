@@ -22,6 +22,7 @@ import os
 import shutil
 import signal as signals
 import socket
+import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from http import HTTPStatus
@@ -66,6 +67,8 @@ _NO_LIVE_RESTORE = (
 
 class DockerEngine:
     """Runs replicas as containers."""
+
+    _back_at = 0.0  # when Docker answered again after it had stopped; until then, inf
 
     def check(self) -> base.Check:
         with explained():
@@ -113,10 +116,14 @@ class DockerEngine:
 
     def changes(self) -> Iterator[None]:
         filters = {"type": "container", "label": base.HOME_LABEL}
-        with explained(), _streamed(self._api.events(filters=filters)) as events:
-            yield None
-            for _ in events:
+        try:
+            with explained(), _streamed(self._api.events(filters=filters)) as events:
+                self._back_at = self._back_at and time.time()
                 yield None
+                for _ in events:
+                    yield None
+        finally:
+            self._back_at = math.inf
         raise base.EngineGone("Docker has ended its stream of events")
 
     def logs(self, instance: base.Instance, cursor: str | None) -> Iterator[base.LogChunk]:
@@ -152,7 +159,7 @@ class DockerEngine:
                 return None
             state = _state_of(found["State"]["Status"])
             has_exited = state is base.InstanceState.EXITED
-            facts = exit_of(found, events_of(self._api, found)) if has_exited else None
+            facts = self._exit_of(found) if has_exited else None
         labels = base.Labels.of(found["Config"].get("Labels"))
         if labels is None or expected not in (None, labels):
             raise base.NameTaken(
@@ -168,6 +175,9 @@ class DockerEngine:
             drains=has_env_host(found["Config"]),
             exit=facts,
         )
+
+    def _exit_of(self, found: Json) -> base.ExitFacts:
+        return exit_of(found, events_of(self._api, found), self._back_at)
 
     def _find_or_create(self, plan: base.ReplicaPlan) -> base.Instance:
         if (found := self.find(plan)) is not None:
@@ -375,8 +385,11 @@ def events_of(api: Any, found: Json) -> list[Json]:
     )
 
 
-def exit_of(found: Json, events: Iterable[Json] = ()) -> base.ExitFacts:
-    """Return how an inspected container ended, given the events about it."""
+def exit_of(found: Json, events: Iterable[Json] = (), back_at: float = 0.0) -> base.ExitFacts:
+    """Return how an inspected container ended, given the events about it.
+
+    Docker has no events from before `back_at`, when it was started again.
+    """
     state = found["State"]
     if state["StartedAt"].startswith(_NEVER):
         return base.ExitFacts(error=state.get("Error") or "it never ran")
@@ -394,6 +407,8 @@ def exit_of(found: Json, events: Iterable[Json] = ()) -> base.ExitFacts:
     if sent and code in (0, 128 + sent):
         text = f"{signal_name(sent)} was sent through Docker (docker kill, docker stop)"
         return base.ExitFacts(ended_by=text, seconds=seconds)
+    if code in base.FINE_EXITS and seconds is not None and _seconds(state["FinishedAt"]) < back_at:
+        return base.ExitFacts(ended_by=f"Docker was stopped ({_NO_LIVE_RESTORE})", seconds=seconds)
     is_oom = state["OOMKilled"] and code not in base.FINE_EXITS
     return base.ExitFacts(
         exit_code=code,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -152,6 +153,8 @@ def test_who_ended_a_container_is_told_by_dockers_events(
     code: int, oom: bool, events: list[dict[str, Any]], kind: str, word: str
 ) -> None:
     facts = exit_of(container(code, oom=oom), events)
+    away = exit_of(container(code, oom=oom), [], math.inf).ended_by
+    assert (away or "").startswith("Docker was stopped") == (code in (0, 143))
     reason = exit_reason(facts, pid=7, stopped_by_us=False, limit_bytes=None)
     assert (reason.kind, word in reason.sentence()) == (kind, True), reason.sentence()
 
