@@ -231,7 +231,7 @@ def logs(
             seen = log.show(client.request_log(request["id"], **asked))
             request = client.request(request["id"])  # as it ended
             if request["state"] == RequestState.FAILED:
-                output.note(*_without_log(request_failure(request, shown=seen)))
+                output.note(*request_failure(request, shown=seen)[:-1])  # this is its log
             elif not seen and tail != 0 and grep is None:
                 output.note(f"{request['label']} has printed nothing yet")
 
@@ -287,13 +287,8 @@ def _show_environment(
         short = phrases.short_id(request["id"])
         output.note(f"{name} has printed nothing yet; this is its launch, {short}:")
         return request
-    output.note(*_without_log(environment_failure(environment)))
+    output.note(*(line for line in environment_failure(environment) if "  Log: " not in line))
     return None
-
-
-def _without_log(lines: list[str]) -> list[str]:
-    """Leave out which command shows the log: this one."""
-    return [line for line in lines if not line.startswith("  Log: ")]
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ import asyncio
 import json
 import logging
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -264,27 +264,21 @@ async def check_handshake(app: Any, upgrade: Upgrade, transport: asyncio.Transpo
     return lines.decode("latin-1")
 
 
+def _noted(method: Any) -> Any:
+    def call(self: _Header, *given: object) -> Any:
+        names = (f.f_globals.get("__name__", "") for f, _ in traceback.walk_stack(None))
+        self.readers.add(next(name for name in names if name not in _READING))
+        return method(self, *given)
+
+    return call
+
+
 class _Header(tuple[bytes, bytes]):
     """A header of a request, also in copies of the list: it notes the modules that look at it."""
 
     readers: set[str]
     __hash__ = tuple.__hash__
-
-    def __iter__(self) -> Iterator[bytes]:
-        self._note_reader()
-        return super().__iter__()
-
-    def __getitem__(self, index: Any) -> Any:
-        self._note_reader()
-        return super().__getitem__(index)
-
-    def __eq__(self, other: object) -> bool:
-        self._note_reader()
-        return super().__eq__(other)
-
-    def _note_reader(self) -> None:
-        names = (f.f_globals.get("__name__", "") for f, _ in traceback.walk_stack(None))
-        self.readers.add(next(name for name in names if name not in _READING))
+    __iter__, __getitem__, __eq__ = map(_noted, (tuple.__iter__, tuple.__getitem__, tuple.__eq__))
 
 
 async def _find_failure(app: Any, scope: Message) -> tuple[str | None, bool]:

@@ -16,10 +16,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_258,
-    "code lines": 46_456,
+    "shipped lines": 72_267,
+    "code lines": 46_467,
     "modules": 383,
-    "test lines": 64_708,
+    "test lines": 64_718,
     "words of pages": 24_976,
     "words of decisions": 7_659,
     "folders at the root": 15,

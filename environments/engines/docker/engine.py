@@ -159,7 +159,9 @@ class DockerEngine:
                 return None
             state = _state_of(found["State"]["Status"])
             has_exited = state is base.InstanceState.EXITED
-            facts = self._exit_of(found) if has_exited else None
+            facts = (
+                exit_of(found, events_of(self._api, found), self._back_at) if has_exited else None
+            )
         labels = base.Labels.of(found["Config"].get("Labels"))
         if labels is None or expected not in (None, labels):
             raise base.NameTaken(
@@ -175,9 +177,6 @@ class DockerEngine:
             drains=has_env_host(found["Config"]),
             exit=facts,
         )
-
-    def _exit_of(self, found: Json) -> base.ExitFacts:
-        return exit_of(found, events_of(self._api, found), self._back_at)
 
     def _find_or_create(self, plan: base.ReplicaPlan) -> base.Instance:
         if (found := self.find(plan)) is not None:
@@ -386,10 +385,7 @@ def events_of(api: Any, found: Json) -> list[Json]:
 
 
 def exit_of(found: Json, events: Iterable[Json] = (), back_at: float = 0.0) -> base.ExitFacts:
-    """Return how an inspected container ended, given the events about it.
-
-    Docker has no events from before `back_at`, when it was started again.
-    """
+    """Return how an inspected container ended; Docker has no events from before `back_at`."""
     state = found["State"]
     if state["StartedAt"].startswith(_NEVER):
         return base.ExitFacts(error=state.get("Error") or "it never ran")

@@ -285,10 +285,6 @@ def _pairs(text: str) -> dict[str, str]:
     return found
 
 
-def _secrets(text: str) -> list[Json]:
-    return [{"name": _name(name.strip())} for name in text.split(",")]
-
-
 def _name(text: str) -> str:
     if len(text) > _MAX_DNS_NAME_LENGTH or not _DNS_NAME.fullmatch(text):
         raise ValueError("write a name of Kubernetes: letters a-z, digits, '-' and '.'")
@@ -326,7 +322,7 @@ _OPTIONS: dict[str, Callable[[str], Any]] = {
     "gpu-resource": str,
     "grace": _number,
     "image-pull-policy": str,
-    "image-pull-secret": _secrets,
+    "image-pull-secret": lambda text: [{"name": _name(each.strip())} for each in text.split(",")],
     "memory-request": str,
     "namespace": _namespace,
     "node-selector": _pairs,
