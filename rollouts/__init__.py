@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs many episodes at once at OpenEnv servers, and writes or hands over the results.
+"""Runs many episodes at once on OpenEnv servers, and writes the results or passes them on.
 
     collector ──put_step, finish──▶ stages ──▶ writer's threads ──▶ files ──▶ readers
 
@@ -7,19 +7,19 @@ Memory stays flat however slow the disk is: the writer of a step waits until it 
 finished episode exists exactly once; an unfinished one is never visible.
 
     run.py                 `openenv rollout`: a rollout into a folder, or the rest of one
-    collector.py           many episodes at once, and their retries; whole episodes in memory, for
-                           Python callers; episode_runner.py: one attempt
+    collector.py           many episodes at once, and their retries; for Python callers it yields
+                           whole episodes in memory; episode_runner.py: one attempt
     episodes.py            step, episode, sink; counts of them
     buffers.py             a budget of memory, and how many episodes run within it
-    session_pool.py        open sessions, and who waits for one; answers.py: what they answer
-    session/               one session at a server, for every client of one
-    policies/              what decides on actions
+    session_pool.py        open sessions, and the episodes that wait for one; answers.py: answers
+    session/               one session at a server, for all clients
+    policies/              policies, which decide on actions
     stages/                advantages, filters, failed episodes, training samples
-    errors.py              what can go wrong
-    folder/                what is written, and how it is read
+    errors.py              the errors
+    folder/                writes and reads the folder of a rollout
     replay.py              a program that shows a folder to the dashboard; images.py: images in it
 
-The public names are imported when they are first used: the daemon reads payloads alone.
+The public names are imported when they are first used, because the daemon needs only payloads.
 """
 
 from __future__ import annotations

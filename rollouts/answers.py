@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Splits a server's answer without parsing it: the observation stays a piece of text.
 
-One pass over the message finds where the observation begins and ends. Text that is JSON to Python
-alone (`NaN`) is parsed after all, and written again with `null` in its place; a reward that is no
-finite number is kept as text.
+One pass over the message finds where the observation begins and ends. Text that only Python accepts
+as JSON (`NaN`) is parsed nevertheless, and written again with `null` instead; a reward that is not
+a finite number is kept as text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .session.connection import Message
 from .session.session import error_text
 
 PARSED_APART_BYTES = 262_144  # from here on, an observation is parsed in a thread
-MAX_ODD_CHARACTERS = 40  # of a reward that is no number
+MAX_ODD_CHARACTERS = 40  # of a reward that is not a number
 
 _REASONS: dict[Any, FailureReason] = {
     WSErrorCode.CAPACITY_REACHED: FailureReason.NO_CAPACITY,
@@ -33,8 +33,8 @@ _REASONS: dict[Any, FailureReason] = {
     WSErrorCode.INVALID_JSON: FailureReason.PROTOCOL_ERROR,
     WSErrorCode.UNKNOWN_TYPE: FailureReason.PROTOCOL_ERROR,
 }
-# What one parser or the other says of a text: wrong, of a wrong kind, nested too deeply. Any that
-# is not caught ends the whole rollout, for what one server has said once.
+# The errors of either parser: invalid text, a wrong type, too deep nesting. An error that is not
+# caught would end the whole rollout because of one answer.
 _NOT_READABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError)
 
 
@@ -46,16 +46,16 @@ class Answer:
     reward: float | None
     done: bool
     metadata_json: bytes = EMPTY_OBJECT
-    odd_reward: str | None = None  # what the reward is, where it is no finite number
+    odd_reward: str | None = None  # the reward, if it is not a finite number
 
     @property
     def observation(self) -> Any:
-        """Parsed each time."""
+        """The observation's value; parsed each time."""
         return parse(self.observation_json)
 
 
 class _Data(msgspec.Struct):
-    """Of an observation and of an error: one pass over the text finds either."""
+    """The fields of an observation and of an error, so that one pass reads either."""
 
     observation: msgspec.Raw = msgspec.Raw(b"null")
     reward: Any = None
@@ -69,14 +69,14 @@ class _Data(msgspec.Struct):
 class _Frame(msgspec.Struct):
     type: str
     data: _Data = msgspec.field(default_factory=_Data)
-    odd_reward: str | None = None  # by an env host of ours, whose JSON of such a reward is null
+    odd_reward: str | None = None  # from our env host, which writes such a reward as null
 
 
 _decoder = msgspec.json.Decoder(_Frame)
 
 
 def answer_of(text: Message) -> Answer:
-    """Splits the text of an answer."""
+    """Split the text of an answer."""
     try:
         return _taken_apart(text)
     except _NOT_READABLE as exc:
@@ -110,7 +110,7 @@ def _taken_apart(text: Message, reward: Any = None) -> Answer:
 
 
 def _number(reward: Any) -> tuple[float | None, str | None]:
-    """A reward, or what it is instead of a finite number."""
+    """Return a finite reward, or the text of another value."""
     if reward is None:
         return None, None
     with suppress(OverflowError):

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 SCOUTS = 8
-FOLLOWERS = 3  # for each step: after three successive steps, hundreds of episodes run
+FOLLOWERS = 3  # that start after each step: hundreds of episodes run after three steps
 OBSERVATIONS = 2  # the one being decided on, and the next one
 GUESSED_STEPS = 32  # without this guess, the first episodes held six times the limit
 MIN_BYTES = 512  # a step is never smaller than its own objects
@@ -50,20 +50,20 @@ class ByteBudget:
             await admitted
         except asyncio.CancelledError:
             if admitted.cancelled():
-                self._admit()  # admit those that waited behind it
+                self._admit()  # admit waiters behind it
             else:
                 self.change(-size_bytes)
             raise
         return Hold(self, size_bytes)
 
     def change(self, difference_bytes: int) -> None:
-        """Adds the bytes that a hold took, or subtracts those that it released."""
+        """Add the bytes that a hold took, or subtract those that it released."""
         self.used_bytes += difference_bytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         self._admit()
 
     def _admit(self) -> None:
-        """Admit those for whom there is room, in order."""
+        """Admit waiters in order, as long as there is room."""
         while self._waiting:
             size_bytes, admitted = self._waiting[0]
             if not admitted.cancelled():
@@ -85,14 +85,14 @@ class Hold:
         self.size_bytes = size_bytes
 
     def resize(self, size_bytes: int) -> None:
-        """Change it to the size that is used. Never waits: queued waiters wait longer instead."""
+        """Change the reservation to the used size, without waiting: queued waiters wait longer."""
         size_bytes = max(size_bytes, MIN_BYTES)
         if self._budget is not None and size_bytes != self.size_bytes:
             difference_bytes, self.size_bytes = size_bytes - self.size_bytes, size_bytes
             self._budget.change(difference_bytes)
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the reservation."""
         budget, self._budget = self._budget, None
         if budget is not None:
             budget.change(-self.size_bytes)
@@ -103,18 +103,18 @@ HoldStep = Callable[[int, int], None]
 
 
 class ConcurrencyLimit:
-    """Lets an episode begin when there is memory for it."""
+    """Delays the start of an episode until there is memory for it."""
 
     def __init__(self, limit_bytes: int, *, keeps_episodes: bool) -> None:
         self._budget = ByteBudget(limit_bytes)
         self._keeps_episodes = keeps_episodes
-        self._permits = asyncio.Semaphore(SCOUTS)  # to begin an episode; none is returned
+        self._permits = asyncio.Semaphore(SCOUTS)  # to begin an episode; permits are not returned
         self._most_bytes = 0
         self._has_ended = False  # whether any episode has ended
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was held at once."""
+        """The most bytes that were reserved at once."""
         return self._budget.peak_bytes
 
     @asynccontextmanager
@@ -122,7 +122,7 @@ class ConcurrencyLimit:
         """Begin an episode once there is memory; call the yielded function after each step."""
         await self._permits.acquire()
         expected_bytes = self._most_bytes
-        if self._keeps_episodes and not self._has_ended:  # at least `SCOUTS` may always run
+        if self._keeps_episodes and not self._has_ended:  # `SCOUTS` episodes may always run
             most_bytes = max(self._most_bytes, self._budget.limit_bytes // SCOUTS)
             expected_bytes = min(GUESSED_STEPS * self._most_bytes, most_bytes)
         hold = await self._budget.reserve(expected_bytes)
@@ -136,7 +136,7 @@ class ConcurrencyLimit:
                 held_bytes = max(held_bytes, OBSERVATIONS * max(size_bytes, next_bytes))
             if held_bytes > hold.size_bytes:
                 hold.resize(held_bytes)
-            self._most_bytes = max(self._most_bytes, held_bytes)  # expected of others, too
+            self._most_bytes = max(self._most_bytes, held_bytes)  # the estimate for other episodes
             if self._permits.locked():
                 for _ in range(FOLLOWERS):
                     self._permits.release()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many episodes at once, of any policy at any OpenEnv servers.
+"""Runs many episodes at once, with any policy on any OpenEnv servers.
 
     numbers ─▶ slot 1 … slot N ─▶ ConcurrencyLimit ─▶ Attempt, again after a failure ─▶ sink
 
@@ -11,8 +11,8 @@ that are missing. Only whole episodes are tried again, never a step: it may have
     async for batch in collector.batches(256):   # lists of `Episode`
         train(batch)
 
-Of whole episodes memory holds those that run (see `buffers.py`), finished ones that wait to be
-taken, and the batch that is being built. Once the second is full, `finish` waits, and none begins.
+With `batches`, memory holds running episodes (see `buffers.py`), finished ones that wait, and the
+present batch. When the share of waiting ones is full, `finish` waits, and no episode begins.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .policies.policy import CallablePolicy, CpuThreads, Policy
 
 
 class BatchSink:
-    """A `StepSink` that hands whole episodes over."""
+    """A `StepSink` that passes whole episodes on."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._budget = ByteBudget(limit_bytes)
@@ -42,11 +42,11 @@ class BatchSink:
         self._finished: asyncio.Queue[tuple[Episode, Hold] | None] = asyncio.Queue()
 
     async def put_step(self, episode_id: str, number: int, step: Step) -> None:
-        """Keeps the step until the episode is handed over."""
+        """Keep the step until the episode has ended."""
         self._running.setdefault(episode_id, []).append(step)
 
     async def finish(self, episode: Episode) -> None:
-        """Returns when there is room for it."""
+        """Add the episode; returns when there is room for it."""
         steps = tuple(self._running.pop(episode.id, ()))
         whole = replace(episode, steps=steps)
         hold = await self._budget.reserve(whole.size_bytes)
@@ -57,11 +57,11 @@ class BatchSink:
         self._running.pop(episode_id, None)
 
     async def close(self) -> None:
-        """No more will come."""
+        """Announce that no further episode will come."""
         self._finished.put_nowait(None)
 
     async def next(self) -> Episode | None:
-        """The next that has finished; None when there will be none."""
+        """Return the next finished episode; None after the last one."""
         if (found := await self._finished.get()) is None:
             return None
         episode, hold = found
@@ -77,8 +77,8 @@ LAG_WINDOW_SECONDS = 600.0
 class RolloutCollector(Rules):
     """Collects episodes; only one collection at a time may run.
 
-    Its arguments are these, and the rules of each episode. Nothing is connected before episodes are
-    collected.
+    Its arguments are these attributes and the `Rules` of episodes. It connects when the collection
+    begins.
 
     Attributes:
         env: The address of an OpenEnv server, or several, which take turns.
@@ -87,18 +87,18 @@ class RolloutCollector(Rules):
         retries: Further attempts at an episode that failed, each of the whole episode.
         group: How many consecutive episodes begin alike: with one seed, in one environment.
         buffer_bytes: Memory for running episodes, and as much again for finished ones that
-            `batches` has not handed over.
-        max_loop_lag_seconds: Longest time that the event loop may be held.
+            `batches` has not yielded.
+        max_loop_lag_seconds: Longest time that the event loop may be blocked.
         timing: How long sessions wait for a server.
-        followed: Environments of the daemon by their addresses; they are waited for as long
-            as they are to come back.
+        followed: Environments of the daemon by their addresses; episodes wait for one as long as
+            the daemon restarts it.
         tracer: An OpenTelemetry `Tracer`: each attempt at an episode that its sampler wants is
             a trace, with a link to the span in which episodes are collected.
-        stats: What became of the episodes so far.
-        lag: How long the event loop was held.
+        stats: Counts of the episodes so far.
+        lag: How long the event loop was blocked.
 
     Raises:
-        NoEnvironment: An address cannot be one of a server.
+        NoEnvironment: An address is invalid.
         ValueError: There is no address, or a number is below 1.
     """
 
@@ -135,12 +135,12 @@ class RolloutCollector(Rules):
     async def batches(
         self, size: int, *, episodes: int | None = None
     ) -> AsyncGenerator[list[Episode], None]:
-        """Batches of `size` episodes in the order in which they end; the last may be smaller.
+        """Yield batches of `size` episodes in the order in which they end; the last may be smaller.
 
         It continues until `episodes` were played, or without end. Leaving the loop ends it;
         `aclose()` of the iterator does so at once.
 
-        Raises `LoopLagged`: the event loop was held for longer than `max_loop_lag_seconds`.
+        Raises `LoopLagged`: the event loop was blocked for longer than `max_loop_lag_seconds`.
         """
         numbers = itertools.count() if episodes is None else iter(range(episodes))
         sink = BatchSink(self.buffer_bytes)
@@ -169,14 +169,14 @@ class RolloutCollector(Rules):
     async def collect(
         self, numbers: Iterable[int], sink: StepSink, *, keeps_episodes: bool = False
     ) -> None:
-        """Plays episodes into a sink, which is not closed.
+        """Play episodes into a sink, which stays open.
 
         Args:
-            numbers: Of the episodes; id, seed and environment follow from them.
+            numbers: The numbers of the episodes; id, seed and environment follow from them.
             sink: Takes steps and finished episodes.
             keeps_episodes: Whether the sink holds the steps of an episode in memory until it ends.
 
-        Raises `RolloutError`: the sink failed, or the event loop was held (`LoopLagged`).
+        Raises `RolloutError`: the sink failed, or the event loop was blocked (`LoopLagged`).
         """
         pool = session_pool.SessionPool(
             self.concurrency, timing=self.timing, followed=self.followed
@@ -185,7 +185,7 @@ class RolloutCollector(Rules):
         policy = self.policy if isinstance(self.policy, Policy) else CallablePolicy(self.policy)
         context = RunContext(self, self.group, policy, threads, pool, sink, self.stats)
         if self.tracer is not None:
-            from .traced_episodes import EpisodeTraces  # with it OpenTelemetry is imported
+            from .traced_episodes import EpisodeTraces  # imports OpenTelemetry
 
             context = replace(context, traced=EpisodeTraces(self.tracer).attempt)
         limit = ConcurrencyLimit(self.buffer_bytes, keeps_episodes=keeps_episodes)
@@ -193,7 +193,7 @@ class RolloutCollector(Rules):
             try:
                 await asyncio.to_thread(session_pool.reserve_descriptors, self.concurrency)
                 await self._play_all(iter(numbers), context, limit)
-            finally:  # no session and no thread is left behind
+            finally:  # leave no session and no thread
                 try:
                     await pool.close()
                 finally:
@@ -217,7 +217,7 @@ class RolloutCollector(Rules):
                 for number in range(self.concurrency):
                     group.create_task(slot(), name=f"slot-{number}")
         except BaseExceptionGroup as exc:
-            # The first error; the sink's own comes before those that followed from it.
+            # The first error: the sink's own precedes the errors that it caused.
             found: BaseException = exc.subgroup(RolloutError) or exc
             while isinstance(found, BaseExceptionGroup):
                 found = found.exceptions[0]

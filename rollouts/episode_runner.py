@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One attempt at one episode: reset, then decide and step until it is over.
+"""One attempt at one episode: a reset, then decisions and steps until its end.
 
     session.reset ─▶ answer ─▶ player.act ─▶ session.step ─▶ answer ─▶ …
-                       └────────── Step ◀────────┘ ─▶ sink: the only wait that no time-out counts
+                       └────────── Step ◀────────┘ ─▶ sink: no time-out counts this wait
 
 An error of the environment or the policy ends the attempt, and is recorded in the episode.
 An error of the sink is raised.
@@ -33,14 +33,14 @@ STEPS_OF_AN_ITERATION = 16  # of the event loop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The rules of every episode of a rollout. None is no limit.
+    """The rules of every episode of a rollout. None means no limit.
 
     Attributes:
-        max_steps: Steps after which an episode is truncated; None for no limit.
-        step_timeout_seconds: Longest answer to a reset or a step.
-        policy_timeout_seconds: Time limit of a policy call. Where it is synchronous, its wait
-            for a thread does not count.
-        episode_timeout_seconds: Longest episode, without its waiting for the sink.
+        max_steps: Steps after which an episode is truncated.
+        step_timeout_seconds: Time limit of a reset or a step.
+        policy_timeout_seconds: Time limit of a policy call, without a synchronous call's wait for a
+            thread.
+        episode_timeout_seconds: Time limit of an episode, without its waits for the sink.
         seed: Seed of the first group of episodes; each further group adds 1.
         reset: Further arguments of every reset.
     """
@@ -54,7 +54,7 @@ class Rules:
 
 
 class StepTurns:
-    """Lets a few coroutines go on in each iteration of the loop, and the others in later ones.
+    """Lets a few coroutines continue in each iteration of the loop, and the others in later ones.
 
     When the environments of 256 episodes answer at once, an iteration that serves all takes 40 ms.
     Steps that are sent a few at a time are also answered a few at a time.
@@ -66,7 +66,7 @@ class StepTurns:
         self._is_scheduled = False
 
     async def take(self) -> None:
-        """Return at once, or in a later iteration, in order."""
+        """Return at once or in a later iteration, in the order of calls."""
         loop = asyncio.get_running_loop()
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -95,7 +95,7 @@ class RunContext:
     """State that all attempts of a rollout share."""
 
     rules: Rules
-    group: int  # how many episodes begin alike
+    group: int  # number of episodes that begin alike
     policy: Policy
     threads: CpuThreads
     pool: SessionPool
@@ -105,7 +105,7 @@ class RunContext:
     traced: Callable[[RunContext, int, str, HoldStep, int], Attempt] | None = None
 
     def seed_of(self, number: int) -> int | None:
-        """The seed of an episode: its group's."""
+        """Return the seed of an episode, which is that of its group."""
         return None if self.rules.seed is None else self.rules.seed + number // self.group
 
 
@@ -129,7 +129,7 @@ class Attempt:
         self._answer = Answer(b"null", None, done=False)
 
     async def run(self) -> episodes.Episode:
-        """Return how it went; its steps are in the sink, whose errors are raised."""
+        """Play the episode and return its outcome; errors of the sink are raised."""
         try:
             async with self._deadline:
                 await self._play()
@@ -180,7 +180,7 @@ class Attempt:
                 await self._reset(session)
             except EpisodeFailed as exc:
                 self._pool.drop(self._address, session)
-                # A server may have closed what idled. Nothing was played in it yet.
+                # A server may have closed an idle session, in which this episode has not begun.
                 fresh = was_used and exc.reason is episodes.FailureReason.CONNECTION_LOST
                 room = is_no_capacity(exc) and await self._pool.wait_for_room(self._address)
                 if not (fresh or room):
@@ -224,7 +224,7 @@ class Attempt:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # Of something of the policy's own. Let through, it would end the slot without a word.
+            # Raised by the policy's own code. Let through, it would end the slot silently.
             raise policy_failed(exc) from exc
         except Exception as exc:
             raise policy_failed(exc) from exc
@@ -270,27 +270,27 @@ class Attempt:
 
 
 def _forget_frames(exc: BaseException | None) -> None:
-    """Drops the tracebacks of an exception and its causes.
+    """Drop the tracebacks of an exception and its causes.
 
-    Their frames hold observations in reference cycles until garbage is collected. Hundreds of
-    episodes that fail at once would hold all of theirs.
+    Their frames keep observations in reference cycles until garbage is collected: those of hundreds
+    of episodes, if these fail at once.
     """
-    while exc is not None and exc.__traceback__ is not None:  # of a circle of causes, each once
+    while exc is not None and exc.__traceback__ is not None:  # each once, even in a cycle
         exc.__traceback__ = None
         exc = exc.__cause__ or exc.__context__
 
 
 def _info(said_by_policy: bytes, said_by_environment: bytes) -> bytes:
-    """Joins what the policy noted and the environment's metadata into one JSON object.
+    """Join the policy's info and the environment's metadata into one JSON object.
 
-    The latter is `metadata`, or `environment_metadata` where the policy uses that name itself.
+    The latter is `metadata`, or `environment_metadata` if the policy uses that name itself.
     """
     if said_by_environment in (b"{}", b"null"):
         return said_by_policy
     if said_by_policy == b"{}":
         return b'{"metadata":%b}' % said_by_environment
     name = "metadata"
-    if b'"metadata"' in said_by_policy:  # in hardly any, and the text may be large
+    if b'"metadata"' in said_by_policy:  # rare, and parsing may take long
         taken = msgspec.json.decode(said_by_policy, type=dict[str, msgspec.Raw])
         while name in taken:
             name = f"environment_{name}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps and episodes, the interface of what takes them, and what a rollout has done so far.
+"""Steps and episodes, the interface of sinks that take them, and the counts of a rollout.
 
     collector ──Step──▶ StepSink     a step's memory is free once it is on disk
 
@@ -34,14 +34,14 @@ _decode = msgspec.json.Decoder().decode
 
 
 def parse(text: BytesLike | str) -> Any:
-    """The value of a JSON text, which may be large: an observation, or a row that holds one.
+    """Parse a JSON text, which may be large: an observation, or a row that contains one.
 
-    Where msgspec takes 0.6 ms for a megabyte, orjson takes up to 6, with the interpreter lock held:
-    it maps twelve times the text's length each time. What msgspec refuses (half a surrogate
-    pair, `NaN`) the standard library reads, as the environment's own server did.
+    For a megabyte, msgspec takes 0.6 ms and orjson up to 6, both with the interpreter lock: orjson
+    maps twelve times the text's length each time. The standard library, like the environment's own
+    server, also reads what msgspec refuses (half a surrogate pair, `NaN`).
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not JSON.
         RecursionError: It is nested too deeply.
     """
     try:
@@ -67,8 +67,8 @@ class Array:
         return self.data.nbytes if isinstance(self.data, memoryview) else len(self.data)
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """As numpy's, read-only where the data is, on the same memory."""
-        import numpy as np  # no dependency of everybody
+        """Return a numpy array on the same memory, read-only if the data is."""
+        import numpy as np  # an optional dependency
 
         found: np.ndarray[Any, Any] = np.ndarray(self.shape, self.dtype, self.data)
         return found
@@ -82,7 +82,7 @@ class Step:
     action_json: bytes
     reward: float | None
     done: bool
-    info_json: bytes = EMPTY_OBJECT  # what the policy and the environment said beside it
+    info_json: bytes = EMPTY_OBJECT  # further data of the policy and the environment
     arrays: Mapping[str, Array] = field(default_factory=dict)
 
     @classmethod
@@ -95,7 +95,7 @@ class Step:
         info: Mapping[str, Any] | None = None,
         arrays: Mapping[str, Array] | None = None,
     ) -> Self:
-        """Makes a step of values instead of JSON texts."""
+        """Make a step from values instead of JSON texts."""
         texts = orjson.dumps(observation), orjson.dumps(action)
         return cls(*texts, reward, done, orjson.dumps(dict(info or {})), arrays or {})
 
@@ -111,7 +111,7 @@ class Step:
 
     @property
     def info(self) -> dict[str, Any]:
-        """Return what the policy noted and the environment's metadata; parsed each time."""
+        """Return the policy's info and the environment's metadata; parsed each time."""
         found: dict[str, Any] = parse(self.info_json)
         return found
 
@@ -126,8 +126,8 @@ class EpisodeStatus(StrEnum):
     """The way in which an episode ended."""
 
     DONE = "done"  # the environment said so
-    TRUNCATED = "truncated"  # the most steps that were asked for were taken
-    FAILED = "failed"  # `failure` says of what; the steps until then are kept
+    TRUNCATED = "truncated"  # it reached the maximum number of steps
+    FAILED = "failed"  # `failure` has the cause; the steps until then are kept
 
 
 class FailureReason(StrEnum):
@@ -142,11 +142,11 @@ class FailureReason(StrEnum):
     INVALID_ACTION = "invalid_action"  # the environment refused the action's form
     PROTOCOL_ERROR = "protocol_error"  # an answer that is not OpenEnv's
     POLICY_TIMED_OUT = "policy_timed_out"  # one call of the policy took too long
-    POLICY_ERROR = "policy_error"  # the policy raised, or returned what is not JSON
+    POLICY_ERROR = "policy_error"  # the policy raised, or its result is not JSON
 
     @property
     def is_worth_retrying(self) -> bool:
-        """Return whether the whole episode may go better the next time."""
+        """Return whether another attempt at the whole episode may succeed."""
         return self not in (FailureReason.INVALID_ACTION, FailureReason.PROTOCOL_ERROR)
 
 
@@ -161,13 +161,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One whole episode: its last attempt, when it took several."""
+    """One whole episode, which is the last of its attempts."""
 
     id: str  # the same after a restart: see `episode_id`
-    environment: str  # the address it ran at
+    environment: str  # the address of its server
     seed: int | None
     steps: tuple[Step, ...]
-    total_reward: float  # NaN where a reward was no number
+    total_reward: float  # NaN if a reward was not a number
     status: EpisodeStatus
     started_at: float  # seconds since the epoch
     finished_at: float
@@ -175,7 +175,7 @@ class Episode:
     final_observation_json: bytes = b"null"
     attempts: int = 1
     size_bytes: int = 0  # of its steps and its final observation, in memory
-    odd_rewards: tuple[str, ...] = ()  # rewards that were no finite numbers
+    odd_rewards: tuple[str, ...] = ()  # rewards that were not finite numbers
 
     @property
     def final_observation(self) -> Any:
@@ -189,31 +189,31 @@ def episode_id(number: int) -> str:
 
 
 class StepSink(Protocol):
-    """Takes steps one by one, so that an episode need never be in memory as a whole.
+    """Takes steps one by one, so that no episode has to be in memory as a whole.
 
-    For one id the calls come one after the other: `put_step` with 0, 1, 2, …, then `finish` or
-    `discard`; after a `discard`, the next attempt begins with 0 again.
+    For each id, the calls are `put_step` with 0, 1, 2, …, and then `finish` or `discard`; after a
+    `discard`, the next attempt begins with 0 again.
     """
 
     async def put_step(self, episode_id: str, number: int, step: Step) -> None:
-        """Takes a step; waits here for a slow sink."""
+        """Take a step; waits if the sink is slow."""
         ...
 
     async def finish(self, episode: Episode) -> None:
-        """Finishes an episode, whose `steps` are empty: they were put before."""
+        """Finish an episode; its `steps` are empty, because `put_step` took them."""
         ...
 
     async def discard(self, episode_id: str) -> None:
-        """Forgets the steps of a failed attempt that is followed by another."""
+        """Drop the steps of a failed attempt that is followed by another one."""
         ...
 
 
-RATE_SECONDS = 5.0  # the span over which steps a second are averaged
+RATE_SECONDS = 5.0  # over which steps a second are averaged
 _MIN_APART_SECONDS = 0.1
 
 
 class ProgressStats:
-    """Counts, from the loop's thread alone."""
+    """Counts of a rollout; only the loop's thread changes them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -227,24 +227,24 @@ class ProgressStats:
         self.finished: Counter[EpisodeStatus] = Counter()
         self.failures: Counter[str] = Counter()  # by reason, of episodes
         self.retried: Counter[str] = Counter()  # by reason, of attempts
-        self.odd_rewards: Counter[str] = Counter()  # rewards that are no numbers, by their text
+        self.odd_rewards: Counter[str] = Counter()  # rewards that are not numbers, by their text
         self.episodes_with_odd_rewards = 0
         self._numbers: Counter[EpisodeStatus] = Counter()  # episodes whose reward is a number
         self._means: defaultdict[EpisodeStatus, float] = defaultdict(float)
-        self.is_replay = False  # episodes are played again that were counted before they were lost
-        # Episodes, also those that a filter dropped, and failed ones that are kept.
+        self.is_replay = False  # lost episodes, which were counted already, are played again
+        # Episodes, including those that a filter dropped, and failed ones that are kept.
         self.written = 0
         self.left_out = 0  # episodes that succeeded, but not all of their group
         self.filtered: Counter[str] = Counter()  # episodes, by the filter that dropped them
         self.last_failures: dict[str, str] = {}  # messages, by reason
 
     def step(self, size_bytes: int) -> None:
-        """A step was taken."""
+        """Count a step."""
         self.steps += 1
         self.bytes += size_bytes
 
     def end(self, episode: Episode) -> None:
-        """An episode has ended, for good."""
+        """Count an episode that has ended for good."""
         if self.is_replay and episode.failure is None:
             return
         self.finished[episode.status] += 1
@@ -260,7 +260,7 @@ class ProgressStats:
             self._means[episode.status] += episode.total_reward / count - mean / count
 
     def retry(self, episode: Episode) -> None:
-        """An attempt has failed, and there will be another."""
+        """Count a failed attempt that is followed by another one."""
         self.retries += 1
         if episode.failure is not None:
             self.retried[episode.failure.reason.value] += 1
@@ -271,11 +271,11 @@ class ProgressStats:
 
     @property
     def episodes(self) -> int:
-        """Return how many have ended, well or not."""
+        """Return how many episodes have ended, including failed ones."""
         return self.finished.total()
 
     def mean_reward(self, status: EpisodeStatus) -> float | None:
-        """Of the episodes that ended so, and whose reward is a number."""
+        """Return the mean reward of episodes with this status and a numeric reward."""
         return self._means.get(status)
 
     @property
@@ -284,7 +284,7 @@ class ProgressStats:
         return self._clock() - self._began_at
 
     def steps_per_second(self) -> float:
-        """Lately: over the last `RATE_SECONDS`."""
+        """The rate over the last `RATE_SECONDS`."""
         now = self._clock()
         if now - self._marks[-1][0] >= _MIN_APART_SECONDS:
             self._marks.append((now, self.steps))
@@ -294,7 +294,7 @@ class ProgressStats:
         return (self.steps - steps) / (now - at) if now > at else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, of the whole time."""
+        """Return the counts of the whole time as plain JSON."""
         seconds = self.seconds
         return {
             "episodes": self.episodes,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that can go wrong with rollouts; `hint` says what to do next."""
+"""The errors of rollouts; `hint` says what to do next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEPT = "finished episodes are kept"
 class RolloutError(HintedError):
     """Base of the errors of rollouts."""
 
-    # How the request that met it ends. A worker leaves the traceback of an error with a kind out.
+    # The request's kind of error. For an error with a kind, a worker logs no traceback.
     kind: str = "operation_error"
     default_hint = "look at the request's log"
 
@@ -51,7 +51,7 @@ class NoEnvironment(RolloutError):
 
 
 class LoopLagged(RolloutError):
-    """The loop was held for longer than `--set max-loop-lag=…` allows."""
+    """The loop was blocked for longer than `--set max-loop-lag=…` allows."""
 
     default_hint = "the request's log has the stack of the blocking code"
 
@@ -69,7 +69,7 @@ class OtherRollout(RolloutError):
 
 
 class EpisodeFailed(RolloutError):
-    """Ends one attempt of one episode: becomes its `Failure`, and goes no further."""
+    """Ends one attempt of one episode, and becomes its `Failure`."""
 
     def __init__(self, reason: FailureReason, message: str) -> None:
         super().__init__(message)
@@ -77,23 +77,23 @@ class EpisodeFailed(RolloutError):
 
 
 class OutputError(RolloutError):
-    """The folder that rollouts are written to."""
+    """The folder of a rollout cannot be used."""
 
 
 class OutputFull(OutputError):
-    """The disk, a quota or a file size limit is exhausted. What was finished stays."""
+    """The disk, a quota or a file size limit is exhausted. Finished episodes stay."""
 
     default_hint = f"make room, and run the same command again: {_KEPT}"
 
 
 class OutputBusy(OutputError):
-    """Another process writes there."""
+    """Another process writes to the folder."""
 
     default_hint = "wait for the other rollout, or write to another folder"
 
 
 class OutputDamaged(OutputError):
-    """A file is missing, or is not what its checksum says."""
+    """A file is missing, or does not match its checksum."""
 
     default_hint = "the same rollout again sets the file aside, and plays its episodes again"
 
@@ -105,11 +105,11 @@ class OutputUnwritable(OutputError):
 
 
 class WriterClosed(RolloutError):
-    """Something was handed over after `close`, or after it failed."""
+    """A step or an episode was passed on after `close`, or after the writer failed."""
 
 
 class EpisodeRefused(RolloutError):
-    """An episode that is finished already, or whose steps do not follow each other."""
+    """An episode was finished already, or its steps are not consecutive."""
 
 
 class StageError(RolloutError):
@@ -119,7 +119,7 @@ class StageError(RolloutError):
 
 
 def of_os_error(exc: OSError, path: object) -> OutputError:
-    """The typed error for an `OSError` about `path`."""
+    """Return the typed error for an `OSError` about `path`."""
     if disk_space.is_full(exc):
         folder = Path(str(path))
         text, hint = disk_space.full(folder)

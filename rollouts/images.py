@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the images in observations, in every form that OpenEnv's environments give them.
+"""Finds the images in observations, in every form that OpenEnv's environments use.
 
     text      base64 of a PNG, JPEG, GIF or WebP file, with or without `data:…;base64,` in front:
               dm_control, Unity, CARLA, OpenApp, and image content of MCP (`data`)
     rows      numbers of 0 to 255, as [height][width][3 or 4]: BrowserGym
-    flat      the same without nesting, where a field `<name>_shape` beside it has the shape: Atari
+    flat      the same without nesting; a field `<name>_shape` beside it has the shape: Atari
     array     a `uint8` array beside the step, of such a shape
 
-The first bytes of a file alone decide what it is, not what is said of it; numbers become a PNG.
-So nothing but these four formats is ever called an image: no SVG, which is a document.
+Only the first bytes of a file decide its type, not a declared type; numbers become a PNG. So only
+these four formats count as images, and never an SVG, which is a document.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-MAX_PIXELS = 40_000_000  # of a file: more would be unpacked in the browser's memory
+MAX_PIXELS = 40_000_000  # of a file: the browser has to unpack it in memory
 MAX_BASE64 = 64 << 20  # characters
-MIN_SIDE = 8  # of numbers: what is smaller is a board, or a vector
+MIN_SIDE = 8  # of numbers: smaller ones are a board, or a vector
 MIN_GRAY_SIDE = 32  # of numbers with one channel, which may be any matrix
 _COLOR_TYPES = {1: 0, 3: 2, 4: 6}  # PNG's, by channels
 _BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")
-_JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # segments that tell it
+_JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # segments that contain it
 _JPEG_BARE = frozenset((*range(0xD0, 0xD8), 0x01))  # segments without a length
 
 Place = tuple[str | int, ...]
@@ -48,10 +48,10 @@ class Image:
 
 
 def take_images(value: Any) -> tuple[Any, list[tuple[Place, Image]]]:
-    """Takes the images out of a JSON value.
+    """Take the images out of a JSON value.
 
     Returns:
-        The value with a line about each image in its place; the images with their places.
+        The value, in which a line replaces each image; the images with their places.
     """
     found: list[tuple[Place, Image]] = []
     return _taken(value, (), found), found
@@ -76,7 +76,7 @@ def _taken(value: Any, place: Place, found: list[tuple[Place, Image]], shape: ob
 
 
 def image_of(value: Any) -> Image | None:
-    """The image that a JSON value is; None when it is anything else."""
+    """Return a JSON value as an image, or None if it is not one."""
     if isinstance(value, list):
         return _image_of_rows(value)
     if not isinstance(value, str):
@@ -91,10 +91,10 @@ def image_of(value: Any) -> Image | None:
 
 
 def image_of_file(data: bytes) -> Image | None:
-    """The image in a file's content, when it is a PNG, JPEG, GIF or WebP of a sensible size."""
+    """Return a file's content as an image: a PNG, JPEG, GIF or WebP of a sensible size."""
     try:
         header = _parse_header(data)
-    except (struct.error, IndexError):  # it ends before it says how large it is
+    except (struct.error, IndexError):  # it ends before its dimensions
         return None
     if header is None:
         return None
@@ -104,7 +104,7 @@ def image_of_file(data: bytes) -> Image | None:
 
 
 def _parse_header(data: bytes) -> tuple[str, int, int] | None:
-    """Return what a file's first bytes say: its type, width and height."""
+    """Return the type, width and height in a file's first bytes."""
     if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR":
         return "image/png", *struct.unpack_from(">II", data, 16)
     if data.startswith((b"GIF87a", b"GIF89a")):
@@ -142,7 +142,7 @@ def _parse_webp(data: bytes) -> tuple[str, int, int] | None:
 
 
 def _image_of_rows(rows: list[Any]) -> Image | None:
-    """[height][width][channels], of color: a matrix without channels may be anything."""
+    """Read colors in [height][width][channels]; a matrix without channels may be anything."""
     try:
         width, channels = len(rows[0]), len(rows[0][0])
         if channels not in (3, 4) or any(len(row) != width for row in rows):
@@ -150,13 +150,13 @@ def _image_of_rows(rows: list[Any]) -> Image | None:
         if any(len(pixel) != channels for pixel in chain.from_iterable(rows)):
             return None
         flat = list(chain.from_iterable(chain.from_iterable(rows)))
-    except (TypeError, IndexError, KeyError):  # some of it is no list, or empty
+    except (TypeError, IndexError, KeyError):  # a part is not a list, or is empty
         return None
     return image_of_numbers(flat, [len(rows), width, channels])
 
 
 def image_of_numbers(numbers: Sequence[int] | memoryview, shape: Sequence[Any]) -> Image | None:
-    """A PNG of numbers from 0 to 255, row after row without nesting; None when they are no image.
+    """Make a PNG of numbers from 0 to 255 in a flat list, row by row; None: they are no image.
 
     The shape is height and width, and channels: 1 or none are gray, 3 red, green and blue, 4 with
     alpha.
@@ -171,7 +171,7 @@ def image_of_numbers(numbers: Sequence[int] | memoryview, shape: Sequence[Any]) 
         return None
     try:
         pixels = bytes(numbers)
-    except (TypeError, ValueError):  # no whole numbers, or beyond 0 to 255
+    except (TypeError, ValueError):  # not whole numbers from 0 to 255
         return None
     stride = width * channels
     rows = b"".join(b"\0" + pixels[at : at + stride] for at in range(0, len(pixels), stride))

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows a folder of rollouts to the dashboard: a program that reads a question and prints JSON.
+"""A program that answers the dashboard's questions about a folder of rollouts, as JSON.
 
     dashboard ──GET──▶ daemon ──`python -m openenvd.rollouts.replay QUESTION`──▶ this process
                           ◀───────────────── JSON, or {"error": …} ─────────────────┘
 
-It is a process of its own, one for each question, because of what it reads: observations of
-megabytes would hold the daemon's interpreter lock, and stay in its memory.
+Each question has a process of its own, because large observations would block the daemon's
+interpreter lock, and stay in its memory.
 
 A question is a JSON object: `folder`, and `show`, which is one of
     summary     counts, and the rewards as a histogram and over time
     episodes    rows from `offset` on, at most `limit`, in the order of their ids
-    steps       of `episode`, from the step `first` on, with images apart; `next` is null at the end
+    steps       the steps of `episode` from `first` on, with separate images; `next` is null at the
+                end
 
-Where the folder has no rollouts (yet), or damaged ones, the answer is the error. The daemon ends
-what needs too much memory or time, and says so.
+If the folder has no rollouts (yet), or damaged ones, the answer is the error. The daemon ends a
+process that needs too much memory or time, and says so.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SPANS = 60  # of the rewards over time
 MAX_EPISODES = 200  # in one answer
 MAX_STEPS = 50
 MAX_BYTES = 4 * MB  # of steps in one answer; the first one may have more
-MAX_IMAGE_BYTES = 16 * MB  # of a step; those beyond are listed without their data
+MAX_IMAGE_BYTES = 16 * MB  # of a step; further images are listed without their data
 MAX_TEXT_BYTES = 64 << 10  # of an observation, an action or info
 SHOWN = (
     *("episode_id", "environment", "seed", "status", "total_reward", "advantage", "filtered"),
@@ -72,9 +73,9 @@ def main() -> int:
 
 
 def answer_to(question: Json) -> Json:
-    """The answer as JSON values.
+    """Return the answer as JSON values.
 
-    Raises `RolloutError`: the folder has no rollouts, or damaged ones; or no such episode.
+    Raises `RolloutError`: The folder has no rollouts, damaged ones, or no such episode.
     """
     rollouts = open_rollouts(question["folder"], keep_cached=False)
     if question["show"] == "summary":
@@ -90,7 +91,7 @@ def answer_to(question: Json) -> Json:
 
 
 def summary(rollouts: Rollouts) -> Json:
-    """Counts, and the rewards of complete episodes; of truncated ones, where none is complete."""
+    """Return counts, and the rewards of complete episodes, or of truncated ones if none is."""
     statuses: Counter[str] = Counter()
     failures: Counter[str] = Counter()
     by_status: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -101,7 +102,7 @@ def summary(rollouts: Rollouts) -> Json:
         statuses[row["status"]] += 1
         if row["status"] == EpisodeStatus.FAILED:
             failures[row["failure_reason"]] += 1
-        elif row["total_reward"] is None:  # one of its rewards was no number
+        elif row["total_reward"] is None:  # one of its rewards was not a number
             odd += 1
         else:
             by_status[row["status"]].append((row["finished_at"], row["total_reward"]))
@@ -120,7 +121,7 @@ def summary(rollouts: Rollouts) -> Json:
 
 
 def histogram(values: list[float]) -> Json | None:
-    """`{"least", "most", "mean", "counts"}`: how many values are in each of equal spans."""
+    """Return `{"least", "most", "mean", "counts"}`, with the number of values per equal span."""
     if not values:
         return None
     least, most = min(values), max(values)
@@ -134,7 +135,7 @@ def histogram(values: list[float]) -> Json | None:
 
 
 def _mean(values: list[float]) -> float:
-    """Return the mean, also where the sum exceeds the greatest number."""
+    """Return the mean, even if the sum exceeds the greatest number."""
     try:
         return math.fsum(values) / len(values)
     except OverflowError:
@@ -142,7 +143,7 @@ def _mean(values: list[float]) -> float:
 
 
 def over_time(rewards: list[tuple[float, float]]) -> list[Json]:
-    """The least, mean and greatest reward of the episodes that finished in each span of time."""
+    """Return the least, mean and greatest reward of the episodes that ended in each time span."""
     if not rewards:
         return []
     began, ended = rewards[0][0], rewards[-1][0]
@@ -157,7 +158,7 @@ def over_time(rewards: list[tuple[float, float]]) -> list[Json]:
 
 
 def episodes(rollouts: Rollouts, offset: int, limit: int) -> Json:
-    """Rows of episodes, in the order of their ids."""
+    """Return rows of episodes, in the order of their ids."""
     ids = rollouts.episode_ids()
     shown = ids[offset : offset + min(limit, MAX_EPISODES)]
     rows = [rollouts.episode(episode_id).row for episode_id in shown]
@@ -170,7 +171,7 @@ def episode_view(row: Any) -> Json:
 
 
 def steps(episode: EpisodeRow, first: int) -> Json:
-    """As many steps of an episode as fit into an answer."""
+    """Return as many steps of an episode as fit into an answer."""
     found: list[Json] = []
     size_bytes = 0
     for step in islice(frames(episode, first), MAX_STEPS):
@@ -184,7 +185,7 @@ def steps(episode: EpisodeRow, first: int) -> Json:
 
 
 def frames(episode: EpisodeRow, first: int) -> Iterator[Json]:
-    """Steps of an episode from `first` on; behind the last one, what was observed at the end."""
+    """Yield the steps of an episode from `first` on, and then the final observation."""
     yield from map(_step, islice(episode.steps(), first, None))
     rest, images = take_images(episode.final_observation)
     last = {"observation": _text(rest), "images": _images(images)}
@@ -229,7 +230,7 @@ def _images(found: list[tuple[Place, Image]]) -> list[Json]:
 
 
 def _text(value: Any) -> Json:
-    """`{"value"}`, or `{"text", "bytes"}` with the beginning of what is large."""
+    """Return `{"value"}`, or `{"text", "bytes"}` with the beginning of a large value."""
     encoded = _encoded(value)
     if len(encoded) <= MAX_TEXT_BYTES:
         return {"value": value}
@@ -239,7 +240,7 @@ def _text(value: Any) -> Json:
 def _encoded(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
-    except TypeError:  # what only the standard library can write: half a pair, a large number
+    except TypeError:  # half a pair or a large number, which only the standard library can write
         text = json.dumps(value, ensure_ascii=False)
         finite = json.loads(text, parse_constant=lambda _name: None)  # null, as orjson has it
         return json.dumps(finite, ensure_ascii=False).encode(errors="replace")

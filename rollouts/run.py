@@ -4,7 +4,7 @@
     rollout.json: the same? ─▶ writer: which episodes exist? ─▶ collector: the others ─▶ close
                                                                      └─▶ stages, if any
 
-Everything about an episode follows from its number, so what is missing can be played at any time.
+Everything about an episode follows from its number, so a missing one can be played at any time.
 An episode whose retries all failed is reported but not written, so the next rollout into the folder
 plays it again; `keep_failed` writes the part that was played. For groups see `stages.sinks`.
 
@@ -37,15 +37,15 @@ from .stages.sinks import FailedEpisodeSink, Say
 
 RECORD = "rollout.json"
 REPORT_SECONDS = 1.0
-MAX_REPLAYS = 3  # of what is damaged while the rollout runs
+MAX_REPLAYS = 3  # of episodes that are damaged while the rollout runs
 DEFAULT_BUFFER_BYTES = 256 * MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig(Rules):
-    """The configuration of a rollout. None stands for no limit."""
+    """The configuration of a rollout. None means no limit."""
 
-    environments: Mapping[str, str]  # addresses, by the names that the user gave
+    environments: Mapping[str, str]  # addresses, by the user's names
     policy: str
     folder: Path
     episodes: int
@@ -78,12 +78,12 @@ class Report:
     """The progress of a run."""
 
     wanted: int
-    earlier: int  # episodes that were there already
+    earlier: int  # episodes that existed already
     stats: ProgressStats
     lag: LagSnapshot
 
     def message(self) -> str:
-        """The text of the progress line."""
+        """Return the text of the progress line."""
         stats = self.stats
         parts = [
             f"{self.earlier + stats.episodes}/{self.wanted} episodes",
@@ -108,7 +108,7 @@ class Report:
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON values."""
+        """Return the report as JSON values."""
         return {
             "wanted": self.wanted,
             "earlier": self.earlier,
@@ -126,7 +126,7 @@ async def roll_out(
     report_seconds: float = REPORT_SECONDS,
     tracer: Any = None,
 ) -> dict[str, Any]:
-    """Runs a rollout into a folder, or the rest of one; `tracer` is `RolloutCollector`'s.
+    """Run a rollout into a folder, or the rest of one; `tracer` is `RolloutCollector`'s.
 
     `on_report` is called with each report, on another thread, and may block; `say` with each line
     for the log.
@@ -134,7 +134,7 @@ async def roll_out(
     Returns:
         The last report as JSON values, with the folder.
 
-    Raises `RolloutError`: the run as a whole failed; what had finished is kept.
+    Raises `RolloutError`: The run as a whole failed; finished episodes are kept.
     """
     addresses = list(config.environments.values())
     collector = RolloutCollector(
@@ -226,16 +226,16 @@ def _lost_hint(names: Sequence[str], *, keeps_failed: bool) -> str | None:
 
 
 def missing(episodes: int, existing: frozenset[str]) -> list[int]:
-    """The numbers of the episodes that the folder lacks."""
+    """Return the numbers of the episodes that the folder lacks."""
     return [number for number in range(episodes) if episode_id(number) not in existing]
 
 
 def claim_folder(config: RunConfig) -> list[str]:
-    """Records the rollout's settings in the folder, or compares them with the recorded ones.
+    """Record the rollout's settings in the folder, or compare them with the recorded ones.
 
     Returns:
-        Messages about a record that is damaged, or was removed. The folder is then taken for one
-        of the same rollout.
+        Messages about a record that was damaged or removed. The folder then counts as one of the
+        same rollout.
 
     Raises:
         OtherRollout: The folder holds a different rollout.
@@ -287,4 +287,4 @@ async def _reporting(
     finally:
         reporting.cancel()
         await asyncio.wait([reporting])
-    await asyncio.to_thread(on_report, report())  # of a rollout shorter than `seconds`, too
+    await asyncio.to_thread(on_report, report())  # even if the rollout was shorter than `seconds`

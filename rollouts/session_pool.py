@@ -4,13 +4,13 @@
 A session that played an episode to its end serves the next one, which saves a connection and an
 environment. One in which an episode failed is closed.
 
-A full server is no failure while our own sessions fill it: the next one that is given back goes to
-an episode that waits. Nor is a server that has answered before and does not now: a replica that
-exited is replaced within seconds, in which an episode would use up all of its attempts.
+A server that our own sessions fill is not a failure: a waiting episode gets the next session that
+is given back. Nor is a server that has stopped answering: a replica that exited is replaced within
+seconds, in which an episode would use up all of its attempts.
 
-The server that answers at an address then must be of the same environment and launch: another
-that was given the port counts as no answer. An environment of the daemon is followed
-(`Followed`): it is waited for while it may come back.
+The server that then answers must be of the same environment and launch; another one that got the
+port counts as no answer. An environment of the daemon is followed (`Followed`): episodes wait for
+it while it may come back.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .errors import EpisodeFailed, NoEnvironment
 from .session.session import CONNECT_SECONDS, Server, Session, SessionFailed, session_url
 
 CLOSED_AT_ONCE = 8
-SPARE_DESCRIPTORS = 64  # beside the sockets: files, pipes, what a policy opens
+SPARE_DESCRIPTORS = 64  # beside the sockets: files, pipes, a policy's descriptors
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class SessionTiming:
     """The times that sessions wait."""
 
     connect_seconds: float = CONNECT_SECONDS
-    pause_seconds: float = 1.0  # before a server that is full, or does not answer, is asked again
-    reconnect_seconds: float = 30.0  # in all, for a server that has answered before
+    pause_seconds: float = 1.0  # before another attempt at a server that is full or does not answer
+    reconnect_seconds: float = 30.0  # in total, for a server that has answered before
     close_seconds: float = 1.0  # for a server to read the close message, at the end
 
 
@@ -60,14 +60,14 @@ class Followed(Protocol):
     server: Server
 
     def is_starting(self) -> bool:
-        """Return whether it does not answer now, and is to come back; blocks.
+        """Return whether it is down for now and will come back; blocks.
 
-        Raises `Exception`: it was taken down, or given up: waiting is useless.
+        Raises `Exception`: It was taken down, or has failed, so that waiting is useless.
         """
 
 
 class EpisodeSession(Session):
-    """A session as episodes use it: what it is asked, and why an episode fails with it."""
+    """A session as episodes use it: its calls, and its errors as failures of an episode."""
 
     async def reset(self, arguments: Mapping[str, Any], *, seconds: float | None) -> Answer:
         """Begin an episode.
@@ -90,7 +90,7 @@ class EpisodeSession(Session):
 
 
 class SessionPool:
-    """At most `most` sessions, by address."""
+    """Keeps at most `most` sessions, by address."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class SessionPool:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = defaultdict(deque)
 
     async def take(self, address: str, *, fresh: bool = False) -> tuple[EpisodeSession, bool]:
-        """Returns a session, and whether it has served an episode before."""
+        """Return a session, and whether it has served an episode before."""
         idle = self._idle[address]
         while idle and not fresh:
             session = idle.pop()
@@ -122,10 +122,10 @@ class SessionPool:
             session.abort()
         in_use = sum(map(len, self._in_use.values()))
         number_idle = sum(map(len, self._idle.values()))
-        if number_idle and number_idle + in_use >= self._most:  # room is made for one
+        if number_idle and number_idle + in_use >= self._most:  # makes room for one
             self._close(max(self._idle.values(), key=len).pop())
         session = await self._open(address)
-        # Another environment may answer than has before, or than was asked for.
+        # The environment that answers may differ from the earlier or the wanted one.
         expected = self._servers.setdefault(address, session.server)
         if session.server != expected:
             session.abort()
@@ -138,7 +138,7 @@ class SessionPool:
         return session, False
 
     def give_back(self, address: str, session: EpisodeSession) -> None:
-        """Takes a session back after an episode that did not fail."""
+        """Take a session back after an episode that did not fail."""
         self._in_use[address].discard(session)
         if session.is_open:
             self._idle[address].append(session)
@@ -147,13 +147,13 @@ class SessionPool:
         self._wake(address)
 
     def drop(self, address: str, session: EpisodeSession) -> None:
-        """Closes a session in which an episode failed."""
+        """Close a session in which an episode failed."""
         self._in_use[address].discard(session)
         session.abort()
         self._wake(address)
 
     async def wait_for_room(self, address: str) -> bool:
-        """Waits until a session there is given back; False where we have none there."""
+        """Wait until a session at this address is given back; False if we have none there."""
         if self._idle[address]:
             return True
         if not self._in_use[address]:
@@ -170,9 +170,9 @@ class SessionPool:
         return True
 
     async def wait_for_reconnection(self, address: str) -> bool:
-        """Pauses for a server that has answered before; False where it has not, or for too long.
+        """Pause for a server that has answered before; False if it never did, or is away too long.
 
-        One that is followed is waited for until it is there, or gone for good, which is raised.
+        For a followed environment, wait until it answers; raise if it is gone for good.
         """
         followed = self._followed.get(address)
         if followed is not None and await asyncio.to_thread(followed.is_starting):
@@ -187,14 +187,14 @@ class SessionPool:
         return True
 
     async def close(self) -> None:
-        """Closes all sessions, also when this is cancelled."""
+        """Close all sessions, even if this is cancelled."""
         _abort(itertools.chain(*self._in_use.values()))
         try:
             for number in itertools.count(1):
                 if not (sessions := next(filter(None, self._idle.values()), None)):
                     break
                 self._close(sessions.pop())
-                if number % CLOSED_AT_ONCE == 0:  # all of 256 in one iteration took 13 ms
+                if number % CLOSED_AT_ONCE == 0:  # closing all 256 in one iteration took 13 ms
                     await asyncio.sleep(0)
             if self._closing:
                 await asyncio.wait(self._closing, timeout=self._timing.close_seconds)
@@ -206,7 +206,7 @@ class SessionPool:
     async def _open(self, address: str) -> EpisodeSession:
         tls = None
         if environment_url(address).startswith("wss:"):
-            if self._tls is None:  # on a thread: it takes 23 ms, in which the loop would be held
+            if self._tls is None:  # takes 23 ms, and so runs on a thread
                 reading = asyncio.to_thread(ssl.create_default_context)
                 self._tls = asyncio.ensure_future(reading)
             tls = await asyncio.shield(self._tls)
@@ -217,13 +217,13 @@ class SessionPool:
                 close_seconds=self._timing.close_seconds,
                 tls=tls,
             )
-        except ValueError as exc:  # found by the library
+        except ValueError as exc:  # raised by the library
             raise NoEnvironment(str(exc)) from exc
         except SessionFailed as exc:
             raise _failure(exc) from exc
 
     def _close(self, session: EpisodeSession) -> None:
-        """Begins to close a session."""
+        """Begin to close a session."""
         closing = asyncio.create_task(session.close(), name="closing a session")
         self._closing[closing] = session
         closing.add_done_callback(self._closing.pop)
@@ -248,11 +248,11 @@ def _abort(sessions: Iterable[EpisodeSession]) -> None:
 
 
 def reserve_descriptors(sockets: int) -> None:
-    """Enlarges the kernel's table of descriptors before the first socket; blocks for up to 20 ms.
+    """Enlarge the kernel's table of descriptors before the first socket; blocks for up to 20 ms.
 
-    The table doubles when it is full: at 64, 256, 512. Where threads share it, the thread that
-    opens a file then waits until no processor can be looking at the old table. The soft limit is
-    never exceeded, and errors are ignored.
+    The table grows when it is full: at 64, 256, 512. If threads share it, the thread that opens a
+    file then waits until no processor reads the old table. The soft limit is never exceeded, and
+    errors are ignored.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError), Path(os.devnull).open() as file:
@@ -263,9 +263,9 @@ def reserve_descriptors(sockets: int) -> None:
 
 
 def environment_url(address: str) -> str:
-    """The address of a WebSocket session there.
+    """Return the address of a WebSocket session at a server.
 
-    Raises `NoEnvironment`: it cannot be the address of a server.
+    Raises `NoEnvironment`: The address is invalid.
     """
     try:
         return session_url(address)
@@ -281,6 +281,6 @@ def is_no_capacity(exc: EpisodeFailed) -> bool:
 def _failure(exc: SessionFailed) -> EpisodeFailed:
     try:
         reason = FailureReason(exc.reason.value)
-    except ValueError:  # we have ended it
+    except ValueError:  # this side has ended it
         reason = FailureReason.CONNECTION_LOST
     return EpisodeFailed(reason, str(exc))

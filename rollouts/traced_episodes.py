@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Episodes as OpenTelemetry traces, for a rollout that is given a tracer; no other imports this.
+"""Episodes as OpenTelemetry traces; only a rollout with a tracer imports this module.
 
     episode ──┬─ reset
-      │link   ├─ policy ─ step      of each step: what the policy took, what the environment took
+      │link   ├─ policy ─ step      for each step: the time of the policy and of the environment
       ▼       └─ …
     the span in which episodes are collected: a rollout's, or the caller's own
 
-Each attempt at an episode is a trace of its own, so that a sampler decides for each; one that it
-does not want is a plain `Attempt`, which costs nothing more. Its parts are as many as it has steps.
+Each attempt at an episode is a trace of its own, so that a sampler decides for each. An unsampled
+attempt is a plain `Attempt` without further cost. A trace has two spans for each step.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from .errors import EpisodeFailed
 from .policies.policy import Act, Encoded, Turn
 from .session_pool import EpisodeSession
 
-_MESSAGE_CHARACTERS = 500  # of what a span says of its failure
-_READ_CHARACTERS = 4096  # of that, in which secrets are looked for
+_MESSAGE_CHARACTERS = 500  # of a span's error
+_READ_CHARACTERS = 4096  # of an error that are searched for secrets
 
 
 class EpisodeTraces:
-    """Makes attempts at episodes, traced as far as the tracer's sampler wants them.
+    """Makes attempts at episodes, with traces if the tracer's sampler wants them.
 
-    Each episode has a link to the span in which this is made.
+    Each episode has a link to the span in which this object was made.
     """
 
     def __init__(self, tracer: trace.Tracer) -> None:
         self._tracer = tracer
-        self._secrets = secret_values({"env": dict(os.environ)})  # with the rollout's own
+        self._secrets = secret_values({"env": dict(os.environ)})  # including the rollout's own
         carrier = {HEADER: traceparent() or ""}
         found = trace.get_current_span(TraceContextTextMapPropagator().extract(carrier, Context()))
-        self._links = [trace.Link(found.get_span_context())]  # one to no span is dropped
+        self._links = [trace.Link(found.get_span_context())]  # a link to no span is dropped
 
     def attempt(
         self, stage: RunContext, number: int, address: str, hold: HoldStep, attempt: int
@@ -124,7 +124,7 @@ class _TracedAttempt(Attempt):
                 raise
 
     def _fail(self, span: trace.Span, kind: str, message: str) -> None:
-        """Record why, in a line that has no secrets: traces are sent to others."""
+        """Record the error in a line without secrets, because traces leave the machine."""
         text = hide_secrets(message.partition("\n")[0][:_READ_CHARACTERS], self.secrets)
         span.set_attribute("error.type", kind)
         span.set_status(trace.Status(trace.StatusCode.ERROR, text[:_MESSAGE_CHARACTERS]))

@@ -8,6 +8,6 @@ results.py       the server under test, its CPU time, what the kernel dropped; t
                  `raw.jsonl`, `summary.csv`, `summary.json`
 presentation.py  the results for people: a table, figures
 
-The protocol is that of https://github.com/burtenshaw/openenv-scaling: connect, reset, one step that
-waits, close; all sessions of a batch at once, unless a window is asked for.
+The protocol is that of https://github.com/burtenshaw/openenv-scaling: each session connects,
+resets, takes one step that waits, and closes; without a window, a whole batch connects at once.
 """

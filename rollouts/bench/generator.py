@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One generator: a process that opens its share of a batch's sessions and reports what it saw.
+"""One generator: a process that runs its share of a batch's sessions and reports the outcomes.
 
     crew ──stdin──▶ {"batch": …}               generator ──stdout──▶ {"prepared": true}
                     {"go": monotonic time}                           {"done": …}    with outcomes
@@ -8,9 +8,9 @@
 Each message is a line of JSON; the crew writes one at a time. The clock is `time.monotonic`, which
 all processes of a machine share: every generator starts at the same moment and counts from it.
 
-    without a window   at `go` all sockets, made beforehand, are connected in one loop, and only
-                       then is anything read or written
-    with a window      at most `window` handshakes at once; waiting for a turn counts as connecting
+    without a window   at `go` all sockets, which exist already, are connected in one loop; reads
+                       and writes begin after that
+    with a window      at most `window` handshakes at once; the wait for one counts as connecting
 
 Without a window, the burst fills the server's queue of connections; the kernel drops what does not
 fit, and tries again after one second. Training code that opens its sessions in one `gather` sees
@@ -23,8 +23,8 @@ A session goes through its phases on a WebSocket as light as Python allows:
 The WebSocket client is written by hand (docs/decisions/0019-bench-sessions.md): every session of a
 batch sends the same bytes, which are made once. The mask is zero, which leaves a payload as it is.
 
-The total and the connect time count from the start of the batch, not from when this process began
-the session: a generator that is late must not look like a server that is quick.
+The total and the connect time count from the start of the batch, not from the moment at which this
+process began the session: otherwise the delay of a late generator would be missing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from ...system.net.access import bearer_header
 from ...system.process.proc import raise_fd_limit
 from ...system.text.json_lines import Json
 
-HANDSHAKE_SECONDS = 10.0  # as upstream's client gives it (`connect_timeout_s`)
+HANDSHAKE_SECONDS = 10.0  # the limit of upstream's client (`connect_timeout_s`)
 # Linux: `connect` chooses the port, knowing both ends; `bind` would reserve one for all peers.
 _IP_BIND_ADDRESS_NO_PORT = 24
 MAX_MESSAGE_CHARS = 300  # of an error
@@ -65,14 +65,14 @@ class Batch:
 
     host: str
     port: int
-    path: str  # what comes in front of `/ws`
+    path: str  # the part before `/ws`
     count: int
     action: Json
     timeout_seconds: float
     window: int  # handshakes under way at once; 0: all
     handshake_seconds: float = HANDSHAKE_SECONDS  # from connecting to the answered upgrade
     sources: tuple[str, ...] = ()  # addresses to connect from; empty: the system chooses
-    token: str | None = None  # that the server wants
+    token: str | None = None  # that the server requires
     others: tuple[tuple[str, int], ...] = ()  # the server's further addresses, for other shares
 
 
@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
     """One connection. A subclass defines what follows on each event: the methods `on_…`."""
 
     def __init__(self, opening: bytes) -> None:
-        self.is_closed = False  # closed on this side: nothing more from the server is read
+        self.is_closed = False  # closed on this side: later data is ignored
         self._transport: asyncio.Transport | None = None
         self._opening = opening  # the request for the upgrade
         self._is_open = False
@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of one session; latencies are None for phases it did not get through."""
+    """The result of one session; latencies are None for phases that it did not complete."""
 
     connect_seconds: float | None = None
     reset_seconds: float | None = None
@@ -178,7 +178,7 @@ class Session(Connection):
     def __init__(self, opening: bytes, step: bytes, on_admitted: Callable[[], None]) -> None:
         super().__init__(opening)
         self.outcome = Outcome()
-        self.over = asyncio.get_running_loop().create_future()  # it has ended, well or not
+        self.over = asyncio.get_running_loop().create_future()  # done when the session has ended
         self.started_at = 0.0  # of the batch
         self.phase_began_at = 0.0  # when the batch began, or when the last phase ended
         self._step = step
@@ -246,7 +246,7 @@ class Session(Connection):
 
 
 class Generator:
-    """Runs one batch; the owner of its sessions and their sockets."""
+    """Runs one batch; owns its sessions and their sockets."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -264,12 +264,12 @@ class Generator:
         self._connecting: dict[Session, asyncio.Task[None]] = {}
 
     async def run(self, started_at: float) -> Json:
-        """Run all sessions from `started_at` on; return what they saw."""
+        """Run all sessions from `started_at` on; return their outcomes."""
         batch, sessions = self._batch, self._sessions
         await asyncio.sleep(started_at - time.monotonic())
         cpu = time.process_time()
         for opened in () if batch.window else self._sockets:
-            opened.connect_ex(self._address)  # `_connect` meets the error, if there is one
+            opened.connect_ex(self._address)  # `_connect` raises an error of it
         for session, opened in zip(sessions, self._sockets, strict=True):
             session.started_at = session.phase_began_at = started_at
             self._connecting[session] = asyncio.create_task(self._connect(session, opened))
@@ -348,11 +348,11 @@ def _write(message: Json) -> None:
 
 
 async def _measure(batch: Batch) -> None:
-    """Prepare one batch, and run it when the crew says so."""
+    """Prepare one batch, and run it at the crew's `go`."""
     generator = Generator(batch)
     _write({"prepared": True})
     if line := sys.stdin.buffer.readline():
-        # The crew writes nothing while a batch runs: what can be read is the end of stdin.
+        # The crew writes nothing while a batch runs: stdin is readable only at its end.
         loop = asyncio.get_running_loop()
         loop.add_reader(sys.stdin, os._exit, 1)
         done = await generator.run(orjson.loads(line)["go"])
@@ -361,12 +361,12 @@ async def _measure(batch: Batch) -> None:
 
 
 def main() -> None:
-    """Measure batch after batch, until the crew closes our stdin."""
+    """Measure batch after batch, until the crew closes stdin."""
     raise_fd_limit()
     gc.disable()  # a collection in the middle of a batch would count as latency
     while line := sys.stdin.buffer.readline():
         uvloop.run(_measure(Batch(**orjson.loads(line)["batch"])))
-        os.set_blocking(sys.stdin.fileno(), True)  # uvloop had changed that
+        os.set_blocking(sys.stdin.fileno(), True)  # uvloop has made it non-blocking
         gc.collect()
 
 

@@ -21,8 +21,8 @@ from typing import Any
 from ...system.text.units import plural
 from .results import Report, Summary, machine, usable_cores
 
-SUCCESS_THRESHOLD = 0.95  # of the seed: the largest batch that reaches it is the maximum
-_CELLS = 2  # the first headings tell batches of one size apart
+SUCCESS_THRESHOLD = 0.95  # the seed's: the largest batch that reaches it is the maximum
+_CELLS = 2  # the first headings distinguish batches of one size
 _HEADS = (
     ("server", ""), ("wait", ""),
     ("sessions", ""), ("success", ""), ("total", "P50, s"), ("total P99, s", "(spread)"),
@@ -32,7 +32,7 @@ _BUSY = 0.9
 
 
 def lines_of(report: Report) -> list[str]:
-    """The whole table, with its notes."""
+    """Return the whole table, with its notes."""
     facts, plan, summaries = machine(), report.plan, report.summaries
     at_once = f"at most {plan.window} handshakes" if plan.window else "all sessions connect"
     host = f"{facts['memory_gb']} GB, {facts['system']}, Python {facts['python']}"
@@ -55,7 +55,7 @@ def lines_of(report: Report) -> list[str]:
 
 
 def grouped(summaries: Iterable[Summary]) -> list[list[Summary]]:
-    """Repetitions of the same batch together, in the order of the grid."""
+    """Group the repetitions of each batch, in the order of the grid."""
     names = list(dict.fromkeys(summary.server for summary in summaries))
 
     def key(s: Summary) -> tuple[int, float, int]:
@@ -65,7 +65,7 @@ def grouped(summaries: Iterable[Summary]) -> list[list[Summary]]:
 
 
 def max_batch(summaries: Iterable[Summary], server: str, wait_seconds: float) -> int:
-    """The largest batch of which at least 95 % succeeded, on average of all repetitions."""
+    """Return the largest batch of which, on average of all repetitions, 95 % succeeded."""
     fitting = [s for s in summaries if (s.server, s.wait_seconds) == (server, wait_seconds)]
     good = [
         group[0].num_requests
@@ -76,7 +76,7 @@ def max_batch(summaries: Iterable[Summary], server: str, wait_seconds: float) ->
 
 
 def summary_line(summary: Summary) -> str:
-    """One batch, as soon as it is over."""
+    """Describe one finished batch in a line."""
     errors = f", {summary.errors}" if summary.errors else ""
     wait = waiting(summary.wait_seconds)
     drops = f", {summary.kernel_listen_drops} dropped" if summary.kernel_listen_drops else ""
@@ -89,14 +89,14 @@ def summary_line(summary: Summary) -> str:
 
 
 def waiting(seconds: float) -> str:
-    """Return how long each step waits, in words; an empty text where none does."""
+    """Return how long each step waits, in words; empty if none does."""
     return f"wait {seconds:g} s" if seconds else ""
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     once = [n for n in range(_CELLS) if len({row[n] for row in rows}) == 1]
     shown = [n for n in range(len(_HEADS)) if n not in once]
-    if all(row[-1] == "?" for row in rows):  # no answer says which process it is of
+    if all(row[-1] == "?" for row in rows):  # no answer names its process
         shown.pop()
     cells = [[row[n] for n in shown] for row in [*zip(*_HEADS, strict=True), *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -108,7 +108,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _row(group: Sequence[Summary]) -> tuple[str, ...]:
-    """One row: the median of the repetitions."""
+    """Return one row: the medians of the repetitions."""
     first = group[0]
     p99 = [s.total_p99 for s in group]
     drops = [s.kernel_listen_drops for s in group if s.kernel_listen_drops is not None]
@@ -131,12 +131,12 @@ def _percent(share: float) -> str:
 
 
 def can_draw() -> bool:
-    """Return whether matplotlib is there; it is not imported."""
+    """Return whether matplotlib is installed, without importing it."""
     return find_spec("matplotlib") is not None
 
 
 def draw_all(report: Report, folder: Path) -> list[Path]:
-    """Draw every figure; none where matplotlib is missing or nothing was measured."""
+    """Draw every figure; none if matplotlib is missing or nothing was measured."""
     if not can_draw() or not report.summaries:
         return []
     from matplotlib.figure import Figure
@@ -173,7 +173,7 @@ def _curves(figure: Any, summaries: list[Summary]) -> None:
 
 
 def _max_batch(figure: Any, summaries: list[Summary]) -> None:
-    """Draw the largest batch with 95 % success, also by core, a bar for each server and wait."""
+    """Draw the largest batch with 95 % success, also per core: a bar per server and wait."""
     largest = {
         label: max_batch(summaries, groups[0][0].server, groups[0][0].wait_seconds)
         for label, groups in _lines(summaries).items()
@@ -188,7 +188,7 @@ def _max_batch(figure: Any, summaries: list[Summary]) -> None:
 
 
 def _lines(summaries: list[Summary]) -> dict[str, list[list[Summary]]]:
-    """The repetitions of each batch, by the server and wait that they belong to."""
+    """Return the repetitions of each batch, by server and wait."""
     lines: dict[str, list[list[Summary]]] = {}
     for group in grouped(summaries):
         label = f"{group[0].server}, {group[0].wait_seconds:g} s"

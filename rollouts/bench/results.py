@@ -40,12 +40,12 @@ _WHOLE_PROCESS = 2  # CPUCLOCK_SCHED in the kernel's coding of clocks, clock_get
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One server."""
+    """One server under test."""
 
-    name: str  # as it is called in tables and figures
+    name: str  # its name in tables and figures
     url: str
-    root_pids: tuple[int, ...] = ()  # it, with everything below; nothing: it is not ours to see
-    token: str | None = None  # that it wants
+    root_pids: tuple[int, ...] = ()  # its processes, with descendants; empty: they are invisible
+    token: str | None = None  # that it requires
     others: tuple[tuple[str, int], ...] = ()  # its further addresses: generators take turns
 
     @property
@@ -60,12 +60,12 @@ class Target:
 
     @property
     def path(self) -> str:
-        """Return what comes in front of `/ws`."""
+        """Return the part of the path before `/ws`."""
         return urlsplit(self.url).path.rstrip("/")
 
 
 def processes_of(target: Target) -> list[psutil.Process]:
-    """The processes of the server that exist now."""
+    """Return the present processes of the server."""
     found: dict[int, psutil.Process] = {}
     for pid in target.root_pids:
         with contextlib.suppress(psutil.Error):
@@ -89,10 +89,10 @@ def cpu_seconds(target: Target) -> float:
 
 
 def read_drops() -> int | None:
-    """Return how many connections the kernel has dropped; None where it does not say.
+    """Return how many connections the kernel has dropped; None if it does not say.
 
-    `TcpExtListenDrops` counts those that found the queue of a listening socket full, of all sockets
-    of the network namespace together: other programs' count as well.
+    `TcpExtListenDrops` counts connections that found the queue of a listening socket full, in the
+    whole network namespace, including other programs.
     """
     try:
         lines = _COUNTERS.read_text().splitlines()
@@ -104,18 +104,18 @@ def read_drops() -> int | None:
 
 RAW_NAME, SUMMARY_NAME, REPORT_NAME = "raw.jsonl", "summary.csv", "summary.json"
 PHASES = ("connect", "reset", "step", "total")
-# Of an observation, as the benchmark environment answers.
+# Fields of the benchmark environment's observation.
 OBSERVED: Json = {"waited_seconds": 0.0, "pid": 0, "session_hash": "", "host_url": ""}
-MODE = "ws"  # the seed measures HTTP as well, whose routes keep no session between two calls
+MODE = "ws"  # the seed also measures HTTP, whose routes keep no session between two calls
 
 
 class Summary(SimpleNamespace):
-    """One batch; its attributes are the columns of `summary.csv`, in seconds unless named so."""
+    """One batch; its attributes are the columns of `summary.csv`, in seconds or the named unit."""
 
 
 @dataclass(slots=True)
 class Report:
-    """Everything that was measured, and the folder that it is written to."""
+    """All measurements, and the folder to which they are written."""
 
     plan: Plan
     summaries: list[Summary] = field(default_factory=list)
@@ -154,7 +154,7 @@ def usable_cores() -> int:
 
 
 def machine() -> Json:
-    """Return what this runs on."""
+    """Describe this machine."""
     return {
         "cores": usable_cores(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
@@ -168,7 +168,7 @@ def results_of(
 ) -> tuple[list[Json], Summary]:
     """Return a row per session, and the summary of the batch, from the generators' reports.
 
-    `used` is the CPU time of the server in seconds, `drops` what `read_drops` counted meanwhile.
+    `used` is the CPU time of the server in seconds, `drops` the increase of `read_drops`.
     """
     timestamp = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     hardware = f"{usable_cores()}-cores"
@@ -235,7 +235,7 @@ def results_of(
 
 
 def _latencies(good: Sequence[Json], phase: str, *percents: int) -> Json:
-    """Percentiles by name, between the two nearest values, as the seed computes them."""
+    """Return percentiles by name, interpolated like the seed's."""
     values = [row[f"{phase}_latency"] for row in good if row[f"{phase}_latency"] > 0]
     if len(values) < 2:  # too few for `quantiles`
         values = [sum(values)] * 2

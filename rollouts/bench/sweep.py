@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A measurement: every cell of the grid is tried on every target, by a crew of load generators.
+"""A measurement: a crew of load generators runs every cell of the grid on every target.
 
-    Plan     the grid: batch sizes, waits, repetitions; its numbers are checked by the caller
-    Sweep    for each cell:   for each target (the order turns with every repetition): one batch
+    Plan     the grid: batch sizes, waits, repetitions; the caller checks its numbers
+    Sweep    for each cell, for each target (in an order that rotates by repetition): one batch
     Crew     ──one pipe each──▶ generator 0..n-1 ──thousands of sockets──▶ server
 
-Targets alternate within the same minute, so that a machine that drifts drifts for all of them.
+Targets alternate within the same minute, so that a change of the machine's speed affects all.
 While a batch runs, the crew is blocked in a read and takes no CPU from the server under test. A
 generator exits when its stdin ends, so none outlives its crew.
 """
@@ -32,13 +32,13 @@ from .generator import HANDSHAKE_SECONDS, Batch
 from .results import Report, Summary, Target, cpu_seconds, read_drops, results_of, usable_cores
 
 START_SECONDS = 180.0  # for a generator to import what it needs; upstream's client: 8 s of CPU
-HEAD_START_SECONDS = 0.05  # from `go` to the first connection: every generator has read it by then
-MARGIN_SECONDS = 30.0  # beyond a batch's own time-out, for outcomes to be reported
+HEAD_START_SECONDS = 0.05  # from `go` to the first connection, so that every generator has read it
+MARGIN_SECONDS = 30.0  # beyond a batch's own time-out, to report outcomes
 PORTS_OF_AN_ADDRESS = 20_000  # of one source address towards one server, with room to spare
 _SPARE_FILES = 64  # of a generator, beside its sockets
-PAUSE_SECONDS = 0.5  # for the sessions of one batch to be gone before the next, as in the seed
+PAUSE_SECONDS = 0.5  # between two batches, for sessions to end, as in the seed
 
-OnProgress = Callable[[str, int, int], None]  # what is done now; batches done, and all of them
+OnProgress = Callable[[str, int, int], None]  # the present phase; finished batches, all batches
 
 
 class Cell(NamedTuple):
@@ -59,29 +59,29 @@ class Plan:
     requests_grid: tuple[int, ...]
     wait_grid: tuple[float, ...] = (1.0,)
     repetitions: int = 1
-    action: Json | None = None  # None: `{"wait_seconds": …}`, as the benchmark environment wants
+    action: Json | None = None  # None: `{"wait_seconds": …}`, for the benchmark environment
     timeout_seconds: float = 120.0  # of a session, beyond its wait
     generators: int | None = None  # None: enough for the cores and the open files
     window: int = 0  # handshakes under way at once, all generators together; 0: all
     handshake_seconds: float = HANDSHAKE_SECONDS  # from connecting to the answered upgrade
 
     def cells(self) -> Iterator[Cell]:
-        """Every batch, small ones first."""
+        """List every batch, small ones first."""
         repetitions = range(1, self.repetitions + 1)
         return map(Cell._make, product(self.requests_grid, self.wait_grid, repetitions))
 
     @property
     def crew_size(self) -> int:
-        """Return how many generators."""
+        """Return the number of generators."""
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # once the limit is raised
         files = 2**20 if files == resource.RLIM_INFINITY else files
         return self.generators or crew_size(max(self.requests_grid), usable_cores(), files)
 
 
 def crew_size(largest: int, cores: int, files: int) -> int:
-    """One generator for every two cores, at least two where they can run side by side.
+    """Return a number of generators: one for every two cores, at least two on several cores.
 
-    More where their open files would not do.
+    It is larger if their open files would not suffice.
     """
     by_files = -(-largest // max(1, files - _SPARE_FILES))
     return max(min(2, cores), cores // 2, by_files) if largest > 1 else 1
@@ -100,7 +100,7 @@ class Sweep:
     folder: Path
     on_progress: OnProgress = lambda *_: None
     on_summary: Callable[[Summary], None] = lambda _: None
-    program: Sequence[str] = ()  # that makes the load; nothing: our own generator
+    program: Sequence[str] = ()  # that makes the load; empty: our own generator
 
     def __post_init__(self) -> None:
         self.report = Report(self.plan, folder=self.folder)
@@ -147,7 +147,7 @@ class Crew:
     """A set of generators; a context manager that stops them all.
 
     Args:
-        program: Started instead of our own generator: it reads and writes the same lines.
+        program: A command that replaces our own generator, and reads and writes the same lines.
     """
 
     def __init__(self, size: int, program: Sequence[str] = ()) -> None:
@@ -169,7 +169,7 @@ class Crew:
         self._kill()
         for process in self._processes:
             with contextlib.suppress(BrokenPipeError), process:
-                pass  # its pipes are closed, and it is waited for
+                pass  # `Popen` has closed its pipes and waited for it
 
     def run(self, batch: Batch) -> list[Json]:
         """Run one batch: each generator takes its share, and its report is returned.

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds files that are not as they were written, and sets them aside.
+"""Finds files that were changed since they were written, and sets them aside.
 
-    each file ─▶ size, time and inode as they were last seen ─▶ whole
-              └─ anything else ─▶ read: each episode against its checksum ─▶ whole, or damaged
+    each file ─▶ size, time and inode as last recorded ─▶ intact
+              └─ otherwise ─▶ read, and compare each checksum ─▶ intact, or damaged
 
-A damaged file gets a name in `damaged/`, and what is whole in a pack goes into a new pack. A group
-is played as a whole: where one of its episodes is lost, the others are set aside, too. A writer
-reads all files when it begins, and at its end those that others have touched. `.files` has a line
-for each file with its episodes, by which the next writer knows that a file was removed.
+A damaged file is moved to `damaged/`, and a damaged pack's intact episodes go into a new pack. A
+group is played as a whole: if one of its episodes is lost, the others are set aside, too. A writer
+reads all files when it begins, and at its end those that other programs have touched. `.files` has
+a line for each file with its episodes, so that the next writer notices removed files.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class FolderCheck:
     """The expected contents of a folder.
 
     Attributes:
-        episodes: The ids of the episodes that are there.
-        lost: Those that were there, and are to be played again.
-        words: What has been found, for people.
+        episodes: The ids of the existing episodes.
+        lost: The ids of lost episodes, which are played again.
+        words: The findings, for people.
     """
 
     def __init__(self, folder: Path, disk: Disk, group: int) -> None:
@@ -52,7 +52,7 @@ class FolderCheck:
         self._known = _known_files(folder)
 
     def add(self, path: Path, episode_ids: Sequence[str]) -> None:
-        """Notes a file that has got its name."""
+        """Record a file that has its final name."""
         self.episodes.update(episode_ids)
         self._stamps[path] = stamp_of(path)
         self._known[path] = episode_ids
@@ -60,7 +60,7 @@ class FolderCheck:
             file.write(self._line(path))
 
     def look(self) -> None:
-        """Takes the files that are there as they are: small ones have been packed."""
+        """Record all files in their present state, after small ones have been packed."""
         self._stamps = {path: stamp_of(path) for path in _files(self._folder)}
         self._known = {p: self._known.get(p) or list(places_in(p)) for p in self._stamps}
         made = self._folder / UNFINISHED / KNOWN_FILES
@@ -69,14 +69,14 @@ class FolderCheck:
         made.replace(self._folder / KNOWN_FILES)
 
     def run(self, new_pack: Callable[[], tuple[Path, Path]]) -> None:
-        """Sets aside what is damaged. `new_pack` names a pack while it is written, and at last."""
+        """Set damaged files aside. `new_pack` returns a pack's temporary and its final name."""
         found: dict[Path, dict[str, Place]] = {}
         damaged: set[Path] = set()
         for path in _files(self._folder):
             stamp = stamp_of(path)
             if stamp is not None and stamp == self._stamps.get(path):
                 found[path] = places_in(path)
-            elif not path.is_file():  # a folder, a pipe, a device: reading it may never end
+            elif not path.is_file():  # reading a folder, a pipe or a device fails or may never end
                 damaged.add(path)
                 found[path] = {}
             elif not _is_whole(path, whole := whole_episodes(path)):
@@ -106,7 +106,7 @@ class FolderCheck:
         self.look()
 
     def drop(self, episode_ids: Sequence[str], paths: Iterable[Path]) -> None:
-        """Sets aside the files of episodes of which one was changed while it was written."""
+        """Set the files of episodes aside, because one was changed while it was written."""
         self.lost.update(episode_ids)
         for path in paths:
             self._set_aside(path, f"the file of {' and '.join(episode_ids)} was cut or changed")
@@ -124,7 +124,7 @@ class FolderCheck:
 
 
 def whole_episodes(path: Path) -> dict[str, Place]:
-    """The episodes of a file that are as their checksums say, also where its index is not."""
+    """Return a file's episodes with a valid checksum, even if the file's index is damaged."""
     found: dict[str, Place] = {}
     with suppress(FileNotFoundError), path.open("rb") as file:
         begin, end, digest = 0, 0, hashlib.sha256()
@@ -143,17 +143,17 @@ def whole_episodes(path: Path) -> dict[str, Place]:
 
 
 def _is_whole(path: Path, whole: dict[str, Place]) -> bool:
-    """Return whether a file has these episodes by its index, or its name, and nothing else."""
+    """Return whether a file has exactly these episodes by its index or its name."""
     try:
         places = places_in(path)
-    except (OutputDamaged, OSError, ValueError, TypeError):  # an index of another form, too
+    except (OutputDamaged, OSError, ValueError, TypeError):  # or the index has an unknown form
         return False
     named = path.parent.name == PACKS or list(places) == [unquote(path.stem)]
     return named and places == whole
 
 
 def _content(path: Path, place: Place) -> bytes:
-    """The lines of an episode, without the index of its pack."""
+    """Return the lines of an episode, without the index of its pack."""
     with path.open("rb") as file:
         file.seek(place.offset)
         content = file.read((place.end or 0) - place.offset)
@@ -162,7 +162,7 @@ def _content(path: Path, place: Place) -> bytes:
 
 
 def _known_files(folder: Path) -> dict[Path, Sequence[str]]:
-    """The files of an earlier writer, each with the ids of its episodes."""
+    """Return the files of an earlier writer, each with the ids of its episodes."""
     found: dict[Path, Sequence[str]] = {}
     with suppress(OSError, msgspec.DecodeError):  # the last line may have been cut by a crash
         for line in (folder / KNOWN_FILES).read_bytes().splitlines():

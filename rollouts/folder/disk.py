@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Durable file operations. A slow or failing disk, for tests, is a subclass of this.
+"""Durable file operations. Tests subclass `Disk` to have a slow or failing disk.
 
 Large files do not stay in the page cache: each append asks the kernel to write its pages back, and
-to drop those that are written (`posix_fadvise`). Otherwise a rollout of gigabytes evicts the cached
-files of all other programs, holds the disk for seconds when it is written back at once, and counts
-against the memory limit of the rollout.
+to drop the written ones (`posix_fadvise`). Otherwise a rollout of gigabytes would evict the cached
+files of all other programs, occupy the disk for seconds while it is written back at once, and count
+against the rollout's memory limit.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Stamp = tuple[int, int, int]
 class Disk:
     """Writes files, and makes them durable."""
 
-    keeps_cached = False  # also of a subclass that knows nothing of it
+    keeps_cached = False  # for subclasses that do not call `__init__`
 
     def __init__(self, *, keep_cached: bool = False) -> None:
-        """`keep_cached` leaves large files in the page cache, for a reader that follows at once."""
+        """With `keep_cached`, large files stay in the page cache, for an immediate reader."""
         self.keeps_cached = keep_cached
 
     def append(self, path: Path, chunks: Sequence[BytesLike], *, write_back: bool = False) -> None:
-        """Appends to a file, and creates it where it is missing.
+        """Append to a file, and create it if it is missing.
 
-        `write_back` asks the kernel to begin writing it to the medium, and to drop what is there.
+        `write_back` asks the kernel to start writing it to the medium, and to drop written pages.
         """
-        path.parent.mkdir(exist_ok=True)  # someone may have removed it
+        path.parent.mkdir(exist_ok=True)  # a person may have removed it
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self.write(descriptor, chunks)
@@ -43,12 +43,12 @@ class Disk:
             os.close(descriptor)
 
     def write(self, descriptor: int, chunks: Sequence[BytesLike]) -> None:
-        """All of it, however little the system takes at a time."""
+        """Write all of the data, even if the system takes it in small pieces."""
         with os.fdopen(descriptor, "wb", closefd=False) as file:
             file.writelines(chunks)
 
     def sync(self, path: Path, *, drop_cached: bool = False) -> None:
-        """Returns when the content of the file or folder is on the medium."""
+        """Return when the content of the file or folder is on the medium."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -58,18 +58,18 @@ class Disk:
             os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
-        """In one moment."""
+        """Rename a file or folder atomically."""
         target.parent.mkdir(exist_ok=True)
         source.rename(target)
 
     def remove(self, path: Path) -> None:
-        """Removes a file, or an empty folder; one that is missing is no error."""
+        """Remove a file or an empty folder; a missing one is no error."""
         with contextlib.suppress(FileNotFoundError):
             path.rmdir() if path.is_dir() else path.unlink()
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Return what changes with a file; None where there is none."""
+    """Return values that change with a file, or None if it does not exist."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -78,9 +78,9 @@ def stamp_of(path: Path) -> Stamp | None:
 
 
 def drop_from_page_cache(descriptor: int, offset: int = 0, size_bytes: int = 0) -> None:
-    """Asks Linux to write back the dirty pages of a stretch of a file, and to drop the clean ones.
+    """Ask Linux to write back the dirty pages of a range of a file, and to drop the clean ones.
 
-    The stretch ends with the file where `size_bytes` is 0. Errors are ignored.
+    With a `size_bytes` of 0, the range ends with the file. Errors are ignored.
     """
     if hasattr(os, "posix_fadvise"):  # macOS has none
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packs: files that hold several episodes each. The last line of a pack ends with an index.
 
-Small files become larger ones, also packs; `folder/__init__.py` says what a crash leaves:
+Small files, including small packs, are joined; `folder/__init__.py` has the effects of a crash:
 
     small files ─▶ .unfinished/N ─rename─▶ packs/N.packing ─▶ small files removed ─▶ packs/N.jsonl
 """
@@ -41,7 +41,7 @@ class Pack:
         self._written_bytes = 0
 
     def add(self, content: bytes, index: Sequence[tuple[str, int]]) -> None:
-        """Adds episodes: `content` has their lines, `index` each one's id and offset."""
+        """Add episodes: `content` has their lines, `index` each one's id and offset."""
         if self.size_bytes - self._written_bytes >= _WRITE_BYTES:
             self._disk.append(self.path, self._chunks, write_back=True)
             self._chunks.clear()
@@ -51,7 +51,7 @@ class Pack:
         self.size_bytes += len(content)
 
     def finish(self) -> None:
-        """Appends the index to the last line. After this, the pack may be renamed."""
+        """Append the index to the last line. After this, the pack may be renamed."""
         self._chunks[-1] = self._chunks[-1][: -len(END_OF_LINE)]
         index = b',"index":' + msgspec.json.encode(self._index) + END_OF_LINE
         self._disk.append(self.path, [*self._chunks, index], write_back=True)
@@ -61,7 +61,7 @@ class Pack:
 def write_pack(
     episodes: Iterable[tuple[str, bytes]], unfinished: Path, final: Path, disk: Disk
 ) -> None:
-    """Writes a pack of `episodes`, given as ids and lines. The pack is durable on return."""
+    """Write a pack of `episodes`, given as ids and lines. The pack is durable on return."""
     made = Pack(unfinished, disk)
     for episode_id, content in episodes:
         made.add(content, [(episode_id, 0)])
@@ -71,12 +71,12 @@ def write_pack(
 
 
 def next_number(folder: Path) -> int:
-    """The number of a folder's next pack."""
+    """Return the number of a folder's next pack."""
     return max((int(name.partition(".")[0]) for name in readers.pack_names(folder)), default=-1) + 1
 
 
 def small_files(folder: Path) -> list[Path]:
-    """Files that are worth packing, in the order of their names."""
+    """List the files that are worth packing, in the order of their names."""
     packs = (
         folder / readers.PACKS / name
         for name in readers.pack_names(folder)
@@ -84,7 +84,7 @@ def small_files(folder: Path) -> list[Path]:
     )
     found = []
     for path in chain(readers.loose_files(folder), packs):
-        stamp = stamp_of(path)  # None: its episode is lost on purpose
+        stamp = stamp_of(path)  # None: a person removed its episode
         if stamp is not None and stamp[0] < SMALL_BYTES:
             found.append(path)
     return found
@@ -93,7 +93,7 @@ def small_files(folder: Path) -> list[Path]:
 def pack(
     folder: Path, files: Sequence[Path], numbers: Iterator[int], unfinished: Path, disk: Disk
 ) -> None:
-    """Packs these files (of episodes, or packs), or as many as the disk has room for.
+    """Pack these files (episodes or packs), or as many as fit the disk.
 
     Raises `OSError`: the file system refused for a reason other than lack of space.
     """
@@ -122,7 +122,7 @@ def pack(
 
 
 def finish_interrupted(folder: Path, disk: Disk) -> None:
-    """Removes files whose episodes are in an unfinished pack, then names that pack."""
+    """Remove files whose episodes are in an unfinished pack, then rename that pack."""
     packs = folder / readers.PACKS
     for packing in (
         packs / name for name in readers.pack_names(folder) if name.endswith(readers.PACKING)
@@ -130,7 +130,7 @@ def finish_interrupted(folder: Path, disk: Disk) -> None:
         packed = readers.places_in(packing).keys()
         doubled = []
         for path in small_files(folder):
-            # A file of one episode has its name, also when it is damaged.
+            # The name of a file with one episode has its id, even if the file is damaged.
             ids = readers.places_in(path) if path.parent == packs else [unquote(path.stem)]
             if not packed.isdisjoint(ids):
                 doubled.append(path)
@@ -138,10 +138,10 @@ def finish_interrupted(folder: Path, disk: Disk) -> None:
 
 
 def _add_file(made: Pack, path: Path) -> bool:
-    """Adds a file's episodes. A damaged one stays as it is, for `verify` to find."""
+    """Add a file's episodes. A damaged one stays unchanged, so that `verify` finds it."""
     try:
         content = path.read_bytes()
-    except FileNotFoundError:  # its episode is lost on purpose
+    except FileNotFoundError:  # a person removed its episode
         return False
     line = content[content.rfind(b"\n", 0, -1) + 1 :]
     try:

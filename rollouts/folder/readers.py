@@ -6,9 +6,8 @@
         for step in episode.steps():         # rows of steps, parsed as far as they are used
             step.arrays["image"].numpy()
 
-All finished episodes are seen, also while a rollout runs or after it was killed.
-
-Which episodes a folder has, and where, is read from the names of files and the indexes of packs.
+A reader has all finished episodes, even while a rollout runs or after it was killed. The names of
+files and the indexes of packs say which episodes a folder has, and where.
 """
 
 from __future__ import annotations
@@ -39,25 +38,25 @@ class Place(NamedTuple):
 
     path: str
     offset: int = 0
-    end: int | None = None  # None: that of the file
+    end: int | None = None  # None: the end of the file
 
 
 def file_name(episode_id: str) -> str:
-    """`000042.jsonl`. Never a hidden file, whatever the id."""
+    """Return `000042.jsonl`, which is never a hidden file, whatever the id."""
     name = quote(episode_id, safe="")
     return (f"%2E{name[1:]}" if name.startswith(".") else name) + FILE
 
 
 def episodes_in(folder: Path) -> dict[str, Place]:
-    """All episodes of a folder, also while it is written.
+    """Find all episodes of a folder, even while it is written.
 
     Raises `OutputDamaged`: a pack has no index.
     """
     for _ in range(_LISTING_TRIES):
         packs = pack_names(folder)
         found = {unquote(path.stem): Place(str(path)) for path in loose_files(folder)}
-        if packs == pack_names(folder):  # nothing went into a pack meanwhile
-            with suppress(FileNotFoundError):  # it has got its last name
+        if packs == pack_names(folder):  # no file was packed meanwhile
+            with suppress(FileNotFoundError):  # a pack was renamed meanwhile
                 for name in sorted(packs, key=lambda name: name.endswith(PACKING)):
                     found.update(places_in(folder / PACKS / name))
                 return found
@@ -70,12 +69,12 @@ def has_rollouts(folder: Path) -> bool:
 
 
 def pack_names(folder: Path) -> list[str]:
-    """The packs of a rollout by name; files of other names, such as NFS's `.nfs…`, are ignored."""
+    """Return the names of packs; files with other names, such as NFS's `.nfs…`, are ignored."""
     return [name for name in names(folder / PACKS) if _PACK_NAME.fullmatch(name)]
 
 
 def loose_files(folder: Path) -> Iterator[Path]:
-    """The episodes' own files, also those of groups."""
+    """Return the files of single episodes, including those of groups."""
     for name in names(folder / EPISODES):
         if is_group(name):
             group = folder / EPISODES / name
@@ -85,12 +84,12 @@ def loose_files(folder: Path) -> Iterator[Path]:
 
 
 def is_group(name: str) -> bool:
-    """Return whether something among the episodes is the folder of a group."""
+    """Return whether an entry of `episodes/` is the folder of a group."""
     return name.startswith(GROUP) and not name.endswith(FILE)
 
 
 def places_in(path: Path) -> dict[str, Place]:
-    """The episodes of a pack, or the one of another file.
+    """Return the episodes of a pack, or the one episode of another file.
 
     Raises `OutputDamaged`: its last line, which has the index of a pack, is missing.
     """
@@ -125,37 +124,37 @@ def names(folder: Path) -> list[str]:
         return []
 
 
-# To find a file that gets another name: in a pack, as another episode's reader last saw it; in that
-# pack as it is named now, which gets its last name.
+# Attempts to find an episode whose file was renamed: in the pack that another row has found, and in
+# that pack under its present name, before and after its last rename.
 _TRIES = 4
 BLOCK_BYTES = 256 << 10  # of a file, in memory
 DROPPED_BYTES = 4 << 20  # read bytes that are dropped from the page cache at a time
-READ_AHEAD_BYTES = 8 << 20  # more than a kernel has read ahead of us
+READ_AHEAD_BYTES = 8 << 20  # more than a kernel reads ahead
 
 
 class _Places:
-    """Places of episodes. All rows of a folder share this, so that one of them lists it for all."""
+    """The places of episodes; all rows of a folder share them, so that one row lists for all."""
 
     def __init__(self, folder: Path, found: dict[str, Place]) -> None:
         self.folder = folder
         self.found = found
 
     def after(self, gone: Place, episode_id: str) -> Place:
-        """Return where an episode lies whose file has gone into a pack, as many others have."""
-        if self.found[episode_id].path == gone.path:  # no other row has listed the folder since
+        """Return the new place of an episode whose file has gone into a pack."""
+        if self.found[episode_id].path == gone.path:  # no other row has listed the folder meanwhile
             listed = episodes_in(self.folder)
             self.found |= {name: listed[name] for name in self.found if name in listed}
         return self.found[episode_id]
 
 
 class Rollouts:
-    """A folder of rollouts, as it was when this was made. Can be pickled for other processes."""
+    """A folder of rollouts, as of its opening. Can be pickled for other processes."""
 
     def __init__(self, folder: Path, *, keep_cached: bool = True) -> None:
         self.folder = folder
         self._keep_cached = keep_cached
         found = episodes_in(folder)
-        ordered = sorted(found, key=lambda name: (len(name), name))  # numbers by what they are
+        ordered = sorted(found, key=lambda name: (len(name), name))  # numbers by their value
         self._places = _Places(folder, {name: found[name] for name in ordered})
 
     def __len__(self) -> int:
@@ -165,11 +164,11 @@ class Rollouts:
         return map(self.episode, self._places.found)
 
     def episode_ids(self) -> list[str]:
-        """In the order in which `for` gives them."""
+        """Return the ids in the order of iteration."""
         return list(self._places.found)
 
     def episode(self, episode_id: str) -> EpisodeRow:
-        """The one with that id.
+        """Return the episode with this id.
 
         Raises `KeyError`: there is none.
         """
@@ -184,7 +183,7 @@ class Rollouts:
             raise OutputDamaged(f"{place.path} is missing") from None
 
     def verify(self) -> None:
-        """Compares each episode with its checksum.
+        """Compare each episode with its checksum.
 
         Raises `OutputDamaged`: a file is missing, or has changed.
         """
@@ -193,7 +192,7 @@ class Rollouts:
 
 
 class EpisodeRow:
-    """One episode: `row` has its totals, the rest is read when it is asked for."""
+    """One episode: `row` has its totals, the rest is read on demand."""
 
     def __init__(self, places: _Places, place: Place, keep_cached: bool) -> None:
         self._places = places
@@ -201,14 +200,14 @@ class EpisodeRow:
         self._keep_cached = keep_cached
         begin, line = last_line(Path(place.path), place.end)
         totals = parsed_end(line, place.path)
-        self._lines_bytes = begin - place.offset  # before the last line, which a pack changes
+        self._lines_bytes = begin - place.offset  # without the last line, which a pack changes
         self._last_bytes = totals.pop("last_bytes")
         self._sha256 = totals.pop("sha256")
         totals.pop("index", None)
         self.row: Mapping[str, Any] = totals
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process, which gets no other episode's place."""
+        """Pickle this row without the places of other episodes."""
         own = _Places(self._places.folder, {self.id: self._place})
         return vars(self) | {"_places": own}
 
@@ -219,7 +218,7 @@ class EpisodeRow:
 
     @property
     def final_observation(self) -> Any:
-        """Return what was observed after the last step; None where no steps are kept."""
+        """Return the observation after the last step; None if no steps are kept."""
         if not self._last_bytes:
             return None
         with self._opened() as file:
@@ -228,7 +227,7 @@ class EpisodeRow:
         return StepRow(line).observation
 
     def steps(self) -> Iterator[StepRow]:
-        """In order."""
+        """Yield the steps in order."""
         count = self.row["steps"]
         with self._opened() as file:
             drops_cached = not self._keep_cached and self._lines_bytes >= LARGE_BYTES
@@ -249,7 +248,7 @@ class EpisodeRow:
                     drop_from_page_cache(file.fileno(), begin, at - begin + READ_AHEAD_BYTES)
 
     def verify(self) -> None:
-        """Compares the episode with its checksum.
+        """Compare the episode with its checksum.
 
         Raises `OutputDamaged`: its file is missing, or has changed.
         """
@@ -281,15 +280,15 @@ class EpisodeRow:
 
 
 def open_rollouts(folder: Path | str, *, keep_cached: bool = True) -> Rollouts:
-    """Opens a folder of rollouts, also one that is being written.
+    """Open a folder of rollouts, even one that is being written.
 
     Args:
         folder: The folder that was given as `--out`.
-        keep_cached: False drops the lines of large episodes (4 MB) from the page cache behind the
-            reader, for data that is read once.
+        keep_cached: False drops the lines of large episodes (4 MB) from the page cache after they
+            were read, for data that is read once.
 
     Returns:
-        The episodes that had finished by now.
+        The episodes that have finished by now.
 
     Raises `OutputDamaged`: the folder has no rollouts, or they cannot be understood.
     """

@@ -29,16 +29,16 @@ from ..episodes import Array, BytesLike, Episode, Step, parse
 from ..errors import OutputDamaged
 from .disk import Disk, Stamp, stamp_of
 
-JOIN_BYTES = 32 << 10  # a step smaller than this is encoded immediately, as one bytes object
+JOIN_BYTES = 32 << 10  # a smaller step is encoded immediately, as one bytes object
 LARGE_BYTES = 4 << 20  # the file of a larger episode is dropped from the page cache
-_LIKELY_BYTES = 512 << 10  # of what is written at a time: more will come
+_LIKELY_BYTES = 512 << 10  # a write of this size is followed by others
 STEP, LAST, END = "step", "last", "end"
 _NO_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 _ENCODED_BYTES = 3 << 15  # a multiple of 3; encoding holds the interpreter lock
 _SUM = b',"sha256":"'
 END_START = b'{"kind":"end"'
 END_OF_LINE = b"}}\n"  # of an episode's last line
-END_OF_LAST = b"}\n"  # of the line with what was observed last
+END_OF_LAST = b"}\n"  # of the line with the last observation
 Row = list[BytesLike]
 _skim = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -48,7 +48,7 @@ class Verdict:
     """The stages' result for an episode."""
 
     advantage: float | None = None
-    filtered: str | None = None  # by which filter it was dropped; its steps are not kept then
+    filtered: str | None = None  # the filter that dropped it, with its steps
 
 
 class EpisodeFile:
@@ -61,7 +61,7 @@ class EpisodeFile:
         self.episode_id = episode_id
         self.path = path
         self.steps = 0
-        self.fault: str | None = None  # why it cannot be finished
+        self.fault: str | None = None  # the reason why it cannot be finished
         self.size_bytes = 0  # on disk
         self.is_touched = False  # whether the file on disk was changed by anything but this object
         self._stamp: Stamp | None = None  # of what is on disk
@@ -71,7 +71,7 @@ class EpisodeFile:
         self._digest = hashlib.sha256()
 
     def add(self, number: int, step: Step) -> None:
-        """Adds the next step. One that does not follow the last makes the episode unusable."""
+        """Add the next step; a step out of order makes the episode unusable."""
         if number != self.steps and self.fault is None:
             self.fault = f"step {number} came after {self.steps} steps"
         size_bytes = step.size_bytes
@@ -85,7 +85,7 @@ class EpisodeFile:
         self.steps += 1
 
     def add_last(self, observation_json: bytes) -> None:
-        """Adds what was observed after the last step; its text is before `END_OF_LAST`."""
+        """Add the observation after the last step; its text precedes `END_OF_LAST`."""
         head = orjson.dumps({"kind": LAST, "episode_id": self.episode_id, "step": self.steps})
         row: Row = [head[:-1] + b',"observation":', one_line(observation_json), END_OF_LAST]
         self._last_bytes = sum(map(len, row))
@@ -93,7 +93,7 @@ class EpisodeFile:
         self.pending_bytes += self._last_bytes
 
     def add_end(self, episode: Episode, verdict: Verdict) -> None:
-        """Adds the last lines of an episode."""
+        """Add the last lines of an episode."""
         if not self._last_bytes and verdict.filtered is None:
             self.add_last(episode.final_observation_json)
         end = end_row(episode, self.steps, self._last_bytes, verdict)
@@ -106,7 +106,7 @@ class EpisodeFile:
         self.pending_bytes += len(end)
 
     def write(self, disk: Disk, *, write_back: bool = False) -> None:
-        """Appends what is in memory to the file. Blocks."""
+        """Append the lines in memory to the file. Blocks."""
         chunks = self._take()
         size_bytes = sum(len(memoryview(chunk).cast("B")) for chunk in chunks)
         is_large = self.size_bytes + size_bytes >= LARGE_BYTES or size_bytes >= _LIKELY_BYTES
@@ -116,7 +116,7 @@ class EpisodeFile:
         self.size_bytes += size_bytes
 
     def content(self) -> bytes:
-        """All lines of the episode; call this only while none of them are on disk."""
+        """Return all lines of the episode; call this only while none of them is on disk."""
         return b"".join(self._take())
 
     def _take(self) -> Row:
@@ -131,7 +131,7 @@ class EpisodeFile:
 
 
 def step_row(episode_id: str, number: int, step: Step) -> Row:
-    """The line of a step, in chunks, so that large texts are not copied."""
+    """Return the line of a step in chunks, so that large texts are not copied."""
     head = orjson.dumps({"kind": STEP, "episode_id": episode_id, "step": number})
     tail = orjson.dumps({"reward": step.reward, "done": step.done})
     row: Row = [head[:-1] + b',"observation":', one_line(step.observation_json)]
@@ -150,7 +150,7 @@ def step_row(episode_id: str, number: int, step: Step) -> Row:
 
 
 def end_row(episode: Episode, steps: int, last_bytes: int, verdict: Verdict) -> bytes:
-    """The line of an episode's totals as far as its checksum."""
+    """Return the line of an episode's totals up to its checksum."""
     failure = episode.failure
     totals = {
         "environment": episode.environment,
@@ -172,18 +172,18 @@ def end_row(episode: Episode, steps: int, last_bytes: int, verdict: Verdict) -> 
 
 
 def before_checksum(line: bytes) -> bytes:
-    """The part of an episode's last line that its checksum covers."""
+    """Return the part of an episode's last line that its checksum covers."""
     return line[: line.rfind(_SUM)]
 
 
 def without_index(line: bytes) -> bytes:
-    """An episode's last line without the index of a pack."""
+    """Return an episode's last line without the index of a pack."""
     end = line.rfind(_SUM) + len(_SUM) + 2 * hashlib.sha256().digest_size + 1
     return line[:end] + END_OF_LINE
 
 
 def parsed_end(line: bytes, path: object) -> dict[str, Any]:
-    """An episode's last line: its id as `episode_id`, its totals, checksum and index.
+    """Parse an episode's last line: its id as `episode_id`, its totals, checksum and index.
 
     Raises `OutputDamaged`: `line` is not the last line of an episode.
     """
@@ -197,7 +197,7 @@ def parsed_end(line: bytes, path: object) -> dict[str, Any]:
 
 
 class StepRow:
-    """One step, as it was written. Each field is parsed when it is first asked for, and kept.
+    """One step, as it was written. Each field is parsed at its first use, and kept.
 
     A row references only its own line, so keeping one does not keep other rows in memory.
     """
@@ -255,7 +255,7 @@ class StepRow:
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """Return what the policy noted, and the environment's `metadata`."""
+        """The policy's info and the environment's `metadata`."""
         found: Mapping[str, Any] = self["info"]
         return found
 
@@ -279,5 +279,5 @@ def _parsed(text: BytesLike) -> Any:
 
 
 def one_line(text: bytes) -> bytes:
-    """A JSON text without line breaks, of the same length: they only lie between its words."""
+    """Replace line breaks by blanks; in a JSON text they only occur between tokens."""
     return text.translate(_NO_BREAKS) if b"\n" in text or b"\r" in text else text

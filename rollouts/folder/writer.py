@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes rollouts to a folder from threads, so that no event loop ever waits for a disk.
 
-`RolloutWriter` is on the loop, `Output` on its threads; `folder/__init__.py` draws the flow.
-Nothing is queued: memory holds a chunk of each running episode and what has ended lately, all of it
-bounded, and a slow disk slows the episodes down. When the disk fails, all waiting and later calls
-raise the error.
+`RolloutWriter` is on the loop, `Output` on its threads; `folder/__init__.py` draws the flow. There
+is no queue: memory holds a chunk of each running episode and recently ended episodes, both bounded,
+and a slow disk slows the episodes down. When the disk fails, all waiting and later calls raise the
+error.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .rows import END_OF_LAST, LARGE_BYTES, EpisodeFile, Verdict
 
 BUFFER_BYTES = 256 << 20
 CHUNK_BYTES = 256 << 10  # of one episode, in memory
-HELD_SHARE = 4  # of the buffer: a quarter is for chunks; the rest is for steps that are written
-COMMIT_SECONDS = 0.5  # in which ended episodes gather, to share a file where they are small
+HELD_SHARE = 4  # of the buffer: a quarter is for chunks, the rest for steps that are being written
+COMMIT_SECONDS = 0.5  # between commits; small episodes of one commit share a file
 MAX_ENDED = 4096  # episodes that are not committed yet
 THREADS = 2
-MAX_NAME = 200  # of a file: what an id becomes there
+MAX_NAME = 200  # characters of a file's name, which is made from the id
 NO_VERDICT = Verdict()
-MAX_FILES = 4096  # that a writer makes before it packs small ones
+MAX_FILES = 4096  # made by a writer before it packs small ones
 MIN_PACKED = 64  # small files, when a rollout has ended
 
 log = logging.getLogger(__name__)
@@ -45,15 +45,15 @@ _T = TypeVar("_T")
 
 
 class Output:
-    """A folder that is open for writing: what ends there, and in which order it becomes durable.
+    """A folder that is open for writing; makes ended episodes durable in the right order.
 
     The writer calls one method at a time from its threads. A method blocks on the disk.
     """
 
     def __init__(self, folder: Path, disk: Disk, group: int = 1) -> None:
-        """Locks the folder, repairs what an earlier writer left, and sets aside what is damaged.
+        """Lock the folder, complete an earlier writer's work, and set damaged files aside.
 
-        Raises `OutputBusy`: another rollout writes there.
+        Raises `OutputBusy`: another rollout writes to it.
         """
         self.folder = folder
         self._disk = disk
@@ -77,8 +77,8 @@ class Output:
     def commit(self, ended: Sequence[Sequence[EpisodeFile]]) -> None:
         """Write these episodes and groups; return when all exist. A group exists as a whole.
 
-        What is in memory only becomes one pack. One `sync` of a folder makes durable what was
-        written and renamed before it.
+        Episodes that are only in memory become one pack. One `sync` of a folder makes all files
+        durable that were written and renamed before it.
         """
         small = [files for files in ended if not any(file.size_bytes for file in files)]
         large = [files for files in ended if any(file.size_bytes for file in files)]
@@ -97,10 +97,10 @@ class Output:
             self._pack()
 
     def check(self) -> tuple[frozenset[str], list[str]]:
-        """Sets aside what others have damaged since the last time.
+        """Set files aside that other programs have damaged since the last check.
 
         Returns:
-            The episodes that have been lost by it, and what was found, for people.
+            The lost episodes, and the findings, for people.
         """
         self._found.run(self._new_pack)
         lost, words = frozenset(self._found.lost), self._found.words
@@ -108,7 +108,7 @@ class Output:
         return lost, words
 
     def close(self, *, has_ended: bool) -> None:
-        """Forgets unfinished episodes, and lets others write; packs small files if it has ended."""
+        """Drop unfinished episodes and release the lock; pack small files if it has ended."""
         try:
             if has_ended:
                 self._pack()
@@ -148,16 +148,16 @@ class Output:
             self._found.look()
 
     def _new_pack(self) -> tuple[Path, Path]:
-        """A pack's name while it is written, and its last one."""
+        """Return a pack's temporary and its final name."""
         return self.unfinished(), self.folder / PACKS / f"{next(self._packs):05}{FILE}"
 
     def unfinished(self) -> Path:
-        """A name that nothing had before; an episode's id may be any text."""
+        """Return an unused name; an episode's id may be any text."""
         return self.folder / UNFINISHED / str(next(self._numbers))
 
 
 def _lock(folder: Path) -> Any:
-    """Locks the folder until the file is closed, also by a crash."""
+    """Lock the folder until the file is closed, which a crash also does."""
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / LOCK).open("w")
     try:
@@ -195,17 +195,17 @@ class RolloutWriter:
         group: int = 1,
         disk: Disk | None = None,
     ) -> Self:
-        """Opens a folder for writing, and repairs what an earlier writer left.
+        """Open a folder for writing, and complete an earlier writer's work.
 
         Args:
-            folder: Created where it is missing.
-            buffer_bytes: Most memory for what was handed over and is not written yet.
-            keep_cached: Leave large episodes in the page cache.
-            group: Episodes that are played together: where one is damaged, all are set aside.
+            folder: The folder, which is created if it is missing.
+            buffer_bytes: Most memory for data that is not written yet.
+            keep_cached: Whether large episodes stay in the page cache.
+            group: Number of episodes in a group; if one is damaged, all are set aside.
             disk: Writes and syncs files; a subclass of `Disk` may be slow, or fail.
 
         Raises:
-            OutputBusy: Another rollout writes there.
+            OutputBusy: Another rollout writes to the folder.
             OutputFull, OutputUnwritable: The file system refuses.
         """
         disk = disk or Disk(keep_cached=keep_cached)
@@ -226,11 +226,11 @@ class RolloutWriter:
             await asyncio.shield(self._close(has_ended=False))
 
     def finished_episode_ids(self) -> frozenset[str]:
-        """The ids of episodes that were in the folder when it was opened."""
+        """Return the ids of episodes that the folder had when it was opened."""
         return self._output.earlier
 
     async def put_step(self, episode_id: str, number: int, step: Step) -> None:
-        """Adds a step of an unfinished episode, and waits for the disk where it has to.
+        """Add a step of an unfinished episode; waits for the disk if the buffer is full.
 
         Raises `OutputError`: the writer has failed.
         """
@@ -242,7 +242,7 @@ class RolloutWriter:
         await self._write_if_large(file)
 
     async def discard(self, episode_id: str) -> None:
-        """Forgets the steps of this attempt."""
+        """Drop the steps of this attempt."""
         file = self._files.pop(episode_id, None)
         if file is not None:
             self._held_bytes -= file.pending_bytes
@@ -250,19 +250,19 @@ class RolloutWriter:
                 await self._run(lambda: self._disk.remove(file.path))
 
     async def finish(self, episode: Episode) -> None:
-        """Finishes an episode. It exists in about `COMMIT_SECONDS`, and once `close` returns.
+        """Finish an episode. It exists in about `COMMIT_SECONDS`, and once `close` returns.
 
         Raises:
-            EpisodeRefused: It was finished before, or a step is missing. Its steps are forgotten.
+            EpisodeRefused: It was finished before, or a step is missing. Its steps are dropped.
             OutputError: The writer has failed.
         """
         await self.finish_together([(episode, NO_VERDICT)])
 
     async def finish_together(self, members: Sequence[tuple[Episode, Verdict]]) -> None:
-        """Finishes several episodes, which exist from the same moment on, also after a crash.
+        """Finish several episodes: even after a crash, either all of them exist or none.
 
         Raises:
-            EpisodeRefused: As above, of one of them. The steps of all are forgotten.
+            EpisodeRefused: One of them cannot be finished. The steps of all are dropped.
             OutputError: The writer has failed.
         """
         self._check()
@@ -288,10 +288,10 @@ class RolloutWriter:
         return len(self._ended) > MAX_ENDED or self._held_bytes > self._most_held_bytes
 
     async def keep_observation(self, episode_id: str, text: bytes) -> Callable[[], bytes]:
-        """Keeps what was observed last in the episode's file, or in memory.
+        """Keep the last observation in the episode's file, or in memory.
 
         Returns:
-            What reads it, until the episode is finished; may block.
+            A function that reads it until the episode is finished, and may block.
 
         Raises `OutputError`: the writer has failed.
         """
@@ -307,16 +307,17 @@ class RolloutWriter:
         return partial(_read, file.path, offset, len(text))
 
     async def put(self, episode: Episode) -> None:
-        """Writes a whole episode with its steps."""
+        """Write a whole episode with its steps."""
         for number, step in enumerate(episode.steps):
             await self.put_step(episode.id, number, step)
         await self.finish(episode)
 
     async def check(self) -> tuple[frozenset[str], list[str]]:
-        """Commits what has ended, and sets aside what others have damaged, to be played again.
+        """Commit ended episodes, and set files aside that other programs have damaged.
 
         Returns:
-            The episodes that were lost, and what was found, for people; also what `open` has found.
+            The lost episodes, which have to be played again, and the findings, for people; both
+            include those of `open`.
 
         Raises `OutputError`: the writer has failed.
         """
@@ -327,7 +328,7 @@ class RolloutWriter:
         return lost, words
 
     async def close(self) -> None:
-        """Returns when all finished episodes exist; forgets the others, and packs small ones.
+        """Return when all finished episodes exist; drop the others, and pack small files.
 
         Raises `OutputError`: the writer has failed, now or before.
         """
@@ -359,7 +360,7 @@ class RolloutWriter:
         return found
 
     async def _ended_file(self, episode: Episode, verdict: Verdict) -> EpisodeFile:
-        """The file of an episode that may be finished, with its last lines."""
+        """Add the last lines to the file of an episode that may be finished, and return it."""
         if episode.id in self._finished:
             raise EpisodeRefused(f"episode {episode.id} was finished before")
         if len(file_name(episode.id)) > MAX_NAME:
@@ -386,7 +387,7 @@ class RolloutWriter:
             await self._committing
 
     async def _commit(self) -> None:
-        """Commits what ends within `COMMIT_SECONDS`, and begins again if more has ended then."""
+        """Commit the episodes of the next `COMMIT_SECONDS`, and repeat while further ones end."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), COMMIT_SECONDS)
         self._hurry.clear()
@@ -400,7 +401,7 @@ class RolloutWriter:
             self._committing = asyncio.create_task(self._commit(), name="committing")
 
     async def _run(self, call: Callable[[], _T]) -> _T:
-        """Calls on a thread. An error ends the writing."""
+        """Call a function on a thread. An error ends the writing."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except Exception as exc:
@@ -418,7 +419,7 @@ class RolloutWriter:
 
 
 def _read(path: Path, offset: int, size_bytes: int) -> bytes:
-    """Part of a file; `null` where it was cut or removed, which the commit finds."""
+    """Read a part of a file; `null` if it was cut or removed, which the commit will find."""
     try:
         with path.open("rb") as file:
             file.seek(offset)

@@ -3,9 +3,9 @@
 
     observation ─▶ user message ─▶ POST …/chat/completions ─▶ the model's text ─▶ action
 
-Each episode is one conversation, so the model sees what it did before. It gets the schema of the
-actions, and answers with one as JSON; where an action is a single text, any answer is one. Asking
-again after a busy server (429, 5xx) is harmless: nothing was played. `httpx` comes with the extra
+Each episode is one conversation, so the model sees its earlier actions. It gets the schema of the
+actions, and answers with one as JSON; if an action is a single text, any answer is one. Repeating a
+question to a busy server (429, 5xx) is harmless: no step was played. `httpx` comes with the extra
 `openai`; the key is in `OPENAI_API_KEY`, the model in `OPENAI_MODEL` or `?model=` of the URL.
 """
 
@@ -30,8 +30,8 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 MODEL_VARIABLE = "OPENAI_MODEL"
 ANSWER_SECONDS = 600.0
 ASK_AT_MOST = 4
-SHOWN_CHARACTERS = 200  # of what an endpoint says with an error
-PAUSE_SECONDS = 0.5  # before asking again; doubled each time
+SHOWN_CHARACTERS = 200  # of an endpoint's error
+PAUSE_SECONDS = 0.5  # before a repetition; doubled each time
 _BUSY = frozenset({429, 500, 502, 503, 504})
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
@@ -40,7 +40,7 @@ class ChatPolicy:
     """One endpoint, for all episodes."""
 
     def __init__(self, url: str, schema: Json, *, pause_seconds: float = PAUSE_SECONDS) -> None:
-        """Prepares a policy; nothing is connected before the first call."""
+        """Prepare a policy, which connects at its first call."""
         self._url, in_url = endpoint_of(url)
         self._schema = schema
         self._pause_seconds = pause_seconds
@@ -73,7 +73,7 @@ class ChatPolicy:
             await client.aclose()
 
     async def complete(self, messages: list[Json]) -> Json:
-        """The endpoint's answer to a conversation."""
+        """Return the endpoint's answer to a conversation."""
         httpx = _httpx()
         if self._client is None:
             self._client = httpx.AsyncClient(
@@ -95,7 +95,7 @@ class ChatPolicy:
         return found
 
     def _error_text(self, exc: Exception) -> str:
-        """Return what went wrong with the endpoint, which is named without its password."""
+        """Describe an error of the endpoint, whose URL is shown without its password."""
         httpx, parts = _httpx(), urlsplit(self._url)
         where = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
         if isinstance(exc, httpx.HTTPStatusError):
@@ -108,7 +108,7 @@ class ChatPolicy:
 
 
 def endpoint_of(url: str) -> tuple[str, str]:
-    """The address to post to, and the model that the URL names (or nothing)."""
+    """Return the address to post to, and the URL's model, which may be empty."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise PolicyNotFound(f"{url!r} is not the URL of a chat endpoint")
@@ -120,7 +120,7 @@ def endpoint_of(url: str) -> tuple[str, str]:
 
 
 def action_of(text: str, schema: Json) -> Any:
-    """The action that a model's answer is."""
+    """Read a model's answer as an action."""
     fenced = _FENCE.search(text)
     braced = text[text.find("{") : text.rfind("}") + 1]
     for candidate in (text, fenced[1] if fenced else "", braced):
@@ -138,7 +138,7 @@ def action_of(text: str, schema: Json) -> Any:
 
 
 def only_text_field(schema: Json) -> str | None:
-    """The one field that an action must have, when it is a text."""
+    """Return the only required field of an action, if it is a text."""
     required = schema.get("required") or []
     fields = schema.get("properties", {})
     is_one = len(required) == 1 and fields.get(required[0], {}).get("type") == "string"
@@ -146,7 +146,7 @@ def only_text_field(schema: Json) -> str | None:
 
 
 def _said(completion: Json) -> tuple[str, Json]:
-    """The text, and what is kept beside the step."""
+    """Return the text of an answer, and the info that is kept with the step."""
     try:
         choice = completion["choices"][0]
         text = choice["message"]["content"] or ""

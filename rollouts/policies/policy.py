@@ -6,17 +6,17 @@
       ├── RandomPolicy       random_policy.py
       └── ChatPolicy         chat_policy.py
 
-A class is a policy with a memory: each episode gets an instance of its own. One that takes two
-arguments also gets the `Turn`. It returns an action, or a `Decision` that says more.
+A class is a policy with a memory: each episode gets an instance of its own. A policy that takes two
+arguments also gets the `Turn`. It returns an action, or a `Decision` with further data.
 
 Coroutine functions run on the loop, all others in `CpuThreads`: two, shared by all episodes.
 
     run ─▶ wait for one of two places ─▶ a daemon thread ─▶ the function's result
-            (the call's clock stands)      └─ cancelled: the thread is left to itself
+            (its time-out is paused)       └─ cancelled: the thread is abandoned
 
 More threads would compete with the loop for the GIL. A function that hangs cannot be stopped: its
-place is free again, and Python exits without it. When `MAX_HUNG` of them hang at once, nothing more
-is begun. `at_most` limits one call of a policy without its wait for a thread.
+place becomes free, and Python exits without waiting for it. While `MAX_HUNG` functions hang, no
+other one is started. `at_most` limits one call of a policy without its wait for a thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ..answers import PARSED_APART_BYTES, Answer
 from ..episodes import Array, BytesLike, FailureReason
 from ..errors import EpisodeFailed, PolicyHangs
 
-CPU_THREADS = 2  # 512 of them held the loop for 1.5 s where one job held it for 12 ms
+CPU_THREADS = 2  # 512 threads blocked the loop for 1.5 s, one job for 12 ms
 MAX_HUNG = 16
 
 _T = TypeVar("_T")
@@ -50,7 +50,7 @@ _clock: ContextVar[asyncio.Timeout | None] = ContextVar("call_clock", default=No
 
 
 class CpuThreads:
-    """At most `CPU_THREADS` functions at once, of all episodes, beside those that hang."""
+    """Runs at most `CPU_THREADS` functions at once, not counting those that hang."""
 
     def __init__(
         self, *, max_hung: int = MAX_HUNG, on_hung: Callable[[], None] = lambda: None
@@ -86,10 +86,10 @@ class CpuThreads:
 
 
 class _DaemonThreads:
-    """As many threads as functions are called at once. Python does not wait for them at its exit.
+    """A thread for each function that runs. Python does not wait for them at its exit.
 
-    It would for anyio's and an executor's: with one that hangs, it never exits. Threads are used
-    again, since a policy's libraries may keep things for each thread.
+    Python would wait for the threads of anyio or an executor, and never exit if one hangs. Threads
+    are reused, since a policy's libraries may keep state for each thread.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class _DaemonThreads:
         self._idle = Semaphore(0)
 
     def end(self) -> None:
-        """Each thread ends when it is idle."""
+        """Make each thread end when it is idle."""
         self._queue.put(None)
 
     def submit(self, function: Callable[[], _T]) -> Future[_T]:
@@ -113,14 +113,14 @@ class _DaemonThreads:
 def _work_off(queue: _Queue, idle: Semaphore) -> None:
     while work := queue.get():
         report = work()
-        idle.release()  # before the report: the loop may have the next call at once
+        idle.release()  # before the report, so that the loop's next call finds it
         report()
         del work, report  # the result may be large
     queue.put(None)  # for the other threads
 
 
 def _outcome_of(call: Future[_T], function: Callable[[], _T]) -> Callable[[], None]:
-    """Call a function, unless it was cancelled before; return what reports the outcome."""
+    """Call a function unless it was cancelled; return a function that reports the outcome."""
     if not call.set_running_or_notify_cancel():
         return lambda: None
     try:
@@ -135,7 +135,7 @@ def _outcome_of(call: Future[_T], function: Callable[[], _T]) -> Callable[[], No
 
 @asynccontextmanager
 async def at_most(seconds: float) -> AsyncIterator[None]:
-    """Limit one call of a policy, which is what is awaited inside.
+    """Limit one call of a policy, which is awaited in the block.
 
     Raises `EpisodeFailed`: it took longer.
     """
@@ -154,7 +154,7 @@ async def at_most(seconds: float) -> AsyncIterator[None]:
 
 
 def pause(timeout: asyncio.Timeout) -> Callable[[], None] | None:
-    """Suspend a time-out until what is returned is called. None: it has no limit."""
+    """Suspend a time-out until the returned function is called. None: there is no limit."""
     when = timeout.when()
     if when is None:
         return None
@@ -166,7 +166,7 @@ def pause(timeout: asyncio.Timeout) -> Callable[[], None] | None:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The inputs of a policy besides the observation."""
+    """The inputs of a policy beside the observation."""
 
     episode_id: str
     number: int  # of the step it decides on, from 0
@@ -185,7 +185,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A decision as it is sent and kept."""
+    """A decision in the form that is sent and written."""
 
     action_json: bytes
     info_json: bytes
@@ -197,14 +197,14 @@ Act = Callable[[Answer, Turn], Awaitable[Encoded]]  # decides on the next action
 
 @runtime_checkable
 class Policy(Protocol):
-    """Decides on actions, for each attempt at an episode by another `Act`."""
+    """Decides on actions; each attempt at an episode has an `Act` of its own."""
 
     def player(self, threads: CpuThreads) -> Act:
-        """Begin an attempt; what is returned may compute in `threads`."""
+        """Begin an attempt; the returned `Act` may compute in `threads`."""
         ...
 
     async def close(self) -> None:
-        """Closes connections of the policy; called when a collection ends."""
+        """Close connections of the policy; called when a collection ends."""
         ...
 
 
@@ -215,7 +215,7 @@ class CallablePolicy:
     function: Any
 
     def player(self, threads: CpuThreads) -> Act:
-        """Begin an attempt, with an instance of its own where the policy is a class."""
+        """Begin an attempt, with a new instance if the policy is a class."""
         function: Any = self.function() if inspect.isclass(self.function) else self.function
         wants_turn, is_coroutine = takes_turn(function), is_async(function)
 
@@ -244,11 +244,11 @@ class CallablePolicy:
         return act
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there are no connections."""
 
 
 def encoded(decided: Any) -> Encoded:
-    """An action or a `Decision` as JSON.
+    """Encode an action or a `Decision` as JSON.
 
     Raises `TypeError`, `ValueError`: it has no JSON form, or `arrays` has a value of another type.
     """
@@ -265,10 +265,10 @@ def encoded(decided: Any) -> Encoded:
 
 
 def _checked(name: str, array: Any) -> Array:
-    """An array that can be written as it is."""
+    """Check that an array can be written as it is, and return it."""
     if not isinstance(array, Array):
         raise TypeError(f"the array {name!r} is of type {type(array).__name__}, not an Array")
-    data: Any = array.data  # whatever a policy has put there
+    data: Any = array.data  # a policy may pass any value
     view = memoryview(data)
     if not view.c_contiguous:
         raise ValueError(f"the data of the array {name!r} is not contiguous")
@@ -278,13 +278,13 @@ def _checked(name: str, array: Any) -> Array:
 
 
 def is_async(function: Any) -> bool:
-    """Return whether calling it gives an awaitable."""
+    """Return whether a call of it returns an awaitable."""
     call = getattr(function, "__call__", None)  # noqa: B004  # an instance with an async __call__
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def takes_turn(function: Any) -> bool:
-    """Return whether it takes a second argument by position."""
+    """Return whether it accepts a second positional argument."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # written in C
@@ -296,5 +296,5 @@ def takes_turn(function: Any) -> bool:
 
 
 def policy_failed(exc: BaseException) -> EpisodeFailed:
-    """The failure of an episode whose policy raised `exc`."""
+    """Return the failure of an episode whose policy raised `exc`."""
     return EpisodeFailed(FailureReason.POLICY_ERROR, f"{type(exc).__name__}: {exc}")

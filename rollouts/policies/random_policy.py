@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acts at random, by the JSON schema of the actions (`GET /schema` of any OpenEnv server).
 
-Optional fields are left out half of the time. An episode is played the same each time:
-the generator starts from its id and its seed, which others of its group have, too.
+Optional fields are left out half of the time. An episode has the same actions each time, because
+the generator is seeded with its id and its seed; the latter is shared by its group.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_ITEMS = 4
 MAX_TEXT = 12
 NUMBERS = (-100, 100)  # where the schema sets no bounds
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_LEFT_TO_THE_SERVER = frozenset({"metadata"})  # every action of OpenEnv's has it; it is not read
+_LEFT_TO_THE_SERVER = frozenset({"metadata"})  # every action of OpenEnv's has it; servers ignore it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class RandomPolicy:
     schema: Json
 
     def player(self, threads: CpuThreads) -> Act:
-        """Begin an attempt. An action is drawn in well under a millisecond, and needs no thread."""
+        """Begin an attempt. Drawing an action takes less than a millisecond, without a thread."""
         rng: random.Random | None = None
 
         async def act(answer: Answer, turn: Turn) -> Encoded:
@@ -51,11 +51,11 @@ class RandomPolicy:
         return act
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there are no connections."""
 
 
 def action_schema(address: str) -> Json:
-    """The JSON schema of an action. Blocks."""
+    """Ask a server for the JSON schema of an action. Blocks."""
     address, token = without_token(address)
     parts = urlsplit(environment_url(address))
     scheme, path = parts.scheme.replace("ws", "http"), parts.path.removesuffix("/ws")
@@ -71,7 +71,7 @@ def action_schema(address: str) -> Json:
 
 
 def properties(schema: Json) -> dict[str, Json]:
-    """The fields of an action by their names, each with its own schema; empty for a union."""
+    """Return the schemas of an action's fields, by name; empty for a union."""
     resolve, fields = _Sampler(schema, random.Random()), schema.get("properties", {})  # noqa: S311
     return {
         name: resolve.simplest(of) for name, of in fields.items() if name not in _LEFT_TO_THE_SERVER
@@ -79,7 +79,7 @@ def properties(schema: Json) -> dict[str, Json]:
 
 
 def sample(schema: Json, rng: random.Random) -> Any:
-    """A value that the schema allows."""
+    """Draw a value that the schema allows."""
     return _Sampler(schema, rng).draw(schema, 0)
 
 
@@ -116,7 +116,7 @@ class _Sampler:
         return draw(schema, depth)
 
     def _choose(self, options: list[Json], depth: int) -> Json:
-        """Any of them; deep down the simplest, so that it comes to an end."""
+        """Choose any schema; at a great depth the simplest one, so that the recursion ends."""
         if depth < DEEPEST:
             return self.rng.choice(options)
         return min(options, key=lambda option: "$ref" in option or "properties" in option)
@@ -149,7 +149,7 @@ class _Sampler:
         return "".join(self.rng.choices(_LETTERS, k=self.rng.randint(max(least, 1), max(most, 1))))
 
     def simplest(self, schema: Json) -> Json:
-        """A schema without references, and of `X | None` that of X."""
+        """Resolve a schema's references; of `X | None`, return the schema of X."""
         schema = self._resolved(schema)
         parts = [part for part in schema.get("anyOf", ()) if part.get("type") != "null"]
         return self._resolved(parts[0]) if len(parts) == 1 else schema

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One session at an OpenEnv server, for every client of ours: SDK, rollouts, tests, probe.
+"""One session at an OpenEnv server, for all our clients: SDK, rollouts, tests, probe.
 
 session.py      `Session`: a WebSocket on which one call is under way at a time
-connection.py   its socket, and the messages on it
-loop_thread.py  the event loops on threads: of synchronous code's sessions, of rollouts
+connection.py   the socket and its messages
+loop_thread.py  event loops on threads, for synchronous code's sessions and for rollouts
 
 Nothing here imports another part of `rollouts`.
 """

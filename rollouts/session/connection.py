@@ -2,11 +2,12 @@
 """A WebSocket with one answer to each message: `websockets`, but whole messages are read here.
 
     socket ─▶ data_received ─┬─ a whole message, in one frame ─────────────▶ the answer, or unasked
-                             └─ handshake, fragments, pings, closes, what is wrong ─▶ the library
+                             └─ handshake, fragments, pings, closes, errors ─▶ the library
 
 The library takes 1.4 to 1.6 times the CPU for an answer (`docs/decisions/0034`), so whole messages
-are read here. All other frames are handed to the library one by one, so that its parser is always
-at the start of a frame. It keeps a connection with fragments, or with a frame behind the handshake.
+are read here. All other frames are passed to the library one by one, so that its parser is always
+at the start of a frame. After fragments, or a frame directly behind the handshake, the library
+reads the rest of the connection.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ class Connection(ClientConnection):
     """A connection with one exchange at a time.
 
     Attributes:
-        unasked: The first message that has come although nothing was asked. Later ones are dropped.
+        unasked: The first message that came without a question. Later ones are dropped.
     """
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.unasked: Message | None = None
         self._answer: asyncio.Future[Message | None] | None = None
-        self._is_between_frames = False  # true if the library is: the next frame may be read here
+        self._is_between_frames = False  # whether the library is, too
         self._head = b""  # bytes of an incomplete frame head or control frame
         self._message = bytearray()  # the bytes of an incomplete message
-        self._missing_bytes = 0  # of it
+        self._missing_bytes = 0  # of that message
         self._fragments = bytearray()
 
     async def exchange(self, message: str | bytes) -> Message:
-        """Send a message, and return the next one that comes.
+        """Send a message, and return the next received one.
 
         Raises `ConnectionClosed`: the connection was closed before the call, or closes during it.
         """
@@ -64,11 +65,11 @@ class Connection(ClientConnection):
                     return found
             finally:
                 self._answer = None
-        await self.recv(decode=False)  # always raises: no message reaches the library's queue
+        await self.recv(decode=False)  # always raises: the library's queue gets no message
         raise AssertionError("a closed connection has received a message")
 
     def data_received(self, data: bytes) -> None:
-        """Take what has been received: whole messages, and frames for the library."""
+        """Read whole messages from the received data, and pass other frames to the library."""
         if self._missing_bytes:
             data = self._fill(data)
         if self._head:
@@ -80,7 +81,7 @@ class Connection(ClientConnection):
             self._pass_on(data[at:])
 
     def process_event(self, event: Any) -> None:
-        """Take a frame from the library, or its response to the handshake."""
+        """Handle a frame from the library, or its response to the handshake."""
         if not isinstance(event, Frame) or event.opcode >= Opcode.CLOSE:  # the first of control
             super().process_event(event)
             return
@@ -90,7 +91,7 @@ class Connection(ClientConnection):
             self._take(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the call that is under way, and drop what has been received."""
+        """End the call that is under way, and drop the received data."""
         super().connection_lost(exc)
         self._message = self._fragments = bytearray()
         if (end := self.protocol.parser_exc) is not None:
@@ -99,7 +100,7 @@ class Connection(ClientConnection):
             self._answer.set_result(None)
 
     def _fill(self, data: bytes) -> bytes:
-        """Add to the message that is not all here, and return what lies behind it."""
+        """Add data to the incomplete message, and return the data behind it."""
         taken = data[: self._missing_bytes]
         self._message += taken
         self._missing_bytes -= len(taken)
@@ -109,7 +110,7 @@ class Connection(ClientConnection):
         return data[len(taken) :]
 
     def _take_frame(self, data: bytes, at: int) -> int:
-        """Take the frame that begins there, or keep its beginning; return where the next begins."""
+        """Read the frame that begins there, or keep its beginning; return where the next begins."""
         if (head := websocket.parse_head(data, at)) is None:
             self._head = data[at:]
             return len(data)
@@ -126,7 +127,7 @@ class Connection(ClientConnection):
                 self._head = data[at:]
             else:
                 self._pass_on(data[at:end])
-        else:  # fragments, or what is wrong
+        else:  # fragments, or a protocol error
             self._is_between_frames = False
             return at
         return min(end, len(data))
@@ -136,8 +137,8 @@ class Connection(ClientConnection):
         super().data_received(data)
         if self.state is State.CLOSING:
             self._is_between_frames = False
-            self.transport.close()  # once all is written
-        elif not was_open and self.state is State.OPEN:  # nothing may follow the handshake
+            self.transport.close()  # after pending writes
+        elif not was_open and self.state is State.OPEN:  # the handshake, perhaps with data
             self._is_between_frames = data.find(_END_OF_HANDSHAKE) == len(data) - 4
 
     def _take(self, message: Message) -> None:

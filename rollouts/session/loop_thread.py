@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Event loops on threads of their own: of all sessions of synchronous code, and of a rollout.
+"""Event loops on threads of their own: one for all sessions of synchronous code, one per rollout.
 
-The sessions' thread is started with the first session, and ends with the process. A process that
-was forked has no such thread: it gets one of its own with its first session. When Python ends, it
-stops the thread before it closes the generators that are left: a call from one of these would never
-return.
+The sessions' thread starts with the first session, and ends with the process. A forked process gets
+a thread of its own with its first session. When Python ends, it stops the thread before it closes
+the remaining generators, whose calls would otherwise never return.
 
 A rollout, a test or a probe runs on a loop of its own (`run_on_thread`), since signals raise
 exceptions in its main thread.
@@ -43,9 +42,9 @@ class LoopThread:
     def call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine on the loop and return its result.
 
-        What interrupts the wait cancels the coroutine.
+        An exception that interrupts the wait cancels the coroutine.
 
-        Raises `RuntimeError`: Python ends.
+        Raises `RuntimeError`: Python is ending.
         """
         if sys.is_finalizing():
             coroutine.close()
@@ -63,7 +62,7 @@ _threads: list[LoopThread] = []  # this process's, or its parent's
 
 
 def loop_thread() -> LoopThread:
-    """The thread of this process."""
+    """Return the thread of this process."""
     with _lock:
         if not _threads or _threads[-1].pid != os.getpid():
             _threads[:] = [LoopThread()]
@@ -71,10 +70,10 @@ def loop_thread() -> LoopThread:
 
 
 def run_on_thread(main: Coroutine[Any, Any, _T]) -> _T:
-    """The coroutine's result, from an event loop on a thread of its own.
+    """Run a coroutine in an event loop on a new thread, and return its result.
 
-    A signal that is raised in the main thread meets nothing but a wait there; the coroutine is then
-    cancelled, and has ended when this returns.
+    The main thread only waits, so a signal's exception interrupts nothing else; the coroutine is
+    then cancelled, and has ended when this returns.
     """
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     loop = runner.get_loop()
@@ -85,11 +84,11 @@ def run_on_thread(main: Coroutine[Any, Any, _T]) -> _T:
             return loop.run_until_complete(task)
 
     with ThreadPoolExecutor(1, "rollout") as thread:
-        # A signal in the start of a thread would keep the executor from waiting for the thread.
+        # A signal during the start of a thread would prevent the executor's wait for it.
         thread.submit(int).result()
         try:
             return thread.submit(run).result()
-        except BaseException:  # cancelled, too: it is raised here, wherever the thread is
+        except BaseException:  # a cancellation, too, which is raised here
             with contextlib.suppress(RuntimeError):  # the loop has ended by now
                 loop.call_soon_threadsafe(task.cancel)
             raise

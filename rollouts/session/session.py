@@ -4,10 +4,11 @@
     ask ─▶ turn ─▶ send ─▶ receive ─▶ the answer's text, not parsed
                      └─ cancelled, out of time, lost ─▶ the session has ended: `SessionFailed`
 
-An answer names no question. After a call that was given up, its late answer would be
-taken for the next call's: so the session ends with it, and each later call says why. Calls at once
-wait for their turn. A process that was forked has the socket as well, and is refused; so is another
-event loop, which the socket does not wake. A session without a reference is closed.
+An answer does not name its question. After an abandoned call, its late answer would be mistaken for
+the next call's, so the session ends with such a call, and each later call raises the reason.
+Concurrent calls wait for their turn. Calls from a forked process, which has the socket, too, and
+from another event loop, which the socket does not wake, are refused. A session without a reference
+is closed.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from ...schema.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER, MAX_MESSAG
 from ...system.net.access import bearer_header, without_token
 from .connection import Connection, Message
 
-Server = tuple[str | None, str | None]  # an environment's name and launch, as its handshakes say
+Server = tuple[str | None, str | None]  # an environment's name and launch, from its handshakes
 
-CONNECT_SECONDS = 30.0  # also the time to wait in the queue of a server that is full
+CONNECT_SECONDS = 30.0  # including the wait in the queue of a full server
 CLOSE_SECONDS = 10.0
 _CLOSE = '{"type":"close"}'
 _FULL = (429, 503)
@@ -48,7 +49,7 @@ class SessionEnd(StrEnum):
     NO_CAPACITY = "no_capacity"  # the server has no room for another session
     CONNECTION_LOST = "connection_lost"  # closed by the server, or by the network
     STEP_TIMED_OUT = "step_timed_out"  # a call was not answered in time
-    PROTOCOL_ERROR = "protocol_error"  # no WebSocket frame, or an answer to no call
+    PROTOCOL_ERROR = "protocol_error"  # an invalid WebSocket frame, or an answer without a call
     ABANDONED = "abandoned"  # a call was cancelled before its answer came
     CLOSED = "closed"  # by its own client
     OTHER_PROCESS = "other_process"  # it was opened before a fork
@@ -64,20 +65,20 @@ class SessionFailed(Exception):
         self.close = close
 
     def again(self) -> SessionFailed:
-        """A new exception that says the same, for another call."""
+        """Return a copy of the exception, for another call."""
         return SessionFailed(self.reason, str(self), self.close)
 
 
 def session_url(address: str) -> str:
-    """`http://host:8000` as `ws://host:8000/ws`.
+    """Turn `http://host:8000` into `ws://host:8000/ws`.
 
     Raises `ValueError`: it is not the address of an environment.
     """
     try:
         parts = urlsplit(address if "://" in address else f"http://{address}")
-        named = (parts.hostname or "").encode("idna")  # as it will be when it is looked up
+        named = (parts.hostname or "").encode("idna")  # the form that is resolved
         scheme = _SCHEMES[parts.scheme] if named and parts.port != 0 else None
-    except (KeyError, ValueError):  # a scheme, a host or a port that there is not
+    except (KeyError, ValueError):  # an invalid scheme, host or port
         scheme = None
     if scheme is None:
         raise ValueError(f"{without_token(address)[0]!r} is not the address of an environment")
@@ -87,13 +88,13 @@ def session_url(address: str) -> str:
 
 
 def error_text(message: Any, errors: Any) -> str:
-    """Return what an error message says: its text, and the fields that are wrong."""
+    """Return an error message's text, with the invalid fields."""
     text = str(message or "the server gave no reason")
     return f"{text}: {json.dumps(errors, separators=(',', ':'))}" if errors else text
 
 
 class Session:
-    """A session that is open; `open` makes one."""
+    """An open session; `open` makes one."""
 
     def __init__(self, socket: Connection) -> None:
         headers: Mapping[str, str] = socket.response.headers if socket.response else {}
@@ -116,11 +117,11 @@ class Session:
         """Connect to a server.
 
         Args:
-            address: The server's, with its token if it wants one.
-            connect_seconds: Until it must be open, also in the queue of a server that is full.
-            close_seconds: Until the server must have answered a close.
-            ping_seconds: How often the connection is tested while it is open; None: never.
-            tls: For a secure address; None: Python's default, read each time.
+            address: The server's address, with its token if it requires one.
+            connect_seconds: Time limit until it is open, including the queue of a full server.
+            close_seconds: Time limit of the server's answer to a close.
+            ping_seconds: Seconds between tests of the open connection; None: no tests.
+            tls: The context for a secure address; None: Python's default, read each time.
 
         Raises:
             SessionFailed: Nothing answers, or the server refuses.
@@ -131,7 +132,7 @@ class Session:
         try:
             socket = await connect(
                 session_url(shown),
-                additional_headers=bearer_header(token),  # URLs are logged on the way
+                additional_headers=bearer_header(token),  # proxies and servers log URLs
                 open_timeout=connect_seconds,
                 close_timeout=close_seconds,
                 ping_interval=ping_seconds,
@@ -152,7 +153,7 @@ class Session:
                 raise SessionFailed(reason, f"{shown}: {said}") from exc
             said = f": {said}" if said else ""
             raise SessionFailed(reason, f"{shown} refuses: {exc}{said}") from exc
-        # The last: `websockets` asserts that a server does not leave before the handshake is sent.
+        # AssertionError: `websockets` assumes that a server stays until the handshake is sent.
         except (OSError, WebSocketException, AssertionError) as exc:
             message = f"{shown} does not answer: {_said(exc)}"
             raise SessionFailed(SessionEnd.NOT_CONNECTED, message) from exc
@@ -161,7 +162,7 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Return whether a call may be made, and its answer would be its own."""
+        """Return whether a call is possible, and the next answer would be its own."""
         socket = self._socket
         return self._end is None and socket.state is State.OPEN and socket.unasked is None
 
@@ -170,16 +171,16 @@ class Session:
 
         Args:
             message: JSON.
-            seconds: Until the answer must be there; None: no limit.
-            what: What is asked, for errors: `step`.
+            seconds: Time limit of the answer; None: no limit.
+            what: The name of the call, for errors: `step`.
 
         Raises `SessionFailed`: the session has ended, now or before.
         """
         self._check()
         async with self._turn:
-            self._check()  # the call before may have ended it
+            self._check()  # the previous call may have ended the session
             limit = None
-            if seconds is not None:  # a fraction of what `asyncio.timeout` costs
+            if seconds is not None:  # much cheaper than `asyncio.timeout`
                 limit = self._socket.loop.call_later(seconds, self._expire, seconds, what)
             try:
                 return await self._exchange(message)
@@ -198,9 +199,9 @@ class Session:
                     limit.cancel()
 
     async def close(self) -> None:
-        """End the session, and say so to the server; wait a limited time for its answer."""
+        """End the session and tell the server; wait a limited time for its answer."""
         if self._pid != os.getpid():
-            return  # it is the other process's to close
+            return  # the process that opened it closes it
         if asyncio.get_running_loop() is not self._socket.loop:
             self._end = self._end or _closed()
             self._abort_from_elsewhere()
@@ -214,7 +215,7 @@ class Session:
         self._socket.transport.abort()
 
     async def end(self, seconds: float) -> bool:
-        """Send OpenEnv's close message alone; whether the server closes the connection in time."""
+        """Send only OpenEnv's close message; return whether the server closes in time."""
         try:
             async with asyncio.timeout(seconds):
                 with contextlib.suppress(ConnectionClosed):
@@ -225,7 +226,7 @@ class Session:
         return True
 
     def abort(self, end: SessionFailed | None = None) -> None:
-        """Close the socket now; `end` is what later calls say."""
+        """Close the socket now; later calls raise `end`."""
         self._end = self._end or end or _closed()
         self._socket.transport.abort()
 
@@ -241,7 +242,7 @@ class Session:
         if (early := self._socket.unasked) is None:
             return await self._socket.exchange(message)
         # A server sends an error on its own to report why it ends a session. Any other message
-        # would be taken for the answer to this call.
+        # would be mistaken for the answer to this call.
         with contextlib.suppress(ValueError):
             found = json.loads(early)
             if isinstance(found, dict) and found.get("type") == "error":
@@ -265,7 +266,7 @@ class Session:
 
 
 def _said(exc: Exception) -> str:
-    """Return the text of an error; of the system's own, without the event loop's words."""
+    """Return the text of an error; of a system error, without the event loop's addition."""
     errno = exc.errno if isinstance(exc, OSError) else None
     return os.strerror(errno) if errno and errno > 0 else str(exc) or type(exc).__name__
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes episodes between collecting and training.
 
-    sinks.py         in front of a writer: failed episodes, groups, advantages, filters
-    named_parts.py   what `--policy`, `--advantages` and `--filter` name
+    sinks.py         sinks before the writer: failed episodes, groups, advantages, filters
+    named_parts.py   resolves the names in `--policy`, `--advantages` and `--filter`
     interleave.py    the steps of one episode ─▶ training samples, each joined once
 
-Everything but the sinks is a plain function or a frozen dataclass: pass your own where one is asked
-for.
+Everything but the sinks is a plain function or a frozen dataclass, which a user's own can replace.
 """

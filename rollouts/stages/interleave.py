@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes training samples of an episode's steps: the model's prompts and completions.
 
-Each step has the whole prompt, and the completion. Where a prompt begins with everything that came
-before it, the step continues the same sample: what is new of the prompt is context (mask 0), the
-completion is trained on (mask 1). Where it does not (the history was cut or rewritten), another
-sample begins.
+Each step has the whole prompt, and the completion. If a prompt begins with the whole sample so far,
+the step continues the sample: the new part of the prompt is context (mask 0), the completion is
+trained on (mask 1). Otherwise (the history was cut or rewritten) another sample begins.
 
     step 0   [prompt 0][completion 0]
     step 1   [prompt 0][completion 0][new of prompt 1][completion 1]
     mask      0 0 0 0   1 1 1 1 1 1   0 0 0 0 0 0 0    1 1 1 1 1
 
-Arrays with a row per token (routed experts) may cover less than the step's tokens: engines have no
-row for the last one. Each step contributes the rows that no step before had. Pieces are views,
-noted down and joined once at the end: linear in the bytes, where joining at each step is quadratic.
+Arrays with a row per token (routed experts) may cover fewer than the step's tokens: engines have no
+row for the last one. Each step contributes the rows that no earlier step had. Pieces are views that
+are joined once at the end, in linear time; joining them at each step would take quadratic time.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ..episodes import Array, Step
 from ..errors import StageError
 from ..folder.rows import StepRow
 
-TOKENS = "q"  # 64 bits, as torch likes them
+TOKENS = "q"  # 64 bits, as in torch
 _PIECE_BYTES = MB  # of one copy
 INTEGERS = {"int32": "i", "<i4": "i", "int64": "q", "<i8": "q", "uint32": "I", "<u4": "I"}
 REALS = {"float32": "f", "<f4": "f", "float64": "d", "<f8": "d"}
@@ -39,7 +38,7 @@ class TokenStep:
 
     prompt_ids: Sequence[int]
     completion_ids: Sequence[int]
-    logprobs: Sequence[float] = ()  # of the completion; empty where they are unknown
+    logprobs: Sequence[float] = ()  # of the completion; empty if unknown
     arrays: Mapping[str, Array] = field(default_factory=dict)
 
 
@@ -55,11 +54,11 @@ class TrainingSample:
 
 
 def tokens_of(step: Step | StepRow) -> TokenStep:
-    """The call of a model that a policy noted with a step.
+    """Return the model call that a policy recorded with a step.
 
     Args:
-        step: Has `prompt_ids`, `completion_ids` and, optionally, `logprobs`, as arrays or in its
-            info. All other arrays are taken to have a row per token.
+        step: A step with `prompt_ids`, `completion_ids` and, optionally, `logprobs`, as arrays or
+            in its info. All other arrays must have a row per token.
 
     Raises `StageError`: the step has no ids.
     """
@@ -80,11 +79,11 @@ def tokens_of(step: Step | StepRow) -> TokenStep:
 def interleave(
     steps: Iterable[TokenStep], *, advantage: float | None = None
 ) -> list[TrainingSample]:
-    """Joins the steps of an episode into training samples; most episodes give one.
+    """Join the steps of an episode to training samples; most episodes give one.
 
     Args:
-        steps: In order.
-        advantage: Of the episode; copied into each sample.
+        steps: The steps in order.
+        advantage: The episode's advantage, which each sample gets.
 
     Raises `StageError`: an array does not fit its step, or changes its form between steps.
     """
@@ -106,9 +105,9 @@ class _Growing:
         self._rows: dict[str, _Rows] = {}
 
     def add(self, step: TokenStep) -> bool:
-        """Add a step; False, and nothing is added, if its prompt begins otherwise."""
+        """Add a step; False, without adding it, if its prompt does not continue the sample."""
         before = len(self._ids)
-        begins = step.prompt_ids[:before]  # a shorter prompt is not equal either
+        begins = step.prompt_ids[:before]  # a shorter prompt also differs
         if (begins if isinstance(begins, array) else array(TOKENS, begins)) != self._ids:
             return False
         context = len(step.prompt_ids) - before
@@ -140,7 +139,7 @@ class _Rows:
         self._covered = 0  # tokens that have a row
 
     def add(self, rows: Array, tokens: int) -> None:
-        """The rows that are new."""
+        """Add the rows that are new."""
         if (rows.dtype, rows.shape[1:]) != self._form:
             raise StageError(f"{self._name} changes its form: {rows.dtype} {rows.shape[1:]}")
         if rows.shape[0] > tokens:
@@ -152,9 +151,9 @@ class _Rows:
             self._covered = rows.shape[0]
 
     def joined(self, tokens: int) -> Array:
-        """All of it, copied once; tokens without a row have zeros.
+        """Return the whole array, copied once; tokens without a row have zeros.
 
-        A megabyte at a time: `join` would hold the GIL for as long as it takes to copy it all.
+        It copies a megabyte at a time: `join` would hold the GIL during the whole copy.
         """
         data, at = bytearray(tokens * self._row_bytes), 0
         for piece in self._pieces:

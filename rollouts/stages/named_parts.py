@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolves the names in `--advantages`, `--filter` and `--policy`.
 
-group-normalised                 a name of ours
-min-steps=3                      one that takes a number
-package.module:function          the user's own, looked for when the rollout begins
+group-normalised                 a built-in name
+min-steps=3                      a built-in name with a number
+package.module:function          the user's own, imported when the rollout begins
 
 A policy may also be `openai:URL` or `random`.
 """
@@ -44,7 +44,7 @@ _WHAT = {PolicyNotFound: "policy", StageNotFound: "stage"}
 
 
 async def policy_named(name: str, address: str) -> Policy:
-    """The policy; `address` is asked what an action is."""
+    """Return the policy; the server at `address` has the schema of actions."""
     if name != RANDOM and not name.startswith(CHAT_PREFIX):
         return CallablePolicy(await asyncio.to_thread(function_named, name))
     schema = await asyncio.to_thread(action_schema, address)
@@ -52,14 +52,14 @@ async def policy_named(name: str, address: str) -> Policy:
 
 
 def hint_of(name: str) -> str | None:
-    """Return what to look at when a policy of this name fails; None: nothing in particular."""
+    """Return the hint for the failure of a policy with this name, or None."""
     return CHAT_HINT if name.startswith(CHAT_PREFIX) else None
 
 
 def function_named(
     name: str, not_found: type[PolicyNotFound | StageNotFound] = PolicyNotFound
 ) -> Any:
-    """Return what `package.module:function` names."""
+    """Return the object that `package.module:function` names."""
     what = _WHAT[not_found]
     module_name, colon, path = name.partition(":")
     if not (colon and module_name and path):
@@ -80,9 +80,9 @@ def function_named(
 
 @contextmanager
 def importable(folder: Path | None) -> Iterator[None]:
-    """Makes the modules of the user's folder importable, and forgets them afterwards.
+    """Make the modules of the user's folder importable, and unload them afterwards.
 
-    A process that runs another rollout later then finds them as they are at that time.
+    A later rollout in the same process then imports their present files.
     """
     if folder is None:
         yield
@@ -97,7 +97,7 @@ def importable(folder: Path | None) -> Iterator[None]:
             sys.path.remove(str(folder))
         # A package's `__path__` is computed by its parent, so modules go before their packages.
         for name in sorted(set(sys.modules) - before, reverse=True):
-            path = getattr(sys.modules[name], "__file__", None)  # None: a package without it
+            path = getattr(sys.modules[name], "__file__", None)  # None: a namespace package
             paths = getattr(sys.modules[name], "__path__", ()) if path is None else (path,)
             if any(Path(path).is_relative_to(folder) for path in paths):
                 del sys.modules[name]
@@ -121,25 +121,25 @@ _PLAIN: dict[str, Filter] = {FAILED: sinks.failed, ZERO_ADVANTAGE: sinks.without
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The processing of episodes before they are written; none, unless asked for."""
+    """The processing of episodes before they are written; by default none."""
 
-    group: int | None = None  # how many episodes are compared with each other
+    group: int | None = None  # number of episodes that are compared with each other
     advantages: str = GROUP_NORMALISED
     filters: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
-        """Of a group; without groups, each episode is looked at by itself."""
+        """The size of a group; without groups, each episode is one."""
         return self.group or 1
 
     def record(self) -> dict[str, Any]:
-        """Return what must be the same for a rollout to be continued."""
+        """Return the settings that must be unchanged when a rollout is continued."""
         advantages = None if self.group is None else self.advantages
         return {"group": self.group, "advantages": advantages, "filters": list(self.filters)}
 
     def sink(self) -> Callable[[RolloutWriter, ProgressStats], GroupSink] | None:
-        """Return what makes the sink that applies them. None: there is nothing to do."""
-        from .sinks import GroupSink  # not in the daemon, which checks names alone
+        """Return a function that makes the sink of these stages; None: there are none."""
+        from .sinks import GroupSink  # not in the daemon, which only checks names
 
         if self.group is None and not self.filters:
             return None
@@ -173,7 +173,7 @@ def _filter(text: str) -> Filter:
 
 
 def check_group(group: int, episodes: int) -> None:
-    """Checks that episodes make whole groups."""
+    """Check that episodes make whole groups."""
     if rest := episodes % group:
         less, more = episodes - rest, episodes - rest + group
         near = f"{less} or {more}" if less else f"{more}"
@@ -183,7 +183,7 @@ def check_group(group: int, episodes: int) -> None:
 
 
 def check_advantages(text: str, group: int | None) -> None:
-    """Checks the value of `--advantages`."""
+    """Check the value of `--advantages`."""
     if ":" not in text and text not in _ADVANTAGES:
         near = _BY_ALGORITHM.get(text.lower())
         raise ValueError(_unknown("advantages are", text, _ADVANTAGES, near))
@@ -192,7 +192,7 @@ def check_advantages(text: str, group: int | None) -> None:
 
 
 def check_filters(texts: Sequence[str], group: int | None) -> None:
-    """Checks the values of `--filter`."""
+    """Check the values of `--filter`."""
     for number, text in enumerate(texts):
         if ":" not in text:
             _filter(text)
@@ -205,7 +205,7 @@ def check_filters(texts: Sequence[str], group: int | None) -> None:
 
 
 def bound(name: str, value: str) -> float:
-    """The number of `min-steps=3`."""
+    """Return the number of `min-steps=3`."""
     try:
         number = float(value)
     except ValueError:

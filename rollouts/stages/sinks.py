@@ -3,28 +3,27 @@
 
 In a `GroupSink` episodes wait for their group:
 
-    collector ─ put_step ─────────────────────────────▶ writer (steps lie in its files meanwhile)
+    collector ─ put_step ─────────────────────────────▶ writer (its files have the steps meanwhile)
               ─ finish ─▶ group ─ complete ─▶ filters, advantages ─ finish_together ─▶ writer
-              ─ leave_out ─▶ the group is given up: none of it is written
+              ─ leave_out ─▶ the group is dropped: none of it is written
 
-Only the summaries of episodes wait here, a few hundred bytes each: what an episode saw last is
-written behind its steps while it waits, when it is large, and read again for the stages. These run
-in one thread of their own, one group at a time: they may take as long as they like, and the loop
-continues.
+Only the summaries of episodes wait here, a few hundred bytes each: a large last observation is
+written behind the steps while the episode waits, and read again for the stages. The stages run in
+one thread of their own, one group at a time, so that slow ones do not block the loop.
 
-A group is written whole or not at all, whatever crashes. What waits for its group when a rollout is
-interrupted is collected again, and so is a group of which an episode failed.
+Even after a crash, a group exists as a whole or not at all. When a rollout is interrupted, waiting
+episodes are collected again; so is a group of which an episode failed.
 
-Advantages are plain functions from the rewards of a group to as many advantages, in the same order.
-That of an episode alone is 0.
+Advantages are plain functions from the rewards of a group to the same number of advantages, in the
+same order. The advantage of a single episode is 0.
 
-Filters say which episodes of a group are not trained on. A filter is any callable from a group to
-one answer each: True drops the episode, which is recorded as finished, with the filter's name and
-without its steps, so that it is not played again. Filters run in order; a later one sees only what
-the earlier ones kept.
+Filters drop episodes of a group from training. A filter is any callable that maps a group to one
+answer for each episode: True drops the episode, which is recorded as finished, with the filter's
+name and without its steps, so that it is not played again. Filters run in order; a later one gets
+only the episodes that the earlier ones kept.
 
-`FailedEpisodeSink` writes failed episodes only where asked for; others are left out, so that the
-next rollout plays them again.
+`FailedEpisodeSink` writes failed episodes if asked to; otherwise they are left out, and the next
+rollout plays them again.
 """
 
 from __future__ import annotations
@@ -41,26 +40,26 @@ from ..errors import AllFailed, StageError
 from ..folder.rows import Verdict
 from ..folder.writer import RolloutWriter
 
-MIN_DEVIATION = 1e-6  # added to the deviation, so that equal rewards are no division by zero
+MIN_DEVIATION = 1e-6  # added to the deviation, so that equal rewards do not divide by zero
 
 Advantages = Callable[[Sequence[float]], list[float]]
 
 
 def centred(rewards: Sequence[float]) -> list[float]:
-    """Reward less the group's mean (Dr. GRPO, https://arxiv.org/abs/2503.20783)."""
+    """Subtract the group's mean from each reward (Dr. GRPO, https://arxiv.org/abs/2503.20783)."""
     mean = _mean(rewards)
     return [reward - mean for reward in rewards]
 
 
 def group_normalised(rewards: Sequence[float]) -> list[float]:
-    """In standard deviations from the group's mean (GRPO, https://arxiv.org/abs/2402.03300)."""
+    """Count standard deviations from the group's mean (GRPO, https://arxiv.org/abs/2402.03300)."""
     differences = centred(rewards)
     deviation = math.sqrt(_mean([difference**2 for difference in differences]))
     return [difference / (deviation + MIN_DEVIATION) for difference in differences]
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
-    """Reward less the mean of the *other* episodes (RLOO, https://arxiv.org/abs/2402.14740)."""
+    """Subtract the mean of the *other* episodes (RLOO, https://arxiv.org/abs/2402.14740)."""
     others = len(rewards) - 1
     if others < 1:
         return [0.0] * len(rewards)
@@ -74,7 +73,7 @@ def _mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An episode of a group. `steps` is how many it has; they may be on disk."""
+    """An episode of a group. `steps` is their number; the steps may be on disk."""
 
     episode: Episode
     steps: int
@@ -84,22 +83,22 @@ Filter = Callable[[Sequence[Finished]], Sequence[bool]]
 
 
 def by_length(least: int = 0, most: float = math.inf) -> Filter:
-    """Drops episodes of fewer or more steps; both bounds are kept."""
+    """Drop episodes with fewer or more steps; both bounds are inclusive."""
     return lambda group: [not least <= one.steps <= most for one in group]
 
 
 def by_reward(least: float = -math.inf, most: float = math.inf) -> Filter:
-    """Drops episodes whose total reward lies outside; both bounds are kept."""
+    """Drop episodes whose total reward is outside the bounds, which are inclusive."""
     return lambda group: [not least <= one.episode.total_reward <= most for one in group]
 
 
 def failed(group: Sequence[Finished]) -> list[bool]:
-    """Drops failed episodes."""
+    """Drop failed episodes."""
     return [one.episode.status is EpisodeStatus.FAILED for one in group]
 
 
 def without_signal(group: Sequence[Finished]) -> list[bool]:
-    """Drops a whole group in which all rewards are the same: no advantage comes of it."""
+    """Drop a whole group with equal rewards, because all of its advantages are 0."""
     same = len({one.episode.total_reward for one in group}) <= 1
     return [same] * len(group)
 
@@ -107,7 +106,7 @@ def without_signal(group: Sequence[Finished]) -> list[bool]:
 def sift(
     group: Sequence[Finished], filters: Mapping[str, Filter]
 ) -> tuple[list[Finished], dict[str, str]]:
-    """Return what is kept; and by which filter each of the others, by its id, was dropped.
+    """Return the kept episodes, and for each other one, by its id, the filter that dropped it.
 
     Raises `ValueError`: a filter did not answer for each episode.
     """
@@ -126,7 +125,7 @@ MIN_PENDING_BYTES = 4096  # a smaller last observation waits in memory
 
 
 class GroupSink:
-    """Takes episodes (a `StepSink`), in groups of `size`, and hands them on with their verdicts."""
+    """A `StepSink` that passes episodes on in groups of `size`, with their verdicts."""
 
     def __init__(
         self,
@@ -137,14 +136,14 @@ class GroupSink:
         advantages: Advantages | None = group_normalised,
         counts: ProgressStats | None = None,
     ) -> None:
-        """Makes a sink in front of a writer.
+        """Make a sink in front of a writer.
 
         Args:
             writer: Stores steps and groups.
             size: Episodes of a group, at least 1: those from 0 to size - 1, and so on.
-            filters: Applied in order, by the name that is written for a dropped episode.
-            advantages: From the rewards of a group; None filters only.
-            counts: Updated as groups are written.
+            filters: The filters in order, by the name that is recorded for a dropped episode.
+            advantages: Computes advantages from a group's rewards; None: only filter.
+            counts: Counts that are updated as groups are written.
         """
         if size < 1:
             raise ValueError(f"a group has at least one episode, not {size}")
@@ -159,17 +158,17 @@ class GroupSink:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout-stages")
 
     async def put_step(self, episode_id: str, number: int, step: Step) -> None:
-        """Passes a step to the sink behind."""
+        """Pass a step to the next sink."""
         self._steps[episode_id] += 1
         await self._writer.put_step(episode_id, number, step)
 
     async def discard(self, episode_id: str) -> None:
-        """Forgets the steps of this attempt."""
+        """Drop the steps of this attempt."""
         del self._steps[episode_id]
         await self._writer.discard(episode_id)
 
     async def finish(self, episode: Episode) -> None:
-        """Adds an episode to its group; the last one passes the whole group on.
+        """Add an episode to its group; the last one passes the whole group on.
 
         Raises `StageError`: a stage failed on the group.
         """
@@ -180,7 +179,7 @@ class GroupSink:
         if len(text) >= MIN_PENDING_BYTES and not is_last and key not in self._given_up:
             read = await self._writer.keep_observation(episode.id, text)
             one = _Waiting(replace(episode, final_observation_json=b"null"), one.steps, read)
-        if key in self._given_up:  # it may have been meanwhile
+        if key in self._given_up:  # dropped meanwhile
             self.counts.left_out += 1
             await self.discard(episode.id)
             return
@@ -191,7 +190,7 @@ class GroupSink:
             await self._hand_on(group)
 
     async def leave_out(self, episode: Episode) -> None:
-        """Gives up the group of an episode that failed for good and is not kept."""
+        """Drop the group of an episode that failed for good and is not kept."""
         key = int(episode.id) // self._size
         self._given_up.add(key)
         await self.discard(episode.id)
@@ -200,7 +199,7 @@ class GroupSink:
             await self.discard(one.episode.id)
 
     async def close(self) -> None:
-        """Passes incomplete groups on as they are, and closes the sink behind."""
+        """Pass incomplete groups on as they are, and close the next sink."""
         try:
             while self._waiting:
                 await self._hand_on(self._waiting.pop(next(iter(self._waiting))))
@@ -209,7 +208,7 @@ class GroupSink:
             await self._writer.close()
 
     def stop(self) -> None:
-        """Ends the thread; waiting episodes are forgotten with the sink behind."""
+        """End the thread; waiting episodes are dropped with the next sink."""
         self._thread.shutdown()
 
     async def _hand_on(self, group: list[_Waiting]) -> None:
@@ -235,10 +234,10 @@ class _Waiting:
 
     episode: Episode
     steps: int
-    last: Callable[[], bytes] | None = None  # reads what it saw last, where that is large
+    last: Callable[[], bytes] | None = None  # reads a large last observation
 
     def whole(self) -> Finished:
-        """With all it had. Reads a file."""
+        """Return the episode with its last observation. Reads a file."""
         if self.last is None:
             return Finished(self.episode, self.steps)
         return Finished(replace(self.episode, final_observation_json=self.last()), self.steps)
@@ -249,7 +248,7 @@ def judge(
 ) -> dict[str, Verdict]:
     """Return the verdict on each episode of a group, by its id.
 
-    Those that are kept have an advantage, unless their reward is no number.
+    Kept episodes have an advantage, unless their reward is not a number.
 
     Raises `ValueError`: a stage gave too few answers, too many, or one that is not a finite number.
     """
@@ -269,7 +268,7 @@ def judge(
     return verdicts
 
 
-HOPELESS_EPISODES = 16  # when as many failed and none came to its end, the rest is not tried
+HOPELESS_EPISODES = 16  # failures without a success that end the rollout
 _POLICYS = (FailureReason.POLICY_ERROR, FailureReason.POLICY_TIMED_OUT)
 _LOST = (FailureReason.CONNECTION_LOST, FailureReason.NOT_CONNECTED)
 
@@ -277,7 +276,7 @@ Say = Callable[[str], None]
 
 
 class FailedEpisodeSink:
-    """A `StepSink` before the stages, or before the writer where there are none."""
+    """A `StepSink` before the stages, or before the writer if there are none."""
 
     def __init__(
         self,
@@ -296,9 +295,9 @@ class FailedEpisodeSink:
         self._hints = dict.fromkeys(_POLICYS, policy_hint) | dict.fromkeys(_LOST, lost_hint)
         self._keeps_failed = keeps_failed
         self._last_failure = ""
-        self._hint: str | None = None  # where more is known than that the log says it
+        self._hint: str | None = None  # if there is a better one than the log
         self._failed = 0
-        self._is_well = False  # one episode has come to its end
+        self._is_well = False  # whether an episode has succeeded
 
     async def put_step(self, episode_id: str, number: int, step: Step) -> None:
         """On to the sink behind."""
@@ -309,7 +308,7 @@ class FailedEpisodeSink:
         await self._inner.discard(episode_id)
 
     async def finish(self, episode: Episode) -> None:
-        """Passes an episode on, unless it failed and those are not kept."""
+        """Pass an episode on, unless it failed and failed ones are not kept."""
         if episode.failure is None:
             self._is_well = True
             await self._keep(episode)
@@ -332,12 +331,12 @@ class FailedEpisodeSink:
             raise AllFailed(text, self._hint)
 
     def stop(self) -> None:
-        """Ends the thread of the stages; incomplete groups are not written."""
+        """End the thread of the stages; incomplete groups are not written."""
         if self._groups is not None:
             self._groups.stop()
 
     def raise_if_all_failed(self, earlier: int) -> None:
-        """Checks that the rollout has a result."""
+        """Raise if the rollout has no result."""
         played, failed = self._stats.episodes, self._stats.finished[EpisodeStatus.FAILED]
         if not failed or earlier:
             return

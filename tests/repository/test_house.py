@@ -16,7 +16,7 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_267,
+    "shipped lines": 72_266,
     "code lines": 46_467,
     "modules": 383,
     "test lines": 64_718,
