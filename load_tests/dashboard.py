@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -202,9 +203,14 @@ class _Repetition:
         session = context.new_cdp_session(page)
         session.send("Performance.enable")
         self._watch(page, session, "quiet")
-        with _Busy(self._home) as busy:
-            self._watch(page, session, "busy")
-        self._note("  requests run meanwhile", "req/s", busy.rate)
+        ends = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            busy = pool.submit(asyncio.run, _submit_until(ends, self._home))
+            try:
+                self._watch(page, session, "busy")
+            finally:
+                ends.set()
+        self._note("  requests run meanwhile", "req/s", busy.result())
         open_page = self._memory()
         self._note("memory above idle, page open", "MB", open_page - idle)
         self._note("  of which by the page", "MB", open_page - full)
@@ -273,35 +279,14 @@ def _count_bytes(session: Any, received: dict[str, float]) -> None:
     session.on("Network.loadingFinished", end)
 
 
-class _Busy(threading.Thread):
-    """Submits SHORT requests one after the other until the block ends."""
-
-    def __init__(self, home: str) -> None:
-        super().__init__(name="busy")
-        self._home = home
-        self._ends = threading.Event()
-        self._count = 0
-        self.rate = 0.0
-
-    def run(self) -> None:
-        began = time.monotonic()
-        asyncio.run(self._submit())
-        self.rate = self._count / (time.monotonic() - began)
-
-    async def _submit(self) -> None:
-        client = ApiClient(self._home)
-        while not self._ends.is_set():
-            await client.run("probe", {"name": "echo-0"})
-            self._count += 1
-        await client.close()
-
-    def __enter__(self) -> _Busy:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self.join()
+async def _submit_until(ends: threading.Event, home: str) -> float:
+    """Submit SHORT requests, one after another; return how many ran in a second."""
+    client, count, began = ApiClient(home), 0, time.monotonic()
+    while not ends.is_set():
+        await client.run("probe", {"name": "echo-0"})
+        count += 1
+    await client.close()
+    return count / (time.monotonic() - began)
 
 
 if __name__ == "__main__":

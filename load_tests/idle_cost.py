@@ -34,6 +34,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,13 +77,6 @@ SAMPLE_SECONDS = 0.5
 PEER_CLIENTS = 50
 ENVIRONMENT_ROLES = ("shim", "supervisor", "shard")
 NANOSECONDS = 1e9
-
-
-class Usage(NamedTuple):
-    """CPU time and context switches of one thread since it started."""
-
-    cpu_nanoseconds: int
-    wake_ups: int
 
 
 class Cost(NamedTuple):
@@ -219,39 +213,36 @@ def _environment_roles(home: Path) -> dict[str, list[int]]:
 
 def _watch(roles: dict[str, list[int]], seconds: float) -> dict[str, Cost]:
     """Measure the cost of each role that has processes, over some seconds."""
-    before = {role: (time.monotonic(), _used(pids)) for role, pids in roles.items()}
+    before = {role: _used(pids) for role, pids in roles.items()}
     time.sleep(seconds)
-    after = {role: (time.monotonic(), _used(pids)) for role, pids in roles.items()}
+    after = {role: _used(pids) for role, pids in roles.items()}
     costs = {}
     for role, pids in roles.items():
-        (since, first), (until, last) = before[role], after[role]
-        used = [_difference(usage, first.get(thread)) for thread, usage in last.items()]
+        (since, cpu, wake_ups), (until, last_cpu, last_wake_ups) = before[role], after[role]
         passed = until - since
         if pids:
             costs[role] = Cost(
                 len(pids),
-                100 * sum(each.cpu_nanoseconds for each in used) / NANOSECONDS / passed,
-                sum(each.wake_ups for each in used) / passed,
+                100 * (last_cpu - cpu).total() / NANOSECONDS / passed,
+                (last_wake_ups - wake_ups).total() / passed,
                 sum(rollup_bytes(pid, "Pss") or 0 for pid in pids),
             )
     return costs
 
 
-def _used(pids: Iterable[int]) -> dict[Path, Usage]:
-    """Return the usage of each thread; threads that end meanwhile (burst workers) are left out."""
-    used = {}
+def _used(pids: Iterable[int]) -> tuple[float, Counter[Path], Counter[Path]]:
+    """Return the time, and by thread its nanoseconds on a processor and its wake-ups.
+
+    The difference of two of these counters leaves out threads that ended meanwhile.
+    """
+    cpu, wake_ups = Counter[Path](), Counter[Path]()
     for thread in (thread for pid in pids for thread in Path(f"/proc/{pid}/task").glob("*")):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            cpu = int((thread / "schedstat").read_bytes().split()[0])
+            cpu[thread] = int((thread / "schedstat").read_bytes().split()[0])
             status = (thread / "status").read_bytes()
             voluntary = status.partition(b"\nvoluntary_ctxt_switches:")[2].split(None, 1)[0]
-            used[thread] = Usage(cpu, int(voluntary))
-    return used
-
-
-def _difference(usage: Usage, before: Usage | None) -> Usage:
-    started = before or Usage(0, 0)
-    return Usage(usage.cpu_nanoseconds - started.cpu_nanoseconds, usage.wake_ups - started.wake_ups)
+            wake_ups[thread] = int(voluntary)
+    return time.monotonic(), cpu, wake_ups
 
 
 # Commands

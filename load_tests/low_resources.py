@@ -41,6 +41,8 @@ from load_tests.peers.skypilot_peer import (
 )
 from load_tests.shared.api_client import ApiClient
 from load_tests.shared.report import OPENENV, Report, parse_arguments
+from openenvd.system.memory.cgroup_tree import V1
+from openenvd.system.memory.cgroups import Cgroup
 from openenvd.system.text.units import MB
 
 LAUNCH_SECONDS = 60.0
@@ -51,7 +53,7 @@ START_SECONDS = 180.0
 ANSWER_SECONDS = 10.0
 PEER_IDLE_SECONDS = 60.0  # with half a CPU, its workers import for so long
 PERIOD_US = 100_000
-V1 = Path("/sys/fs/cgroup")
+HIERARCHY = Path("/sys/fs/cgroup")
 
 Key = tuple[str, str]  # name, unit
 
@@ -74,7 +76,7 @@ SIZES = {
 def why_no_group() -> str | None:
     """Return why no group with limits can be made (it takes cgroup v1 and root), or None."""
     for controller in ("memory", "cpu"):
-        folder = V1 / controller
+        folder = HIERARCHY / controller
         if not os.access(folder / "cgroup.procs", os.W_OK):
             return f"{folder} is no writable cgroup v1 hierarchy"
     return None
@@ -85,8 +87,8 @@ class Group:
 
     def __init__(self, size: Size) -> None:
         name = f"openenvd-load-{os.getpid()}-{time.monotonic_ns()}"
-        self._memory = V1 / "memory" / name
-        self._cpu = V1 / "cpu" / name
+        self._memory = HIERARCHY / "memory" / name
+        self._cpu = HIERARCHY / "cpu" / name
         for folder in (self._memory, self._cpu):
             folder.mkdir()
         (self._memory / "memory.limit_in_bytes").write_text(str(size.memory_bytes))
@@ -111,12 +113,8 @@ class Group:
 
     def kills(self) -> int:
         """Count the kernel's kills for memory, in the group and in all groups below it."""
-        total = 0
-        for file in self._memory.rglob("memory.oom_control"):
-            with suppress(OSError):
-                words = file.read_text().split()
-                total += int(words[words.index("oom_kill") + 1])
-        return total
+        files = self._memory.rglob("memory.oom_control")
+        return sum(Cgroup(str(file.parent), file.parent.name, V1).oom_kills() for file in files)
 
     def peak_mb(self) -> float:
         return int((self._memory / "memory.max_usage_in_bytes").read_text()) / 1e6
@@ -125,21 +123,9 @@ class Group:
         for folder in (self._memory, self._cpu):
             below = sorted(folder.rglob("cgroup.procs"), key=lambda p: -len(p.parts))
             for file in below:
-                _empty(file)
+                Cgroup(str(file.parent), file.parent.name, V1).kill()
                 with suppress(OSError):
                     file.parent.rmdir()
-
-
-def _empty(procs: Path) -> None:
-    for _ in range(100):
-        with suppress(OSError):
-            pids = procs.read_text().split()
-            if not pids:
-                return
-            for pid in pids:
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), 9)
-        time.sleep(0.02)
 
 
 def main() -> int:

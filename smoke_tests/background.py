@@ -61,6 +61,17 @@ def wait_until(
         time.sleep(0.02)
 
 
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """Stop a process with SIGSTOP: it takes what it is sent, and answers nothing."""
+    process = psutil.Process(pid)
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
 def end(
     program: Program, number: signal.Signals = signal.SIGTERM, within: float = STOP_SECONDS
 ) -> None:

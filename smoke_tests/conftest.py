@@ -96,6 +96,7 @@ PYTHON = str(Path(OPENENV).with_name("python"))
 REPOSITORY = Path(__file__).resolve().parent.parent
 UPSTREAM_REQUIREMENT = "openenv==0.10.0"
 GRACE_SECONDS = 30.0
+_NOT_KEPT = ("OPENENV", "DISPLAY", "WAYLAND_DISPLAY", "BROWSER")  # no test opens a browser
 FREE_PORTS = 26000
 
 # A shell makes a background process ignore Ctrl-C, and the commands that are interrupted here would
@@ -247,7 +248,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 @contextmanager
 def new_machine(home: Path) -> Iterator[Machine]:
     """Yield a machine with that home; assert at the end that none of its processes is left."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("OPENENV")}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_KEPT)}
     made = Machine(home, {**kept, "OPENENV_HOME": str(home), "OPENENV_PORT": "0"})
     try:
         yield made

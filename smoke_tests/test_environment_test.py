@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from .conftest import Machine, new_machine
 
+FAULTS = yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text())
 FEW = ("--sessions", "100", "--steps", "2")
 BEGIN = """\
 import asyncio, os, random, threading, time
@@ -19,59 +22,6 @@ from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 KEPT = []
 
 class Sample(EchoEnvironment):
-"""
-MEMORY = """
-    def reset(self, **more):
-        KEPT.append(b"x" * 200_000)
-        return super().reset(**more)
-"""
-DESCRIPTORS = """
-    def reset(self, **more):
-        KEPT.append(os.open("/dev/null", os.O_RDONLY))
-        return super().reset(**more)
-"""
-THREADS = """
-    def reset(self, **more):
-        threading.Thread(target=threading.Event().wait, daemon=True).start()
-        return super().reset(**more)
-"""
-TASKS = """
-    async def reset_async(self, **more):
-        KEPT.append(asyncio.create_task(asyncio.Event().wait()))
-        return self.reset(**more)
-
-    async def step_async(self, action, **more):
-        return self.step(action, **more)
-"""
-PROCESSES = """
-    def reset(self, **more):
-        os.posix_spawn("/bin/true", ["true"], {})
-        return super().reset(**more)
-"""
-BLOCKING = """
-    async def reset_async(self, **more):
-        return self.reset(**more)
-
-    async def step_async(self, action, **more):
-        time.sleep(0.08)
-        return self.step(action, **more)
-"""
-NO_SEED = """
-    def step(self, action, **more):
-        found = super().step(action, **more)
-        found.reward = random.random()
-        return found
-"""
-NOT_RESET = """
-    turns = 0
-    def step(self, action, **more):
-        self.turns += 1
-        return super().step(action, **more).model_copy(update={"message_length": self.turns})
-"""
-STATE_FAILS = """
-    @property
-    def state(self):
-        raise OSError("no state")
 """
 EXITS = """
     def step(self, action, **more):
@@ -90,7 +40,7 @@ def tester(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 def report(tester: Machine, folder: Path, fault: str, *words: str) -> dict[str, Any]:
-    (folder / "sample_env.py").write_text(BEGIN + fault)
+    (folder / "sample_env.py").write_text(BEGIN + textwrap.indent(textwrap.dedent(fault), "    "))
     answer = tester.run("test", "sample_env:Sample", *FEW, *words, "--json", cwd=folder)
     found: dict[str, Any] = answer.json
     assert answer.code == (0 if found["passed"] else 1), answer.text
@@ -106,25 +56,13 @@ def faults(found: dict[str, Any]) -> dict[str, list[str]]:
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    ("fault", "check", "words"),
-    [
-        pytest.param(MEMORY, "leaks", "memory grows by", id="memory"),
-        pytest.param(DESCRIPTORS, "leaks", "file descriptors stay open: 1 per session", id="fds"),
-        pytest.param(THREADS, "leaks", "threads stay: 1 per session", id="threads"),
-        pytest.param(TASKS, "leaks", "asyncio tasks stay: 1 per session", id="tasks"),
-        pytest.param(PROCESSES, "leaks", "processes stay: 1 per session", id="processes"),
-        pytest.param(BLOCKING, "blocking", "calls blocked the event loop", id="blocking"),
-        pytest.param(NO_SEED, "determinism", "differs at step 1: reward", id="no-seed"),
-        pytest.param(NOT_RESET, "determinism", "message_length", id="not-reset"),
-        pytest.param(STATE_FAILS, "protocol", "state is answered by an error", id="state"),
-    ],
-)
+@pytest.mark.parametrize("name", FAULTS)
 def test_an_environment_with_one_fault_fails_for_it_alone(
-    tester: Machine, tmp_path: Path, fault: str, check: str, words: str
+    tester: Machine, tmp_path: Path, name: str
 ) -> None:
-    fewer = ("--sessions", "20") if fault == BLOCKING else ()
-    found = report(tester, tmp_path, fault, *fewer)
+    check, words = FAULTS[name]["check"], FAULTS[name]["words"]
+    fewer = ("--sessions", "20") if name == "blocking" else ()
+    found = report(tester, tmp_path, FAULTS[name]["code"], *fewer)
     assert faults(found).keys() - {"processes"} == {check}, found
     assert words in " ".join(faults(found)[check])
     failed = {each["check"] for each in found["checks"] if each["outcome"] == "failed"}
@@ -134,7 +72,9 @@ def test_an_environment_with_one_fault_fails_for_it_alone(
 def test_state_that_sessions_share_in_one_process_alone_is_a_warning(
     tester: Machine, tmp_path: Path
 ) -> None:
-    found = report(tester, tmp_path, MEMORY, "--skip", "leaks", "--skip", "memory")
+    found = report(
+        tester, tmp_path, FAULTS["memory"]["code"], "--skip", "leaks", "--skip", "memory"
+    )
     assert found["passed"]
     assert "changes KEPT, which sessions share" in faults(found)["processes"][0]
 

@@ -55,8 +55,6 @@ SHORTER = {
 def helped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     with new_machine(tmp_path_factory.mktemp("examples") / "home") as machine:
         machine.environ |= {"API_KEY": "not-a-real-one"}
-        for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-            machine.environ.pop(name, None)
         make_folder(folder_of(machine))
         yield machine
         machine.ok("down", "--all")  # even if the last example has stopped the daemon

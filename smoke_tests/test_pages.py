@@ -17,14 +17,11 @@ from .pages import name_of, pages_that_need, run_blocks
 pytestmark = pytest.mark.timeout(420)  # a page is a dozen commands
 
 README = REPOSITORY / "README.md"
-_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")  # `openenv dashboard` would open a browser
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     with new_machine(tmp_path_factory.mktemp("pages") / "home") as machine:
-        for name in _DISPLAYS:
-            machine.environ.pop(name, None)
         yield machine
 
 

@@ -26,25 +26,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import signal
 import sqlite3
 import sys
 import time
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import Any
 
 import psutil
-from websockets.asyncio.client import connect
-from websockets.exceptions import WebSocketException
 
 from load_tests.envs_for_load.world_environment import replica_mark
-from load_tests.failures.worlds import Home, own_engine
-from load_tests.shared.report import KILLED, Findings, daemon, parse_arguments
+from load_tests.failures.worlds import Home, campaign_arguments, campaign_home
+from load_tests.shared.api_client import FINAL
+from load_tests.shared.report import KILLED, Findings
+from openenvd.client import AsyncSession, SessionError
 
-SOURCE = Path(__file__).parents[1] / "envs_for_load"
 CHANGED, SCALED = ("one", "two"), "scaled"
 MAX_REPLICAS, SLOTS = 3, 4
 SESSIONS = 4  # of each environment that requests change
@@ -55,7 +52,6 @@ PAUSE_SECONDS = 0.2  # of a session, between two steps
 EPISODE_STEPS = 40
 ANSWER_SECONDS = 60.0
 DRAIN = "drain-timeout=1s"
-FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
 SETTLED = ("READY", "FAILED")  # states of replicas; the latter spent its restarts
 TITLES = {
     "local": ("daemon", "worker", "shim", "host", "gateway"),
@@ -69,7 +65,7 @@ class Sessions:
     """Sessions of one environment that step all the time, and the replicas that ended sessions."""
 
     def __init__(self) -> None:
-        self.url = ""  # empty: no session begins
+        self.address = ""  # empty: no session begins
         self.ended: list[str] = []  # the replicas, by their marks
         self.answers = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -84,20 +80,15 @@ class Sessions:
     async def _play(self) -> None:
         while True:
             mark = ""
-            with suppress(OSError, TimeoutError, WebSocketException):
-                if self.url:
-                    async with connect(self.url, open_timeout=ANSWER_SECONDS) as socket:
-                        kind = "reset"
-                        for _ in range(EPISODE_STEPS):
-                            await socket.send(json.dumps({"type": kind, "data": {}}))
-                            text = await asyncio.wait_for(socket.recv(), ANSWER_SECONDS)
-                            if (answer := json.loads(text))["type"] == "error":
-                                break
-                            mark, kind = answer["data"]["observation"]["replica"], "step"
-                            self.answers += 1
-                            await asyncio.sleep(PAUSE_SECONDS)
-                        else:
-                            mark = ""
+            with suppress(SessionError):  # also without an address
+                async with AsyncSession(self.address, answer_timeout=ANSWER_SECONDS) as session:
+                    answer = await session.reset()
+                    for _ in range(EPISODE_STEPS):
+                        mark = answer.observation["replica"]
+                        self.answers += 1
+                        await asyncio.sleep(PAUSE_SECONDS)
+                        answer = await session.step({})
+                    mark = ""
             if mark:
                 self.ended.append(mark)
             await asyncio.sleep(PAUSE_SECONDS)
@@ -119,7 +110,7 @@ class Campaign(Findings):
         limits = ["--min", "1", "--max", str(MAX_REPLICAS), "--set", "scale-down=1s"]
         limits += ["--max-sessions", str(MAX_REPLICAS * SLOTS)]
         await self._openenv("launch", *self._launch_words(SCALED), *limits)
-        await self._note_urls()
+        await self._note_addresses()
         for name in CHANGED:
             self._sessions[name].hold(SESSIONS)
         while self.kills() < kills:
@@ -136,12 +127,11 @@ class Campaign(Findings):
     async def _openenv(self, *words: str) -> Any:
         return await asyncio.to_thread(self.home.openenv, *words)
 
-    async def _note_urls(self) -> None:
+    async def _note_addresses(self) -> None:
         for name, sessions in self._sessions.items():
-            sessions.url = ""
+            sessions.address = ""
             with suppress(SystemExit):
-                found = await self._openenv("address", name)
-                sessions.url = str(found["base_url"]).replace("http", "ws", 1) + "/ws"
+                sessions.address = (await self._openenv("address", name))["base_url"]
 
     async def _round(self) -> None:
         before = await self._marks()
@@ -158,7 +148,7 @@ class Campaign(Findings):
         await asyncio.sleep(self._chance.random() * KILL_SECONDS)
         killed, mark = await asyncio.to_thread(self._kill)
         await self._settle(name, request_id, asked, killed)
-        await self._note_urls()
+        await self._note_addresses()
         after = await self._marks()
         for each in self._sessions.values():
             ended, each.ended = each.ended, []
@@ -291,19 +281,9 @@ class Campaign(Findings):
 
 
 def main() -> int:
-    given = parse_arguments(
-        "Kills at random while replicas are changed.",
-        1,
-        provider={"default": "local", "choices": list(TITLES)},
-        kills={"type": int, "default": 2000},
-        seed={"type": int, "default": 1},
-        short={"action": "store_true"},
-    )
-    if given.short:
-        vars(given).update(SHORT)
-    os.chdir(SOURCE)
-    with own_engine(given.provider) as engine, daemon() as environ:
-        campaign = Campaign(Home(environ, engine), given)
+    given = campaign_arguments("Kills at random while replicas are changed.", 2000, SHORT)
+    with campaign_home(given) as home:
+        campaign = Campaign(home, given)
         asyncio.run(campaign.run(given.kills))
     campaign.report(f"changes, {given.provider}").finish(None)
     return 1 if campaign.wrong or not campaign.seen["answers"] else 0

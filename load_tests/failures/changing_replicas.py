@@ -225,17 +225,8 @@ def autoscaling(report: Report, options: Any) -> bool:
     """Play the load; returns whether the aims are met."""
     most = SHORT_REPLICAS if options.short else REPLICAS
     down = SHORT_DOWN_SECONDS if options.short else DOWN_SECONDS
-    words = [
-        "launch",
-        "benchmark",
-        "--name",
-        NAME,
-        "--gateway",
-        "--shards",
-        "1",
-        "--max",
-        str(most),
-    ]
+    words = ["launch", "benchmark", "--name", NAME, "--gateway", "--shards", "1"]
+    words += ["--max", str(most)]
     words += ["--max-sessions", str(SLOTS * most), "--set", f"scale-down={down}"]
     words += ["--set", f"admission-timeout={ADMISSION_SECONDS}"]
     with daemon() as environ:

@@ -37,7 +37,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,24 @@ def own_engine(provider: str) -> Iterator[DockerEngine | SlurmCluster | None]:
     with smoke_cache() as cache, docker_engine.docker_engine(cache) as engine:
         os.environ["DOCKER_HOST"] = engine.host
         yield engine
+
+
+def campaign_arguments(
+    description: str, kills: int, short: dict[str, int], **more: dict[str, Any]
+) -> argparse.Namespace:
+    """Parse the options that all campaigns of kills have; `short` is what `--short` sets."""
+    more |= {"provider": {"default": "local", "choices": list(KILLS)}}
+    more |= {"kills": {"type": int, "default": kills}, "seed": {"type": int, "default": 1}}
+    given = parse_arguments(description, 1, short={"action": "store_true"}, **more)
+    vars(given).update(short if given.short else {})
+    return given
+
+
+@contextmanager
+def campaign_home(given: argparse.Namespace) -> Iterator[Home]:
+    """Start an engine and a daemon for a campaign, in the folder of its environments."""
+    with chdir(SOURCE), own_engine(given.provider) as engine, daemon() as environ:
+        yield Home(environ, engine)
 
 
 Kill = Callable[[Home, random.Random], Iterable[str]]  # the replicas whose processes it killed
@@ -449,21 +467,10 @@ class Campaign:
 
 
 def main() -> int:
-    given = parse_arguments(
-        "Random kills: are answers from the right world, and causes of death true?",
-        1,
-        provider={"default": "local", "choices": list(KILLS)},
-        kills={"type": int, "default": 1000},
-        sessions={"type": int, "default": 16},
-        replicas={"type": int, "default": 3},
-        seed={"type": int, "default": 1},
-        short={"action": "store_true"},
-    )
-    if given.short:
-        vars(given).update(SHORT)
-    os.chdir(SOURCE)
-    with own_engine(given.provider) as engine, daemon() as environ:
-        home = Home(environ, engine)
+    sessions, replicas = {"type": int, "default": 16}, {"type": int, "default": 3}
+    description = "Random kills: are answers from the right world, and causes of death true?"
+    given = campaign_arguments(description, 1000, SHORT, sessions=sessions, replicas=replicas)
+    with campaign_home(given) as home:
         words = ["--replicas", str(given.replicas)]
         words += ["--token", "auto"] if given.provider == "slurm" else []
         campaign = Campaign(home, given, words)

@@ -27,6 +27,7 @@ import pytest
 from ..chromium import chromium
 from ..conftest import Machine, free_port, new_machine
 
+LOOK = Path(__file__).with_name("look.js")
 WAIT_MILLISECONDS = 30_000
 WIDE = {"width": 1280, "height": 800}
 NARROW = {"width": 400, "height": 800}
@@ -80,15 +81,7 @@ class Dashboard:
 
     def overflow(self) -> list[str]:
         """List elements that are wider than the page, which makes it scroll sideways."""
-        return list(self.page.evaluate(TOO_WIDE))
-
-
-TOO_WIDE = """
-() => document.documentElement.scrollWidth <= innerWidth ? [] :
-  [...document.querySelectorAll("body *")]
-    .filter(each => each.getBoundingClientRect().right > innerWidth + 1)
-    .map(each => each.outerHTML.slice(0, 120)).slice(0, 5)
-"""
+        return list(self.page.evaluate("look.tooWide()"))
 
 
 @pytest.fixture(scope="session")
@@ -134,6 +127,7 @@ def open_dashboard(
         context = browser.new_context(
             **{"storage_state": kept, "viewport": WIDE, "reduced_motion": "reduce", **options}
         )
+        context.add_init_script(path=LOOK)
         made.append(Dashboard(dashboard_machine, context.new_page(), address))
         return made[-1]
 

@@ -372,20 +372,12 @@ def test_a_live_rollout_is_followed(dashboard: Dashboard, rollout: str, tmp_path
     page = dashboard.show("/rollouts")
     row_of(page, "page-rollouts", str(tmp_path)).get_by_role("link").click()
     page.locator("dl.tiles").wait_for()
-    page.wait_for_function(MOVES)
+    page.wait_for_function("() => look.moves()")
     page.get_by_label("Reward of the episodes: ").and_(page.locator("svg")).wait_for()
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel it").click()
     page.get_by_text("cancelled", exact=True).wait_for()
 
-
-MOVES = """
-() => {
-  window.seen ??= new Set();
-  window.seen.add(document.querySelector("dl.tiles").innerText);
-  return window.seen.size > 3;
-}
-"""
 
 PLACES = (
     *("/", "/launch", "/rollouts", "/rollouts/{rollout}/000003"),
@@ -431,22 +423,11 @@ def test_no_button_of_a_table_is_cut_off_on_a_telephone(
     dashboard_machine.run("launch", "json:Env", "--name", "never_of_a_long_name")
     page = open_dashboard(viewport=NARROW).show("/")
     row_of(page, "ended", "never_of").get_by_role("button").wait_for()
-    cut_off = page.evaluate(CUT_OFF)
+    cut_off = page.evaluate("look.cutOff()")
     page.evaluate("name => { location.hash = `/environment/${name}`; }", launched)
     page.get_by_role("button", name="Take down").wait_for()
-    page.wait_for_function(AGES)
-    assert (cut_off, page.evaluate(CUT_OFF)) == ([], [])
-
-
-AGES = (
-    "() => [...document.querySelectorAll('td.number [data-since]')].every(each => each.textContent)"
-)
-CUT_OFF = """
-() => [...document.querySelectorAll(".scroll button:not([hidden])")]
-  .filter(each => each.getBoundingClientRect().right > 1 +
-    each.closest(".scroll").getBoundingClientRect().right)
-  .map(each => each.closest("tr").innerText)
-"""
+    page.wait_for_function("() => look.hasAges()")
+    assert (cut_off, page.evaluate("look.cutOff()")) == ([], [])
 
 
 def test_a_keyboard_is_enough(dashboard: Dashboard) -> None:
@@ -456,8 +437,10 @@ def test_a_keyboard_is_enough(dashboard: Dashboard) -> None:
     def tab_to(name: str) -> None:
         for _ in range(60):
             page.keyboard.press("Tab")
-            if page.evaluate(FOCUSED).startswith(name):
-                assert page.evaluate(OUTLINED), f"{name} does not show that it has the focus"
+            if page.evaluate("look.focused()").startswith(name):
+                assert page.evaluate("look.isOutlined()"), (
+                    f"{name} does not show that it has the focus"
+                )
                 return
         raise AssertionError(f"Tab does not get to {name}")
 
@@ -476,27 +459,15 @@ def test_a_keyboard_is_enough(dashboard: Dashboard) -> None:
     page.get_by_role("dialog").wait_for()
     page.keyboard.press("Escape")
     page.get_by_role("dialog").wait_for(state="detached")
-    assert page.evaluate(FOCUSED).startswith("Down typed"), "the focus is lost with the dialog"
+    assert page.evaluate("look.focused()").startswith("Down typed"), (
+        "the focus is lost with the dialog"
+    )
     page.keyboard.press("Enter")
     page.get_by_role("dialog").wait_for()
     page.keyboard.press("Tab")
-    assert page.evaluate(FOCUSED).startswith("Take down")
+    assert page.evaluate("look.focused()").startswith("Take down")
     page.keyboard.press("Enter")
     row_of(page, "environments", "typed").wait_for(state="detached")
-
-
-FOCUSED = """
-() => {
-  const element = document.activeElement;
-  return element.getAttribute("aria-label") ?? element.innerText ?? "";
-}
-"""
-OUTLINED = """
-() => {
-  const { outlineStyle, outlineWidth, boxShadow } = getComputedStyle(document.activeElement);
-  return (outlineStyle !== "none" && outlineWidth !== "0px") || boxShadow !== "none";
-}
-"""
 
 
 def test_every_fault_has_its_cause_evidence_and_button_on_its_page_and_is_a_bar_elsewhere(
@@ -544,7 +515,7 @@ def test_what_is_empty_launches_something_and_keys_lead_everywhere(
     page.get_by_role("button", name="Launch echo").click()
     page.get_by_role("log").get_by_text("echo is ready at").wait_for()
     page.keyboard.press("/")
-    assert page.evaluate(FOCUSED) == "Search the log"
+    assert page.evaluate("look.focused()") == "Search the log"
     page.get_by_role("heading", name="Log").click()
     page.keyboard.type("ge")
     row_of(page, "environments", "echo").wait_for()
@@ -647,7 +618,7 @@ def test_a_page_loads_itself_again_once_when_its_daemon_has_other_files(
     loads: list[Any] = []
     page.on("load", lambda loaded: loads.append(loaded))
     replace_daemon()
-    page.wait_for_function(HAS_OTHER_FILES)
+    page.wait_for_function("() => look.hasOtherFiles()")
     page.locator("[data-connection=connected]").wait_for()
     page.wait_for_timeout(SOME_CHANGES)
     assert len(loads) == 1
@@ -676,7 +647,7 @@ def test_a_form_that_was_typed_into_is_not_lost_to_other_files(
     assert note.is_visible()
     with page.expect_event("load"):
         choice.first.select_option(index=0)
-    assert page.evaluate(HAS_OTHER_FILES)
+    assert page.evaluate("look.hasOtherFiles()")
 
 
 def test_a_question_is_not_lost_to_other_files(
@@ -697,17 +668,7 @@ def test_a_question_is_not_lost_to_other_files(
 
 SOME_CHANGES = 3000  # milliseconds; the stream sends the daemon's state more than once in them
 SAID = 7000  # milliseconds; by then no other announcement is shown
-HAS_OTHER_FILES = """
-() => [...document.styleSheets].some(
-  sheet => [...sheet.cssRules].some(rule => rule.selectorText === ".another"))
-"""
 HIDDEN_MILLISECONDS = 75_000  # a hidden window asks every 30 seconds
-HIDE = """
-isHidden => {
-  Object.defineProperty(document, "hidden", {value: isHidden, configurable: true});
-  document.dispatchEvent(new Event("visibilitychange"));
-}
-"""
 
 
 def test_a_hidden_window_has_no_connection_and_its_title_tells_of_a_death(
@@ -718,8 +679,8 @@ def test_a_hidden_window_has_no_connection_and_its_title_tells_of_a_death(
     request_id = launch_stuck(machine, tmp_path, "held")
     page = dashboard.show(f"/request/{request_id}")
     page.get_by_role("log").get_by_text("starting").first.wait_for()
-    page.evaluate(HIDE, True)
-    is_looking = f"() => ({STREAMS})().at(-1).includes('is_look=true')"
+    page.evaluate("look.hide(true)")
+    is_looking = "() => look.streams().at(-1).includes('is_look=true')"
     page.wait_for_function(is_looking, timeout=HIDDEN_MILLISECONDS)
     quiet = page.title()
     machine.run("launch", "hungry_env:Hungry", "--name", "hidden", "--memory", "100M", cwd=HERE)
@@ -728,7 +689,7 @@ def test_a_hidden_window_has_no_connection_and_its_title_tells_of_a_death(
     machine.ok("cancel", request_id)
     shown = body_of(page, "page-request")
     assert not shown.get_by_text("cancelled").count()
-    page.evaluate(HIDE, False)
+    page.evaluate("look.hide(false)")
     shown.get_by_text("cancelled").first.wait_for(
         timeout=10_000
     )  # before the hidden window asks again
@@ -751,16 +712,10 @@ def test_eight_windows_are_seen_at_once(
     for window in windows:
         body_of(window.page, "page-request").get_by_text("cancelled").first.wait_for()
         assert window.page.locator("[data-connection=connected]").count()
-    calls = windows[-1].page.evaluate(STREAMS)
+    calls = windows[-1].page.evaluate("look.streams()")
     assert len(calls) > 1
     assert all("is_look=true" in each for each in calls[1:]), calls
     assert not [error for window in windows for error in window.errors]
-
-
-STREAMS = """
-() => performance.getEntriesByType("resource").map(each => each.name)
-  .filter(each => each.includes("/v1/dashboard/stream"))
-"""
 
 
 @pytest.fixture

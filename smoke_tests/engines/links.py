@@ -32,17 +32,20 @@ def make_bridge(prefix: str, network: str) -> str:
         prefix: The beginning of its name, before a number n.
         network: One of `NETWORKS`; the bridge's address is NETWORK.n.1.
     """
+    name, subnet = _first_free(prefix, network, "link", "add", "{}", "type", "bridge")
+    ip("address", "add", f"{subnet}.1/24", "dev", name)
+    ip("link", "set", name, "up")
+    return name
+
+
+def _first_free(prefix: str, network: str, *command: str) -> tuple[str, str]:
+    """Run a command of `ip` with a name that no other run has; return the name and its subnet."""
     for number in SUBNETS:
         name = f"{prefix}{number}"
-        made = subprocess.run(
-            ["ip", "link", "add", name, "type", "bridge"], capture_output=True, check=False
-        )
-        if made.returncode == 0:
-            ip("address", "add", f"{network}.{number}.1/24", "dev", name)
-            ip("link", "set", name, "up")
-            return name
-    all_of_them = f"{prefix}{SUBNETS[0]} to {prefix}{SUBNETS[-1]}"
-    raise AssertionError(f"no bridge can be made: are all of {all_of_them} in use?")
+        words = ["ip", *(word.format(name) for word in command)]
+        if subprocess.run(words, capture_output=True, check=False).returncode == 0:
+            return name, f"{network}.{number}"
+    raise AssertionError(f"{prefix}{SUBNETS[0]} to {prefix}{SUBNETS[-1]} seem to be in use")
 
 
 def make_namespace(prefix: str, network: str) -> str:
@@ -54,18 +57,13 @@ def make_namespace(prefix: str, network: str) -> str:
         prefix: The beginning of the name, before a number n.
         network: One of `NETWORKS`.
     """
-    for number in SUBNETS:
-        name = f"{prefix}{number}"
-        made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
-        if made.returncode == 0:
-            try:
-                _link(name, f"{network}.{number}")
-            except BaseException:
-                ip("netns", "delete", name)  # which also deletes the link
-                raise
-            return name
-    all_of_them = f"{prefix}{SUBNETS[0]} to {prefix}{SUBNETS[-1]}"
-    raise AssertionError(f"no namespace can be made: are all of {all_of_them} in use?")
+    name, subnet = _first_free(prefix, network, "netns", "add", "{}")
+    try:
+        _link(name, subnet)
+    except BaseException:
+        ip("netns", "delete", name)  # which also deletes the link
+        raise
+    return name
 
 
 def _link(name: str, subnet: str) -> None:

@@ -158,15 +158,6 @@ class SlurmCluster:
         """Stop slurmctld; jobs continue."""
         background.end(self.processes.pop("slurmctld"), number)
 
-    @contextlib.contextmanager
-    def hung_controller(self) -> Iterator[None]:
-        process = self.processes["slurmctld"]
-        process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGCONT)
-
     def start_controller(self) -> None:
         """Start slurmctld, and wait until it answers."""
         self._start("slurmctld", "slurmctld", "-D")

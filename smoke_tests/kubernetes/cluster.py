@@ -192,14 +192,6 @@ class Cluster:
         """Stop the API server; `start` starts it again."""
         self._end("apiserver", number)
 
-    @contextlib.contextmanager
-    def hung_api(self) -> Iterator[None]:
-        self.processes["apiserver"].send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.processes["apiserver"].send_signal(signal.SIGCONT)
-
     def _is_ready(self, node: Node) -> bool:
         self.get("/api/v1/namespaces/default/serviceaccounts/default")  # pods need it
         conditions = self.get(f"/api/v1/nodes/{node.name}")["status"]["conditions"]

@@ -2,8 +2,8 @@
 """The differences between providers: each has a class that implements what the facts need.
 
 To add a provider, add a class here and its name to `PROVIDERS`. A fact that does not apply to a
-provider is in its `does_not_apply`, by the name of the test, with the reason, which the page shows;
-a known fault is in its `does_not_hold`, and is removed from there when the test passes.
+provider is in `exceptions.yaml`, by the name of the test, with the reason, which the page shows; so
+is a known fault, which is removed from there when the test passes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil
+import yaml
 from uv import find_uv_bin
 
 from openenvd.environments.engines.base import HOME_LABEL, REPLICA_LABEL
@@ -29,6 +30,7 @@ from openenvd.environments.engines.ray.driver import RayDriver
 from openenvd.schema.layout import Layout
 from openenvd.schema.spec import DEFAULT_BASE
 
+from ..background import frozen
 from ..conftest import REPOSITORY, Machine, new_machine, smoke_cache
 from ..engines import docker_engine, ray_engine, slurm_engine
 from ..engines.docker_engine import DockerEngine
@@ -38,12 +40,15 @@ from ..kubernetes import binaries
 from ..kubernetes.cluster import Cluster, running_cluster
 
 SAMPLE = Path(__file__).with_name("sample_env.py")
-ITS_PORT_IS_THE_GATEWAYS = "--port is refused: environments have their addresses at the gateway"
+EXCEPTIONS = Path(__file__).with_name("exceptions.yaml")
 FOREIGN = "foreign"  # a label
 SAMPLE_IMAGE = "openenvd-sample:1"
-ENDS_WITH_ITS_SHIM = "a server ends with its shim, which is its own"
-NO_ENGINE = "there is no engine: replicas are processes of this machine"
 Json = dict[str, Any]
+
+
+def _exceptions(kind: str, provider: str) -> dict[str, str]:
+    found = yaml.safe_load(EXCEPTIONS.read_text())[kind].get(provider, {})
+    return {fact: why for why, facts in found.items() for fact in facts}
 
 
 class UnderTest:
@@ -55,8 +60,15 @@ class UnderTest:
 
     name: ClassVar[str]
     gpu_variable: ClassVar[str] = "CUDA_VISIBLE_DEVICES"  # names the GPUs of a replica
-    does_not_apply: ClassVar[Mapping[str, str]] = {}
-    does_not_hold: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def does_not_apply(self) -> dict[str, str]:
+        """Return why facts do not apply to it, by the names of their tests."""
+        return _exceptions("does_not_apply", self.name)
+
+    @property
+    def does_not_hold(self) -> dict[str, str]:
+        return _exceptions("does_not_hold", self.name)
 
     def why_not(self) -> str | None:
         """Return why it cannot be tested on this machine, or None."""
@@ -126,21 +138,6 @@ class Local(UnderTest):
     """Processes of this machine."""
 
     name: ClassVar[str] = "local"
-    does_not_apply: ClassVar[Mapping[str, str]] = {
-        "test_cpu_limit": "replicas share all CPUs of the machine",
-        "test_agent_killed_under_sessions": ENDS_WITH_ITS_SHIM,
-        "test_agent_killed_while_scaling": ENDS_WITH_ITS_SHIM,
-        "test_engine_restarted": NO_ENGINE,
-        "test_deaths_after_the_engine_is_restarted": NO_ENGINE,
-        "test_removed_behind_the_daemons_back": NO_ENGINE,
-        "test_engine_killed_under_sessions": NO_ENGINE,
-        "test_engine_gone": NO_ENGINE,
-        "test_labels_of_others": NO_ENGINE,
-        "test_name_taken_by_others": NO_ENGINE,
-        "test_sandbox": "--sandbox is refused: what a process may do is not limited",
-        "test_strays": "a shim whose files are gone ends, with its replica",
-        "test_engine_hangs": NO_ENGINE,
-    }
 
     def replicas_of(self, machine: Machine) -> list[str]:
         running = []
@@ -222,13 +219,8 @@ class Docker(UnderTest):
     def kill_engine(self) -> None:
         self._engine.kill()
 
-    @contextmanager
-    def hung_engine(self) -> Iterator[None]:
-        self._engine.process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self._engine.process.send_signal(signal.SIGCONT)
+    def hung_engine(self) -> AbstractContextManager[None]:
+        return frozen(self._engine.process.pid)
 
     def start_engine(self) -> None:
         self._engine.start()
@@ -240,9 +232,6 @@ class Swarm(Docker):
     name: ClassVar[str] = "swarm"
     is_swarm: ClassVar[bool] = True
     gpu_variable: ClassVar[str] = "DOCKER_RESOURCE_NVIDIA-GPU"
-    does_not_apply: ClassVar[Mapping[str, str]] = {
-        "test_engine_killed_under_sessions": "Docker allows no live restore in a swarm",
-    }
 
     def replicas_of(self, machine: Machine) -> list[str]:
         label = f"label={HOME_LABEL}={Layout(machine.home).home_label}"
@@ -328,12 +317,6 @@ class Ray(UnderTest):
     """Actors of a Ray cluster that belongs to this run; all its nodes are this machine."""
 
     name: ClassVar[str] = "ray"
-    does_not_apply: ClassVar[Mapping[str, str]] = {
-        "test_cpu_limit": "Ray counts CPUs, and limits none",
-        "test_engine_killed_under_sessions": "without Redis, a cluster ends with its head",
-        "test_name_taken_by_others": "each actor has a name that nothing had before",
-        "test_sandbox": "--sandbox is refused: what an actor may do is not limited",
-    }
 
     _cluster: RayCluster
     _driver: RayDriver
@@ -393,14 +376,8 @@ class Ray(UnderTest):
         self._driver = RayDriver({**os.environ, **self.variables()})
         self._cluster.stop()
 
-    @contextmanager
-    def hung_engine(self) -> Iterator[None]:
-        gcs = self._cluster.gcs
-        gcs.suspend()
-        try:
-            yield
-        finally:
-            gcs.resume()
+    def hung_engine(self) -> AbstractContextManager[None]:
+        return frozen(self._cluster.gcs.pid)
 
     def start_engine(self) -> None:
         self._cluster.start()
@@ -431,11 +408,6 @@ class Slurm(UnderTest):
     """Jobs of a Slurm cluster that belongs to this run; all its nodes are this machine."""
 
     name: ClassVar[str] = "slurm"
-    does_not_apply: ClassVar[Mapping[str, str]] = {
-        "test_cpu_limit": "Slurm gives whole CPUs",
-        "test_name_taken_by_others": "names of jobs are not unique",
-        "test_sandbox": "--sandbox is refused: what a job may do is not limited",
-    }
 
     _cluster: SlurmCluster
 
@@ -483,7 +455,7 @@ class Slurm(UnderTest):
         self._cluster.stop_controller(signal.SIGKILL)
 
     def hung_engine(self) -> AbstractContextManager[None]:
-        return self._cluster.hung_controller()
+        return frozen(self._cluster.processes["slurmctld"].pid)
 
     def start_engine(self) -> None:
         self._cluster.start_controller()
@@ -494,11 +466,6 @@ class Kubernetes(UnderTest):
 
     name: ClassVar[str] = "kubernetes"
     gpu_variable: ClassVar[str] = "NVIDIA_VISIBLE_DEVICES"
-    does_not_apply: ClassVar[Mapping[str, str]] = {
-        "test_port": ITS_PORT_IS_THE_GATEWAYS,
-        "test_taken_port": ITS_PORT_IS_THE_GATEWAYS,
-        "test_too_few_gpus": "a cluster may grow: a pod waits, and status says for what",
-    }
 
     cluster: Cluster
 
@@ -568,7 +535,7 @@ class Kubernetes(UnderTest):
         self.cluster.stop_api(signal.SIGKILL)
 
     def hung_engine(self) -> AbstractContextManager[None]:
-        return self.cluster.hung_api()
+        return frozen(self.cluster.processes["apiserver"].pid)
 
     def start_engine(self) -> None:
         self.cluster.start()
@@ -586,41 +553,10 @@ def _version(program: str, option: str) -> str:
     return next(word for word in said.stdout.split() if word[0].isdigit()).rstrip(",")
 
 
-NO_LIMITS = "it limits nothing"
-NO_SERVICE = "it is no service: its files are its state"
-
-
 class Toy(Local):
     """The engine of `examples/toy_engine`, installed as another package's."""
 
     name: ClassVar[str] = "toy"
-    does_not_apply: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            (
-                "test_cpu_limit",
-                "test_deaths_after_the_engine_is_restarted",
-                "test_gpus",
-                "test_kill_from_outside_after_one_for_memory",
-                "test_memory_below_the_limit",
-                "test_memory_beyond_the_limit",
-                "test_memory_of_a_child",
-                "test_out_of_memory",
-                "test_out_of_memory_at_start",
-                "test_sandbox",
-                "test_too_few_gpus",
-            ),
-            NO_LIMITS,
-        ),
-        **dict.fromkeys(
-            (
-                "test_engine_gone",
-                "test_engine_hangs",
-                "test_engine_killed_under_sessions",
-                "test_engine_restarted",
-            ),
-            NO_SERVICE,
-        ),
-    }
 
     _folder: Path
 

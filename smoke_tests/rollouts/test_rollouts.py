@@ -16,6 +16,7 @@ import pytest
 from openenvd.rollouts.folder.readers import episodes_in
 
 from ..conftest import Machine, eventually, free_port
+from ..replicas.test_updates import VERSIONED
 
 EPISODES = 60
 CALLS = 150  # of a policy until its worker has to wait; 15 episodes
@@ -165,17 +166,6 @@ def test_a_rollout_never_plays_in_another_environment_at_its_address(machine: Ma
     assert [shard["totals"]["steps"] for shard in shards] == [0]
 
 
-VERSIONED = """
-from openenvd.env_host.bundled.echo.environment import EchoEnvironment
-
-class Sample(EchoEnvironment):
-    def step(self, action, **kwargs):
-        observation = super().step(action, **kwargs)
-        observation.echoed_message = "VERSION"
-        return observation
-"""
-
-
 @pytest.mark.parametrize("ends", [False, True], ids=["it is drained", "its time is over"])
 def test_a_rollout_stays_with_the_generation_that_it_began_with(
     machine: Machine, write_environment: Callable[[str], str], ends: bool
@@ -183,14 +173,14 @@ def test_a_rollout_stays_with_the_generation_that_it_began_with(
     """Otherwise the folder would mix episodes of the code before and after an update."""
     folder = machine.home.parent
     write_policies(folder)
-    machine.ok("launch", write_environment(VERSIONED.replace("VERSION", "old")), "--name", "trial")
+    words = ("launch", write_environment(VERSIONED), "--name", "trial")
+    machine.ok(*words, "-e", "VERSION=old")
     count = "4000" if ends else "40"
     more = ["--episodes", count, "--concurrency", "4", "--max-steps", "10", "--out", "out"]
     begun = machine.ok("rollout", "trial", *more, "--policy", "policies:slowly", "--async")
     eventually(lambda: recorded_ids(machine))
-    source = write_environment(VERSIONED.replace("VERSION", "new"))
     limit = ["--set", "drain-timeout=0.5" if ends else "drain-timeout=60"]
-    machine.ok("launch", source, "--name", "trial", "--update", *limit)
+    machine.ok(*words, "-e", "VERSION=new", *limit)
     request_id = begun.out.strip()
     ended = machine.run("wait", request_id)
     if ends:
