@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The executor's messages: a `Task` goes in, events come out; and their frames on a worker's pipe.
 
-Plain values alone. The executor knows no HTTP and no SQL: an operation reaches it as a dotted
-name and a JSON payload, and only the worker imports it.
+They have only plain values. The executor knows no HTTP and no SQL: it gets an operation as a
+dotted name and a JSON payload, and only the worker imports the operation.
 
 A frame is four bytes of length, then JSON; `worker.py` describes them. A length comes first,
 so that a 10 MB result is parsed once, when it is complete.
@@ -37,9 +37,9 @@ class Task:
     log_path: str  # the worker's stdout and stderr are appended here
     label: str = ""  # for people: `launch trial`
     timeout_seconds: float | None = None
-    memory_bytes: int | None = None  # the cap asked for; None means the plan's
-    expected_bytes: int = 0  # what it is expected to need; admission counts with it
-    traceparent: str | None = None  # the span that it is, where traces are on
+    memory_bytes: int | None = None  # the requested cap; None means the plan's
+    expected_bytes: int = 0  # the memory that it should need, by which it is admitted
+    traceparent: str | None = None  # of its span, if traces are on
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class TaskError:
     type: str  # the exception's qualified name
     message: str
     hint: str | None = None
-    kind: str = "operation_error"  # an operation may say `invalid` (as `environments.errors` do)
+    kind: str = "operation_error"  # `invalid` for some errors, such as `environments.errors`
     traceback: str = ""
-    evidence: dict[str, Any] | None = None  # of an exit that failed it, as an `ExitReason`'s JSON
+    evidence: dict[str, Any] | None = None  # the exit that failed it: an `ExitReason`'s JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class WorkerStatus:
     guaranteed: bool
     task_id: str | None = None
     label: str = ""
-    cap_bytes: int | None = None  # of what it runs, or of the plan; None: no cap
+    cap_bytes: int | None = None  # of its task, or else of the plan; None: no cap
     rss_bytes: int | None = None
     tasks_run: int = 0
 

@@ -72,9 +72,9 @@ class Request:
     error: RequestError | None = None
     seq: int = 0  # the order of arrival
     retry_oom: bool = False
-    memory_bytes: int | None = None  # what its next attempt is given, once one was killed
+    memory_bytes: int | None = None  # for the next attempt, after one was killed for memory
     rank: float = 0.0  # its place in the queue, smallest first
-    lost_daemons: int = 0  # requeued so often because the daemon was lost
+    lost_daemons: int = 0  # how often it was requeued because the daemon was lost
     traceparent: str | None = None
 
 
@@ -95,12 +95,12 @@ class Environment:
     request_id: str | None = None  # the launch that made it
     address: str | None = None  # what goes into upstream's `base_url`
     error: RequestError | None = None
-    generation: int = 1  # the number of the one that `request_id` launched
+    generation: int = 1  # the number of the generation that `request_id` launched
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One row of `generations`: what one launch of an environment was to start, and what became."""
+    """One row of `generations`: what one launch of an environment asked for, and its state."""
 
     environment: str
     number: int  # from 1, for as long as the environment is known
@@ -145,7 +145,7 @@ class Event:
     request_id: str | None = None
     environment: str | None = None
     data: Json = field(default_factory=dict)
-    # The request when its state changed so; never stored, it saves subscribers a query.
+    # The request in its new state: not stored, but saves subscribers a query.
     request: Request | None = field(default=None, compare=False, repr=False)
 
 
@@ -170,9 +170,9 @@ class Retry:
 
     request_id: str
     at: float
-    memory_bytes: int  # what its next attempt is given
+    memory_bytes: int  # for its next attempt
     message: str  # for people: what happened, and what comes next
-    error: Json | None = None  # how the attempt ended, as of a request that failed; no secrets
+    error: Json | None = None  # how the attempt ended, like a failed request's, without secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +209,14 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """The same was asked for with this idempotency key before; nothing was written."""
+    """The same request came with this idempotency key before; nothing was written."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class KeyReused:
-    """Something else was asked for with this idempotency key before; nothing was written."""
+    """Another request came with this idempotency key before; nothing was written."""
 
     request: Request
 
@@ -263,10 +263,10 @@ SubmitResult = Submitted | Refusal
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """A request that was to be cancelled.
+    """The outcome of cancelling a request.
 
-    One that was PENDING is cancelled; one that was RUNNING is marked, and its worker has yet to be
-    ended; of one that had ended, nothing was written.
+    A PENDING request is now cancelled; a RUNNING one is marked, and its worker has yet to be ended;
+    for one that had ended, nothing was written.
     """
 
     request: Request

@@ -11,14 +11,14 @@ Where to look, in the order in which a request meets them:
     api/            the FastAPI application: security, routes, streams, JSON shapes, metrics
     dispatch/       from an accepted payload to a durable request (submission.py); the one thread
                     that knows both the queue and the executor (dispatcher.py)
-    tracing.py      spans of requests, sent where OpenTelemetry's variables ask for them
+    tracing.py      spans of requests, sent if OpenTelemetry's variables ask for them
     events.py       the event bus; log files, followed without polling
     reconcile/      environments, from what is observed to what is wanted
-    housekeeping.py  what is removed when nothing uses it any more; the folder of sockets
-    errors.py       what the API refuses, and why a daemon does not start
+    housekeeping.py  removes what nothing uses any more; the folder of sockets
+    errors.py       the API's refusals, and why a daemon does not start
 
 Each room may import those below it: dashboard, api, reconcile, dispatch, housekeeping and events
 (pyproject's `server-layers`).
 
-Settings are in `schema/settings.py`. This file imports nothing: workers import operations alone.
+Settings are in `schema/settings.py`. This file imports nothing: workers need only operations.
 """

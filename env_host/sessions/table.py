@@ -208,7 +208,7 @@ class SessionTable:
         return None
 
     async def close(self, session: Session, *, abandoned: bool = False) -> None:
-        """End a session, and wait for its end unless it is `abandoned`: a call of it still runs."""
+        """End a session and await its end, unless it is `abandoned`: a call of it still runs."""
         if (ending := self.release(session, abandoned=abandoned)) is not None:
             await ending
 
@@ -217,8 +217,8 @@ class SessionTable:
     ) -> asyncio.Future[None] | None:
         """End a session; its slot is free at once, unless its class allows one session at a time.
 
-        `after` is a call that is being cancelled, and comes to its end first; `abandoned`: one that
-        cannot be cancelled is running. Returns a future of the end; None: it has ended.
+        `after` is a call that is being cancelled, and ends first; `abandoned` means that a running
+        call cannot be cancelled. Returns a future of the end, or None if it has ended already.
         """
         if self._sessions.pop(session.id, None) is None:
             return None

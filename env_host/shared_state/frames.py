@@ -12,10 +12,10 @@
 
 Kind, epoch and the limits of lengths distinguish a frame from garbage.
 
-What goes wrong between a session and the state that it shares.
+The errors between a session and the state that it shares:
 
 HostError
-├── WorldError                what a call of `self.world` raises: it fails the step alone
+├── WorldError                what a call of `self.world` raises: it fails only the step
 │   ├── WorldCallFailed       the state's method raised
 │   ├── WorldTimeout          no reply in time: the call may have had effects
 │   │   └── WorldBusy         it was never sent: too much is in flight
@@ -23,7 +23,7 @@ HostError
 │   └── WorldLost             the state is gone, and with it what the session did there
 ├── SessionEnded
 │   └── WorldLost             … so the session is ended too: error frame, close 1011
-└── WireError                 the peer sent what is no frame: its connection is closed
+└── WireError                 the peer sent an invalid frame: its connection is closed
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def decode(data: bytearray, at: int = 0) -> Frame | None:
 
 
 def encode_value(value: Any) -> bytes:
-    """Encode a value as JSON. Raises `ValueError` if it has no such form, and `BodyTooLarge`."""
+    """Encode a value as JSON. Raises `ValueError` if JSON cannot express it, or `BodyTooLarge`."""
     data = to_json(value)
     if len(data) > MAX_VALUE_BYTES:
         raise BodyTooLarge(
@@ -143,7 +143,7 @@ class WireProtocol(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Handle every frame that is complete; a peer that breaks the protocol is left."""
+        """Handle every complete frame; disconnect a peer that breaks the protocol."""
         self._received += data
         at = 0
         try:

@@ -2,14 +2,14 @@
 """`EngineWatch` lists an engine's instances when they change; `exit_reason` explains their exits.
 
     thread: engine.changes() ──"look"──▶ loop: engine.list(), once for all ──▶ on_look(instances)
-                └─ EngineGone ──▶ again after a pause; `problem` says so meanwhile
+                └─ EngineGone ──▶ again after a pause; meanwhile, it is the `problem`
 
-A change that is reported while the instances are listed makes them be listed once more. They are
+After a change that is reported while the instances are listed, they are listed again. They are
 also listed a second after the last reported change, because Docker lists a container as running for
 a moment after it has reported its death. All calls that block run in threads: the engine's methods
 (`call`), and stops, which take as long as their grace (`call_long`).
 
-`exit_reason` makes the same value of an engine's facts as a shim makes of a local replica's exit.
+`exit_reason` returns, from an engine's facts, the same value as a shim does for a local replica.
 """
 
 from __future__ import annotations

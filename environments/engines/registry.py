@@ -30,7 +30,7 @@ from .base import Check, Engine, EngineEntry, EngineError, EngineRefused, Prepar
 
 GROUP = "openenvd.engines"
 CHECK_SECONDS = 30.0  # for all engines; one that hangs does not work
-_LOCAL_ENTRY = EngineEntry("", Preparation.PROGRAM)  # of this machine, which is no engine
+_LOCAL_ENTRY = EngineEntry("", Preparation.PROGRAM)  # for this machine, which has no engine
 
 
 def names() -> list[str]:

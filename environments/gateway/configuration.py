@@ -69,7 +69,7 @@ MAX_ASKED = 32  # replicas that one handshake is tried on
 # Attempts of a request that no replica has begun. Full replicas end them (`may_ask_another`), so
 # most are spent on replicas that are gone, for a second or two, until the daemon has removed them.
 RETRIES = 48
-MAX_CHOICES = 1024  # to find a replica that a request has not been sent to
+MAX_CHOICES = 1024  # until one is a replica to which the request has not been sent
 RETRY_SECONDS, MAX_RETRY_SECONDS = 0.002, 0.05  # between two attempts; it doubles, and is random
 CONNECT_SECONDS = 5.0
 HEAD_SECONDS = 5.0  # for a client to send the head of a request, from its first byte
@@ -526,7 +526,7 @@ def _address(host: str, port: int) -> Json:
 
 
 def _tcp_option(name: str, value: int) -> list[Json]:
-    """Return a TCP option of sockets, if the system has it; Linux alone has those that are used."""
+    """Return a TCP option of sockets, if the system has it; only Linux has those used here."""
     if not hasattr(socket, name):
         return []
     return [{"level": socket.IPPROTO_TCP, "name": getattr(socket, name), "int_value": value}]

@@ -219,7 +219,7 @@ class BackendFiles:
         """Write the files for these environments, as far as they have changed.
 
         Raises:
-            OSError: A file cannot be written. The files before it were, and none is half written.
+            OSError: A file cannot be written. Earlier files were, and no file is half written.
         """
         wanted = {backend.name: backend for backend in backends}
         folder = self._folder / "endpoints"

@@ -90,7 +90,7 @@ def start_shim(
     """
     folder = Path(run_dir)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The socket first: who finds the run file and cannot connect takes the shim for dead.
+    # The socket first: a reader of the run file that cannot connect takes the shim for dead.
     with files.open_control_socket(run_file["socket_path"]) as control:
         try:
             files.write_json(str(folder / files.RUN_FILE_NAME), run_file, sync=True)

@@ -35,7 +35,7 @@ GATE_FD_VARIABLE = "OPENENVD_GATE_FD"
 TRIAL_VARIABLE = "OPENENVD_TRIAL"
 
 CONTROL_BACKLOG = 512
-REMOVED_SECONDS = 1.0  # for which a run directory must be missing, until it counts as removed
+REMOVED_SECONDS = 1.0  # a run directory that is missing for longer counts as removed
 
 
 def inherited_sockets(variable: str) -> list[socket.socket]:

@@ -23,7 +23,7 @@ from ...system.process.oom_evidence import OomCounters, read_oom_counters
 from ...system.process.proc import split_wait_status
 from ...system.text.json_lines import Json
 
-EXIT_CANNOT_START = 127  # a shell's exit code for that
+EXIT_CANNOT_START = 127  # as a shell exits if it cannot start a command
 DYING_SECONDS = 10.0  # from the count of a kill until its victim is reaped, on a busy machine
 
 
@@ -73,8 +73,8 @@ class ExitEvidence:
     ) -> Json:
         """Return the server's `ExitReason` as JSON.
 
-        `ended` is its wait status and its most resident bytes; None: it was not reaped. `failed` is
-        its own reason for giving up.
+        `ended` is its wait status and its peak of resident bytes, or None if it was not reaped.
+        `failed` is its own reason for giving up.
         """
         status, most_resident_bytes = ended or (None, None)
         peak = self._cgroup.peak_bytes() if self._cgroup is not None else None
@@ -160,7 +160,7 @@ def _after_kills(before: OomCounters, last: OomCounters, kills: int) -> OomCount
 
 
 def bare_exit(pid: int, status: int | None) -> Json:
-    """Return an `ExitReason` that is made of a wait status alone."""
+    """Return an `ExitReason` that is made only from a wait status."""
     if status is None:
         return {"kind": "lost", "pid": pid}
     code, number = split_wait_status(status)

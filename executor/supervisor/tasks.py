@@ -11,18 +11,18 @@
     nothing can be started, or the executor is stopping ──▶ refuse_waiting
 
 A worker is not used again when it was asked to stop, when it reports that it must retire (it has
-children or threads left), and for the reasons of `_why_leave`. What is read of a worker that has
-exited ends its task, and nothing is left to be decided about the worker.
+children or threads left), and for the reasons of `_why_leave`. If a frame comes from a worker that
+has exited already, it ends the task, but does not free the worker.
 
-The pools' lock: `place`, `withdraw` and `employ` find it taken, the others take it. `place` and
-`withdraw` are called on any thread; all else on the supervisor's.
+Callers of `place`, `withdraw` and `employ` hold the pools' lock; the other methods take it. Any
+thread may call `place` and `withdraw`; only the supervisor's may call the others.
 
-The events wait in a deque, which needs no lock, for the end of a round: when a task's end is
-delivered, there is room for another. `on_event` is called without the pools' lock, and may call the
-executor.
+Events wait in a deque, which needs no lock, until the end of a round, so that there is room for
+another task when the end of one is delivered. `on_event` is called without the pools' lock, and
+may call the executor.
 
-`failure_event` and `exit_event` are pure, but for reading the tail of the log. What a worker's exit
-means is decided in `system/process/diagnose.py`, from the evidence of `memory.py`.
+`failure_event` and `exit_event` are pure, except that they read the tail of the log.
+`system/process/diagnose.py` explains a worker's exit, from the evidence of `memory.py`.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class Tasks:
     _timing: Timing
 
     def place(self, run: Run) -> messages.Started | None:
-        """Give the task to an idle worker, here and now; else have it wait for one.
+        """Give the task to an idle worker at once, or have it wait for one.
 
-        Only then is the supervisor woken up: to request a worker.
+        If it waits, the supervisor is woken up to request a worker.
         """
         pool = self._pools.by_schedule[run.task.schedule]
         worker = pool.idle_worker()
@@ -115,7 +115,7 @@ class Tasks:
         if run.task.memory_bytes is not None:
             self._memory.apply_limit(worker, run.task.memory_bytes)
         if worker.cgroup is None and run.task.schedule == messages.LONG:
-            # Too dear for SHORT tasks; where there are cgroups they tell better.
+            # Too slow for SHORT tasks, and not needed with a cgroup, whose counters are exact.
             run.machine_oom_kills = read_oom_counters(None).vmstat
         self._memory.note_busy(worker, now)
         if not pool.assign(worker, run, now):
@@ -139,7 +139,7 @@ class Tasks:
         """
         run = worker.run
         if run is None or frame["task"] != run.task.id:
-            return False  # a thread that an operation left reports on a task that is over
+            return False  # a leftover thread of an operation reports on a task that is over
         if frame["kind"] == "progress":
             self._events.add(messages.Progressed(run.task.id, frame["data"], time.time()))
             return False
@@ -189,7 +189,7 @@ class Tasks:
 
     def _outcome(self, worker: PooledWorker, run: Run, frame: Frame) -> messages.ExecutorEvent:
         if frame["kind"] == "succeeded":
-            if worker.schedule == messages.LONG:  # too dear for a SHORT task that simply succeeded
+            if worker.schedule == messages.LONG:  # too slow for a SHORT task that succeeded
                 self._memory.read_counters(worker)
             return messages.Succeeded(
                 run.task.id, frame["result"], frame["peak_bytes"], time.time()
@@ -215,9 +215,7 @@ class Tasks:
     def _why_leave(self, worker: PooledWorker, event: messages.ExecutorEvent) -> str | None:
         if self._pools.is_stopping:
             return "the executor is stopping"
-        if isinstance(
-            event, messages.Died
-        ):  # what a `MemoryError` left half done is not to be trusted
+        if isinstance(event, messages.Died):  # a `MemoryError` may have left its state half changed
             return "its task ran out of memory"
         if worker.source_number != self._pools.source_number:
             return "its zygote is gone"
@@ -255,7 +253,7 @@ def exit_event(
     exited, violation = worker.exited, worker.limit_violation
     peak = _largest(None if exited is None else exited.peak_bytes, evidence.peak_bytes)
     known = replace(evidence, peak_bytes=peak, was_alone=exited is not None and exited.was_alone)
-    if violation is not None:  # of the whole tree, and what it was killed for
+    if violation is not None:  # it covers the whole tree, and caused the kill
         known = replace(
             known,
             watchdog=violation.evidence,

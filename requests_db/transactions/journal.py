@@ -64,7 +64,7 @@ class Journal:
     ) -> None:
         """Record that a request changes from one state to another.
 
-        The event carries the request when it is given as it is afterwards.
+        If `request` is in the new state already, the event carries it.
 
         Raises `InvalidTransition`: the table of transitions does not allow it.
         """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`/v1/rollouts`: the rollouts that this daemon knows, how far they are, and their episodes.
+"""`/v1/rollouts`: the rollouts that this daemon knows, their progress, and their episodes.
 
-Nothing but the folders of its own requests is read, and nothing is written.
+Reads only the folders of the daemon's own requests, and writes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .views import request_view
 
 MAX_LIST = 200
 NEWEST = 20  # events among which the last report is looked for: nearly all are reports
-MAX_MARKS = 240  # of the history; a line of a chart has no more points
+MAX_MARKS = 240  # rows of a history: no line of a chart has more points
 FIGURES = (
     *("episodes", "failed", "steps", "mean_reward", "retries", "wanted", "earlier", "there"),
     *("failures", "seconds", "truncated", "truncated_mean_reward", "odd_rewards", "damaged"),
@@ -42,14 +42,14 @@ async def list_rollouts(
 
 @router.get("/rollouts/{request_id}")
 async def get_rollout(request_id: str, deps: Injected) -> Json:
-    """One rollout, with how it went so far: its `history` has a row for some seconds each."""
+    """Return one rollout, and its progress so far: one row of `history` per some seconds."""
     request = await _rollout(deps, request_id)
     return {"rollout": request_view(request), "history": await history(deps.store, request.id)}
 
 
 @router.get("/rollouts/{request_id}/summary")
 async def summary(request_id: str, deps: Injected) -> Response:
-    """Of the finished episodes: counts, and rewards as a histogram and over time."""
+    """Return counts of the finished episodes, and rewards as a histogram and over time."""
     return await _ask(deps, request_id, show="summary")
 
 
@@ -84,7 +84,7 @@ async def _rollout(deps: Dependencies, request_id: str) -> Request:
 
 
 async def history(store: AsyncStore, request_id: str) -> list[Json]:
-    """Its reports, thinned out evenly where there are many; the last one is always there."""
+    """Return the rollout's reports, thinned out evenly if there are many, but with the last."""
     marks: list[Json] = []
     last: Json | None = None
     number, every = 0, 1
@@ -100,7 +100,7 @@ async def history(store: AsyncStore, request_id: str) -> list[Json]:
 
 
 async def last_mark(store: AsyncStore, request_id: str) -> Json | None:
-    """Its last report; None: there was none lately."""
+    """Return the rollout's last report, or None if there was none lately."""
     for event in await store.read(queries.newest_events(request_id, NEWEST)):
         if "rollout" in event.data:
             return mark_of(event.at, event.data["rollout"])

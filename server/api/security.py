@@ -7,8 +7,8 @@ cannot read the token, and the checks below refuse it even before that: a foreig
 token all the same, so that there is one rule.
 
 The dashboard has no token: it has a session (`BrowserSessions`), and `Origin` must then be the
-daemon's own, port and all. Its files, which anybody has who has the wheel, are given to all pages
-of this machine that may ask at all.
+daemon's own, including the port. Its files, which are public in the wheel, are served to every
+page of this machine that passes the checks of Host and Origin.
 
 How a browser signs in to the daemon, and how its calls differ from those of other pages.
 
@@ -18,12 +18,12 @@ How a browser signs in to the daemon, and how its calls differ from those of oth
     an `Origin` that is the daemon's own
 
 The code is in the fragment, which browsers never send; the page removes it from the address
-before anything else. It is good once, and for a few minutes.
+before anything else. It is valid once, and for a few minutes.
 
-The cookie alone is good for nothing. Cookies know no ports: a browser sends that of 127.0.0.1 to
-every server on this machine, those of environments among them, to which `SameSite` is no bar since
-they are the same site. The key is kept where the page's own origin alone can read it, so what
-another server sees of the cookie does not let it in, and no foreign page can send the header.
+The cookie is not enough. Cookies are not bound to ports: a browser sends those of 127.0.0.1 to
+every server on this machine, including environments, and `SameSite` does not prevent that, since
+they are the same site. Only the page's own origin can read the key, so another server that sees
+the cookie cannot use it, and no foreign page can send the header.
 Cookie and key are both signed with the daemon's token: they survive a restart of the daemon, and
 end with their time, or with the token (docs/decisions/0028).
 """
@@ -49,7 +49,7 @@ from ..errors import ApiError, Forbidden, TooLarge, Unauthorized
 
 LINK_SECONDS = 300.0  # after which an unused link is invalid
 SESSION_SECONDS = 7 * 24 * 3600
-MAX_LINKS = 32  # that wait to be used; more than a person asks for
+MAX_LINKS = 32  # unused ones; more than a person opens
 KEY_HEADER = b"x-openenvd-key"
 
 
@@ -67,12 +67,12 @@ class BrowserSessions:
     def __init__(self, token: str, clock: Callable[[], float] = time.time) -> None:
         self._secret = hashlib.sha256(b"openenvd browser sessions\0" + token.encode()).digest()
         self._clock = clock
-        self._codes: dict[str, float] = {}  # until when each is good
-        # Of this home, as cookies of several daemons lie side by side.
+        self._codes: dict[str, float] = {}  # until when each is valid
+        # It differs by home, since a browser keeps the cookies of several daemons.
         self.cookie_name = f"openenvd-{self._signed('name')[:8]}"
 
     def new_code(self) -> str:
-        """A code for one sign-in."""
+        """Return a code for one sign-in."""
         now = self._clock()
         self._codes = {code: ends for code, ends in self._codes.items() if ends > now}
         while len(self._codes) >= MAX_LINKS:
@@ -82,7 +82,7 @@ class BrowserSessions:
         return code
 
     def begin(self, code: str) -> BrowserSession | None:
-        """The session that this code begins; None when it is used, too old or wrong."""
+        """Begin a session with a code; None if the code was used, is too old or is wrong."""
         ends = self._codes.pop(code, 0.0)
         if ends <= self._clock():
             return None
@@ -126,13 +126,13 @@ PAGE = "/"
 PAGE_FILES = "/dashboard/"  # of the page, and where it signs in
 SIGN_IN = "/dashboard/session"
 TOKEN_BYTES = 32
-MAX_BODY_BYTES = MB  # of all variables of an environment, and then some
+MAX_BODY_BYTES = MB  # enough for all variables of an environment
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 def ensure_token(path: Path) -> str:
-    """The daemon's token: read from its 0600 file, or made and written there."""
+    """Return the daemon's token from its 0600 file, or make it and write it there."""
     try:
         if token := path.read_text().strip():
             path.chmod(0o600)
@@ -154,7 +154,7 @@ def refuse(headers: Headers, token: str) -> ApiError | None:
 
 
 def refuse_page(headers: Headers) -> ApiError | None:
-    """Return why a call is refused whatever it carries: for its Host, or its origin."""
+    """Return why a call is refused for its Host or Origin, whatever its credentials are."""
     found = dict(headers)
     if [name for name, _ in headers if name in _ONCE] != [name for name in found if name in _ONCE]:
         return Forbidden("Host, Origin, Authorization or Cookie was sent more than once")
@@ -168,7 +168,7 @@ def refuse_page(headers: Headers) -> ApiError | None:
 
 
 def refuse_other_page(found: Mapping[bytes, bytes], method: str) -> ApiError | None:
-    """Return why a call is refused that the daemon's own page alone may make."""
+    """Return why a call is refused because only the daemon's own page may make it."""
     own = b"http://" + found.get(b"host", b"").lower()
     origin = found.get(b"origin", own if method in _READING else b"")
     if origin.lower() != own or found.get(b"sec-fetch-site", b"same-origin") != b"same-origin":
@@ -184,7 +184,7 @@ def _unauthorized() -> Unauthorized:
 
 
 class Guard:
-    """ASGI middleware: refuses a call before anything else has looked at it."""
+    """ASGI middleware that refuses a call before anything else reads it."""
 
     def __init__(self, app: ASGIApp, token: str, sessions: BrowserSessions) -> None:
         self._app = app
@@ -217,7 +217,7 @@ class Guard:
 
 
 def _too_large(headers: dict[bytes, bytes]) -> ApiError | None:
-    """A body is kept in memory and in the database: it must have a bounded Content-Length."""
+    """Return why a body, which is kept in memory and in the database, is refused for its size."""
     length = headers.get(b"content-length", b"0")
     if b"transfer-encoding" in headers or not length.isdigit() or int(length) > MAX_BODY_BYTES:
         return TooLarge(

@@ -2,12 +2,12 @@
 """`FollowedLog`: the log that a page shows, on the page's one stream.
 
     open_log(deps, "requests/ID")        what a request printed, until it is final
-    open_log(deps, "environments/NAME")  what the youngest replica prints, and when that serves no
-                                         more, what the youngest prints then
+    open_log(deps, "environments/NAME")  what the youngest replica prints; when it no longer serves,
+                                         the log of the replica that is then the youngest
 
-It begins with the last lines, and continues as they are written (`events.py`). A page that
-comes back says up to where it has it, and is sent what is new. When more is written than a page can
-be sent, it begins again with the newest.
+The log begins with its last lines, and continues as lines are written (`events.py`). A page that
+comes back states its last offset, and is sent the text after it. If there is too much text to send,
+the log begins again with the newest.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ..errors import ApiError
 from ..events import LogFile, followed, offset_of_last_lines
 
 FIRST_LINES = 5000
-MAX_BEHIND_BYTES = 8_000_000  # that a viewer is sent at once; of more, the newest alone
+MAX_BEHIND_BYTES = 8_000_000  # the most that is sent at once; of more, only the newest
 
 
 class FollowedLog:
-    """One log, as events of the stream; at first none.
+    """One log, as events of the stream; until `show`, there is no file.
 
     Args:
         end: Done when nothing more is written.
-        place: Of the last event that the page has had, `FILE:OFFSET`; empty: it has had none.
+        place: `FILE:OFFSET` of the last event that the page has received; empty if none.
     """
 
     def __init__(self, end: asyncio.Future[Any], place: str = "") -> None:
@@ -48,11 +48,11 @@ class FollowedLog:
 
     @property
     def file(self) -> str:
-        """The name of the file that is shown, or was when the page was here last."""
+        """The name of the shown file, or of the one that the page had before it came back."""
         return self._log.path.name if self._log else self._had
 
     async def show(self, path: Path, lines: int) -> None:
-        """Go on in this file, or begin with its last lines."""
+        """Continue in this file, or begin with its last lines."""
         offset = await asyncio.to_thread(offset_of_last_lines, path, lines)
         self._is_first = self.file != path.name or self._had_to < offset
         self._log = LogFile(path, offset if self._is_first else self._had_to)
@@ -60,7 +60,7 @@ class FollowedLog:
     def messages(self) -> Iterator[ServerSentEvent]:
         """Yield what was written since the last call, in whole lines; at the end, all of it.
 
-        The first event says that the text begins with it.
+        The first event has `is_first`: the page must discard its earlier text.
         """
         log = self._log
         if log is not None and log.size() - log.offset > MAX_BEHIND_BYTES:
@@ -83,9 +83,9 @@ async def open_log(
 
     Args:
         deps: The daemon's parts.
-        name: Of a request that is not known, or an environment that has printed nothing, it is
-            empty: the page learns of that elsewhere.
-        place: As of `FollowedLog`.
+        name: `requests/ID` or `environments/NAME`. The log of an unknown request, or of an
+            environment that has printed nothing, is empty.
+        place: See `FollowedLog`.
         wake: Set on the loop.
     """
     kind, _, key = name.partition("/")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue, what runs and what ended lately, and the faults of these.
 
-Of what waits, the head of each schedule's queue is shown: a queue of ten thousand costs no more
-than one of fifty, whose places are their order. A request that is as it was is not rendered again.
+Only the head of each schedule's queue is shown, so that ten thousand waiting requests cost no more
+than fifty. A request is rendered again only when it has changed.
 
-`rollouts`: those that run or ended lately, each with its last report.
+Kind `rollouts` has the rollouts that run or ended lately, each with its last report.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .live_state import LiveState, Turn
 
 MAX_WAITING = 50  # of each schedule
 MAX_RUNNING = 200
-LOOKED_AT = 60  # ended ones, among which those worth showing are
+LOOKED_AT = 60  # ended requests, of which some are shown
 MAX_FAILED = 100  # among which faults are looked for
 REASON_TICKS = 3  # between two looks at why requests wait, when none has changed
 
@@ -44,18 +44,18 @@ _FINAL = [state for state in RequestState if state.is_final]
 
 
 class RequestSource:
-    """Kind `requests`, and the faults of these."""
+    """Kind `requests`, and the faults of requests."""
 
     def __init__(self, deps: Dependencies, faults: Faults) -> None:
         self._deps = deps
         self._faults = faults
-        self._attempts: dict[str, Json] = {}  # those that died and were followed by another
+        self._attempts: dict[str, Json] = {}  # died, and were followed by another attempt
         self._views: dict[str, tuple[Request, Json]] = {}  # as they were rendered last
-        self._progress: dict[str, Json] = {}  # of LONG requests that run, what they reported last
+        self._progress: dict[str, Json] = {}  # the last report of each running LONG request
         self._ticks = 0
 
     async def refresh(self, state: LiveState, turn: Turn) -> None:
-        """Look when requests have changed; at why they wait, every few seconds."""
+        """Read the requests when they have changed, and why they wait, every few seconds."""
         self._put_progress(state, turn.events)
         has_changed = turn.has(REQUEST_STATE)
         self._ticks = 0 if has_changed else self._ticks + turn.is_tick
@@ -196,7 +196,7 @@ class RolloutSource:
         found = await self._deps.store.read(query)
         self._requests = {request.id: request for request in found}
         self._reports = {i: r for i, r in self._reports.items() if i in self._requests}
-        for request in found:  # one that was cancelled or killed has its reports alone
+        for request in found:  # one that was cancelled or killed has reports, but no result
             if not request.result and request.id not in self._reports:
                 self._reports[request.id] = await last_mark(self._deps.store, request.id) or {}
 

@@ -11,8 +11,8 @@ Where memory is short, the others stay in the queue, and `shortages` says what t
 
 Owns, for each schedule, whether requests are pending (`has_pending`: set by any thread, cleared
 before a claim, so that no insert is missed) and when to look at memory again; and the requests that
-were cancelled between their claim and their submission. All but `note_pending` and `cancel` is the
-dispatcher's thread; others may read `shortages` and `is_short`.
+were cancelled between their claim and their submission. Any thread may call `note_pending` and
+`cancel`, and read `shortages` and `is_short`; the rest belongs to the dispatcher's thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .running import DispatchContext, log_fields
 log = logging.getLogger(__name__)
 
 MAX_CLAIM = 64  # requests; a larger burst is claimed in several statements
-EXTRA_SHORTAGES = 64  # at most, of those that could not start anyway, are shown why
+EXTRA_SHORTAGES = 64  # that are shown of requests for which there is no worker anyway
 CLAIM_ORDER = (Schedule.SHORT, Schedule.LONG)  # a SHORT request never waits behind LONG ones
 
 
@@ -69,7 +69,7 @@ class Claimer:
         self._before_id, self._after_id = str(context.paths.request_log("*")).rsplit("*", 1)
         self._queues = {schedule: _Queue() for schedule in CLAIM_ORDER}
         self._cancelled: set[str] = set()
-        self._unreleased: list[str] = []  # claimed, found no room, and not yet given back
+        self._unreleased: list[str] = []  # claimed without room, and not yet requeued
 
     def note_pending(self, *schedules: Schedule) -> None:
         """Look at these schedules' queues at the next `claim` (any thread)."""
@@ -78,15 +78,15 @@ class Claimer:
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request that has been claimed, submitted or not (any thread)."""
-        # Noted before the executor is asked: between claim and submit the executor does not know
-        # the request yet, and `_submit` looks here right after.
+        # First noted, then passed to the executor: until `_submit`, the executor does not know the
+        # request, and `_submit` reads the note right afterwards.
         self._cancelled.add(request_id)
         tasks = self._context.tasks
         if self._executor.cancel(request_id) or (tasks and tasks.cancel(request_id)):
             self._cancelled.discard(request_id)
 
     def goes_on(self, event: Succeeded) -> bool:
-        """Go on in the daemon with what a worker has prepared, if that is how it ends."""
+        """Continue in the daemon what a worker has prepared, if the operation is of that kind."""
         request, tasks = self._context.running.get(event.task_id), self._context.tasks
         if request is None or tasks is None or not by_name(request.operation).in_daemon:
             return False
@@ -151,17 +151,17 @@ class Claimer:
             queue.full_at = time.time()
 
     def _room(self, schedule: Schedule) -> int:
-        """Return how many may begin, less those that the daemon itself carries out."""
+        """Return how many requests may begin, given those that the daemon itself carries out."""
         under_way = len(self._in_daemon()) if schedule is Schedule.LONG else 0
         return self._executor.room(schedule) - under_way
 
     def _in_daemon(self) -> list[Request]:
-        """The LONG requests that the daemon itself carries out now: others start nothing."""
+        """Return the LONG requests that the daemon carries out; the others start nothing."""
         running, tasks = self._context.running, self._context.tasks
         return [] if tasks is None else [running[i] for i in running.long if i in tasks]
 
     def _claim_what_fits(self, schedule: Schedule, queue: _Queue, limit: int) -> Claim:
-        """Claim those at the head of the queue that memory suffices for."""
+        """Claim the requests at the head of the queue for which there is enough memory."""
         now = self._context.clock.now()
         head = self._context.store.read(queries.first_pending(schedule, limit + EXTRA_SHORTAGES))
         needs = [Need(r.id, self._estimates.of(r), arrival_of(r)) for r in head]
@@ -174,7 +174,7 @@ class Claimer:
         return claim
 
     def _free_memory(self, schedule: Schedule) -> FreeMemory:
-        """The executor's, less what requests without a worker are expected to start yet."""
+        """Return the executor's, less what requests without a worker should still start."""
         free = self._executor.free_memory(schedule)
         if not (under_way := self._in_daemon()):
             return free
@@ -183,7 +183,7 @@ class Claimer:
         return replace(free, burst_bytes=burst, available_bytes=available, is_alone=False)
 
     def _note_shortages(self, queue: _Queue, short: dict[str, Shortage]) -> None:
-        """Keep which requests wait, for `status`, and when to look again."""
+        """Note which requests wait, for `status`, and when to look again."""
         if not short and queue.look_at is None:
             return
         queue.looked_at = time.monotonic()
@@ -231,7 +231,7 @@ class Claimer:
         traces.claimed(request, WaitReason.MEMORY if request.id in before else reason)
 
     def _release(self) -> None:
-        """Give back what found no room; the next `claim` repeats what cannot be written now."""
+        """Requeue the requests without room; after a failed write, the next `claim` retries."""
         if self._unreleased:
             released = self._context.store.write(dispatching.release, self._unreleased, time.time())
             self._context.publish(released)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory that requests are expected to need, and the plan for this machine that follows.
 
-An estimate is learned from the peaks of earlier requests. It is kept by operation and by what an
-environment is made from (`launch` of a compiler and `launch` of `echo` are not alike; two launches
-of `echo` under different names are). `estimate` is pure.
+An estimate is learned from the peaks of earlier requests. Each pair of an operation and an
+environment's source has one: a `launch` of a compiler differs from a `launch` of `echo`, but two
+launches of `echo` under different names share theirs. `estimate` is pure.
 
-Owned by the dispatcher's thread; others may look (`to_json`).
+Owned by the dispatcher's thread; other threads may call `to_json`.
 
-Light: a daemon that is too large for its machine has to find out before it has grown to its size.
+Imports little: a daemon that is too large for its machine must find out before it has grown.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from ..errors import DaemonError
 
 MAX_SAMPLES = 20
 MIN_BYTES = 8 * MB
-UNKNOWN_BYTES = 256 * MB  # a launch of what was never launched, at most
+UNKNOWN_BYTES = 256 * MB  # at most, for the launch of a source that was never launched
 UNKNOWN_AT_ONCE = 4
 
-Key = tuple[str, str]  # an operation, and what the environment is made from
+Key = tuple[str, str]  # an operation, and the source of the environment
 
 _QUANTILE = 0.9
-_DECAY = 0.9  # each later run makes one count so much less
-# Above that quantile: the spread of the peaks and a little, at most this much; the most while there
-# are too few runs to have a spread.
+_DECAY = 0.9  # the factor by which each later run lowers the weight of a run
+# Added to that quantile: the minimum plus the spread of the peaks, but at most the maximum. Fewer
+# runs than `_FEW_RUNS` have no spread, so the maximum is added.
 _MAX_MARGIN = 0.15
 _MIN_MARGIN = 0.04
 _FEW_RUNS = 3
-_KILLED_FACTOR = 1.5  # what was killed at so much would have gone on growing
+_KILLED_FACTOR = 1.5  # a process that was killed at its peak would have grown further
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class Declared:
 
 
 def estimate(samples: Iterable[PeakSample], *, default_bytes: int, most_bytes: int) -> int:
-    """A high quantile of the samples (oldest first), the latest counting most, with a `margin`.
+    """Return a high quantile of the samples (oldest first; the latest weigh most), plus a `margin`.
 
-    Between `MIN_BYTES` and `most_bytes`; of no samples, `default_bytes`.
+    It is between `MIN_BYTES` and `most_bytes`; without samples, it is at most `default_bytes`.
     """
     newest_first = list(samples)[::-1]
     if not newest_first:
@@ -66,14 +66,14 @@ def estimate(samples: Iterable[PeakSample], *, default_bytes: int, most_bytes: i
     )
     enough = _QUANTILE * math.fsum(weight for _, weight in weighed)
     sums = itertools.accumulate(weight for _, weight in weighed)
-    # The last sum may fall short by rounding; then the highest it is.
+    # If the last sum falls short by rounding, use the highest sample.
     reached = next((i for i, total in enumerate(sums) if total >= enough), len(weighed) - 1)
     enlarged = weighed[reached][0] * (1.0 + margin([needed for needed, _ in weighed]))
     return min(most_bytes, max(MIN_BYTES, int(enlarged)))
 
 
 def margin(needed: list[int]) -> float:
-    """Return the share to add: little where all runs needed the same, so that one more may fit."""
+    """Return the share to add: little if all runs needed the same, so that one more may fit."""
     if len(needed) < _FEW_RUNS:
         return _MAX_MARGIN
     spread = (max(needed) - min(needed)) / max(1, max(needed))
@@ -103,7 +103,7 @@ class MemoryEstimates:
         *,
         most_bytes: int = 2**62,
     ) -> None:
-        """`most_bytes` is the budget: nothing can be expected to need more."""
+        """`most_bytes` is the budget: no estimate is higher."""
         self._declared = dict(declared or {})
         self._most_bytes = most_bytes
         self._samples: dict[Key, tuple[PeakSample, ...]] = {}
@@ -112,17 +112,17 @@ class MemoryEstimates:
         self.accept(known)
 
     def of(self, request: Request) -> int:
-        """Estimate what the request needs, in bytes, with what it leaves running.
+        """Estimate the bytes that the request needs, including the replicas that it leaves.
 
-        A retry needs what it is given.
+        A retry after a kill has its own `memory_bytes`, which are returned.
         """
         if request.memory_bytes is not None:
             return request.memory_bytes
-        if not request.payload:  # many are so, and are asked for often
+        if not request.payload:  # frequent, and faster so
             return self._of((request.operation, ""))
         key = (request.operation, source_of(request))
         expected = each = self._of(key)
-        if key not in self._estimates:  # it is careful enough to be so about one replica
+        if key not in self._estimates:  # only one replica is assumed to be large
             declared = self._declared.get(request.operation)
             each = 0 if declared is None else declared.leaves_bytes
         asked = asked_bytes(request)
@@ -132,7 +132,7 @@ class MemoryEstimates:
         return expected + each * (int(request.payload.get("replicas") or 1) - 1)
 
     def largest(self, schedule: str) -> int:
-        """The most that any request of `schedule` is expected to need, replicas left out."""
+        """Return the largest estimate of `schedule`'s requests, without further replicas."""
         if schedule not in self._largest:
             others = {name for name, d in self._declared.items() if d.schedule != schedule}
             sizes = [size for key, size in self._estimates.items() if key[0] not in others]
@@ -141,9 +141,9 @@ class MemoryEstimates:
         return self._largest[schedule]
 
     def typical(self, schedule: str) -> int:
-        """Estimate what a request of `schedule` commonly needs, in bytes.
+        """Estimate the bytes that a request of `schedule` commonly needs.
 
-        Of each operation the median over its sources, or what it declares; of these the largest.
+        The largest of the operations' values, each the median over its sources, or as declared.
         """
         return max(
             (self._median(name, d) for name, d in self._declared.items() if d.schedule == schedule),
@@ -159,14 +159,14 @@ class MemoryEstimates:
         return int(median(known))
 
     def peaks_of(self, request: Request) -> list[int]:
-        """The peaks of the latest runs that were not killed, oldest first."""
+        """Return the peaks of the latest runs that were not killed, oldest first."""
         samples = self._samples.get((request.operation, source_of(request)), ())
         return [sample.peak_bytes for sample in samples if not sample.killed]
 
     def learned(
         self, samples: Iterable[tuple[Request, PeakSample]], now: float
     ) -> list[MemoryEstimate]:
-        """Return the estimates that follow; nothing changes until they are `accept`ed."""
+        """Return new estimates after these samples; they apply once they are `accept`ed."""
         found: dict[Key, tuple[PeakSample, ...]] = {}
         for request, sample in samples:
             key = (request.operation, source_of(request))
@@ -175,7 +175,7 @@ class MemoryEstimates:
         return [MemoryEstimate(*key, kept, now) for key, kept in found.items()]
 
     def accept(self, expectations: Iterable[MemoryEstimate]) -> None:
-        """These are known from now on."""
+        """Apply these estimates from now on."""
         for each in expectations:
             key = (each.operation, each.source)
             self._samples[key] = each.samples
@@ -186,7 +186,7 @@ class MemoryEstimates:
                 self._largest = {}
 
     def to_json(self) -> dict[str, Any]:
-        """For `openenv info`: `{"launch echo": {"expected_bytes", …}}`."""
+        """Return for `openenv info` `{"launch echo": {"expected_bytes", …}}`."""
         return {
             " ".join(key).rstrip(): {
                 "expected_bytes": self._of(key),
@@ -208,29 +208,29 @@ class MemoryEstimates:
             return MIN_BYTES
         if not declared.leaves_bytes:
             return declared.bytes
-        # What a new environment holds is unknown: few at once, until one was measured.
+        # Until a new environment has been measured, few are launched at once.
         unknown = min(UNKNOWN_BYTES, self._most_bytes // UNKNOWN_AT_ONCE)
         return max(unknown, declared.bytes + declared.leaves_bytes)
 
 
 def asked_bytes(request: Request) -> int | None:
-    """The cap that the user asked for (`--memory`)."""
+    """Return the cap that the user requested with `--memory`."""
     asked = request.payload.get("memory_mb")
     return int(asked * MB) if isinstance(asked, int | float) else None
 
 
-DAEMON_BYTES = 64 * MB  # of their own, of the daemon, its zygote and one idle worker
-# Beyond the daemon itself: its zygote, a worker of each schedule, and its threads (dispatcher,
-# supervisor, lag, and some that look into files).
+DAEMON_BYTES = 64 * MB  # the private memory of the daemon, its zygote and one idle worker
+# Besides the daemon itself: its zygote, a worker of each schedule, and its threads (dispatcher,
+# supervisor, lag, and some that read files).
 PROCESSES_OF_DAEMON = 10
 NO_PROCESSES_HINT = "stop what is not needed, or raise that limit"
 
 
 def check_process_room(room: ProcessRoom | None) -> None:
-    """Refuse to start what would be refused a thread on its way.
+    """Check whether the limits leave a daemon enough processes and threads.
 
     Raises:
-        DaemonError: fewer processes and threads are left than a daemon has.
+        DaemonError: Fewer are left than a daemon needs.
     """
     if room is None or room.left >= PROCESSES_OF_DAEMON:
         return
@@ -243,10 +243,10 @@ def check_process_room(room: ProcessRoom | None) -> None:
 
 
 def plan_for(limits: Limits, settings: Settings, expected: Mapping[str, int]) -> Plan:
-    """Return how many workers there may be if each needs what is `expected` of its schedule.
+    """Return the plan of workers, each of which needs the bytes `expected` of its schedule.
 
     Raises:
-        DaemonError: too few bytes for one LONG and one SHORT worker.
+        DaemonError: There is too little memory for one LONG and one SHORT worker.
     """
     try:
         return plan_workers(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """From an accepted payload to a durable request.
 
-What an operation means for the environment it names is decided here, before the request is
-written, and written with it: a source that names nothing is refused; `launch` takes the name, or
-updates what runs under it; `down` marks the environment as stopping (and cancels launches that are
-still under way). Everything else happens in the worker and is observed by the reconciler.
+Decides what an operation changes in the environment that it names, and writes that together with
+the request: a source that names nothing is refused; `launch` takes the name, or updates what runs
+under it; `down` marks the environment as stopping (and cancels launches that are still under way).
+Everything else happens in the worker, and the reconciler observes it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .request_traces import RequestTraces
 if TYPE_CHECKING:
     from .dispatcher import Dispatcher
 
-CHANGING = ("scale", "restart")  # of what serves, by one request at a time
+CHANGING = ("scale", "restart")  # change a serving environment, one request at a time
 FROM_SOURCE = ("launch", "build_image")
 _UNDER_WAY = {
     "launch": "being launched",
@@ -67,8 +67,8 @@ _NOT_SERVING = {
 def request_of(operation: type[Operation], payload: Json, **options: Any) -> NewRequest:
     """Make the request of an operation, whose payload has been validated against its model.
 
-    `options` are what a client may choose beside: the key, the priority, the time limit, whether to
-    retry after a kill for memory.
+    `options` are a client's other choices: the key, the priority, the time limit, whether to retry
+    after a kill for memory.
     """
     return NewRequest(
         operation=operation.name,
@@ -84,9 +84,9 @@ def request_of(operation: type[Operation], payload: Json, **options: Any) -> New
 class Submitter:
     """Writes requests, cancels them, and finds them again.
 
-    What it refuses is an `ApiError`: `NotFound` or `AmbiguousId` where an id or a name (with near
-    matches) finds nothing, any other as its class says. Then nothing was written, and nothing where
-    the database raises a `DatabaseError`.
+    Refusals are `ApiError`s: `NotFound` (with near matches of a name) or `AmbiguousId` if an id or
+    a name does not find one, and others as their classes say. After a refusal, or a
+    `DatabaseError`, nothing has been written.
     """
 
     store: AsyncStore
@@ -97,7 +97,7 @@ class Submitter:
     traces: RequestTraces | None = None  # where traces are on
 
     async def submit(self, new: NewRequest) -> Request:
-        """Write the request, and all that it changes, in one transaction; nothing fails later."""
+        """Write the request, and all that it changes, in one transaction."""
         if new.operation in FROM_SOURCE:
             try:
                 await asyncio.to_thread(check_source, new.payload)
@@ -116,7 +116,7 @@ class Submitter:
             changes["environment"] = launched
         elif new.operation == "down":
             environment = await self.environment(str(new.environment))
-            # With a key it may be the repetition of the `down` that did it.
+            # A request with a key may repeat the `down` that stopped it, so it is no error.
             if environment.state is EnvironmentState.STOPPED and new.idempotency_key is None:
                 raise NotFound(
                     f"{new.environment} has been taken down already",
@@ -129,11 +129,11 @@ class Submitter:
         return await self._write(new, changes)
 
     async def retry(self, request_id: str, limits: Mapping[str, int]) -> Request:
-        """Submit a request that has ended once more, by its id or the beginning of that.
+        """Submit an ended request again, found by its id or the beginning of its id.
 
-        A launch of what runs meanwhile is an update of that. The launch of what runs keeps how many
-        replicas it was scaled to; any other has as many as it asked for. `limits` are the memory
-        limits in its payload that are others this time, by their names.
+        If an environment of that name runs by now, a launch updates it. If this very launch still
+        runs, its scaled number of replicas is kept; otherwise the payload's is used. `limits` are
+        the memory limits, by name, that replace those of the payload.
         """
         request = await self.find(request_id)
         if not request.state.is_final:
@@ -147,7 +147,7 @@ class Submitter:
             running = await self.store.read(queries.environment(str(request.environment)))
             if running is not None and running.request_id == request.id:
                 spec, is_stopped = running.spec, running.state is EnvironmentState.STOPPED
-                # Where either scales itself, or sleeps, that decides: of several none sleeps.
+                # Automatic scaling and sleep choose the replicas themselves, so none are kept.
                 scales_itself = payload.get("max_replicas") or spec.get("max_replicas")
                 decides_itself = scales_itself or sleep_seconds_of(payload) is not None
                 if not (is_stopped or decides_itself) and spec.get("replicas") is not None:
@@ -163,13 +163,13 @@ class Submitter:
         return await self.submit(again)
 
     async def scale(self, name: str, replicas: int, reason: str) -> None:
-        """Submit a `scale`, for the reason that the history is to show."""
+        """Submit a `scale`; the history shows the reason."""
         await self._submit_own("scale", {"name": name, "replicas": replicas, "reason": reason})
 
     async def replace(
         self, name: str, replicas: list[int], drain_timeout_seconds: float, reason: str
     ) -> None:
-        """Submit a `restart` of replicas in one go, for the reason that the history is to show."""
+        """Submit a `restart` of all these replicas together; the history shows the reason."""
         given = {"together": replicas, "drain_timeout_seconds": drain_timeout_seconds}
         await self._submit_own("restart", {"name": name, **given, "reason": reason})
 
@@ -179,7 +179,7 @@ class Submitter:
         await self.submit(request_of(operation, payload))
 
     async def _write(self, new: NewRequest, changes: dict[str, Any]) -> Request:
-        """Write it; `changes` are those arguments of `submitting.submit`."""
+        """Write the request; `changes` are further arguments of `submitting.submit`."""
         outcome = await self.store.write(
             submitting.submit,
             new,
@@ -227,7 +227,7 @@ class Submitter:
         raise AmbiguousId(text, "write more of the id", matches=list(found))
 
     async def environment(self, name: str) -> Environment:
-        """The environment of this name."""
+        """Return the environment of this name."""
         environment = await self.store.read(queries.environment(name))
         if environment is None:
             names = await self.store.read(queries.NAMES)
@@ -254,7 +254,7 @@ def _refusal(
             return KeyReused(
                 f"the idempotency key {new.idempotency_key!r} is that of {label_of(first)} (request"
                 f" {first.id}); it cannot be used for {asked}",
-                "send another key with what is another request",
+                "send another key with another request",
                 request_id=first.id,
                 operation=first.operation,
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`check`: what this machine offers, what is missing, and what keeps it from its best.
+"""`check`: what this machine offers, what is missing, and what slows it down.
 
     open files      each session is a descriptor
     memory cgroups  without them, memory limits are watched, and not enforced by the kernel
@@ -8,7 +8,7 @@
     swap            a machine that swaps is slower than one that refuses
     disk            projects' dependencies are installed there
 
-Each look reads the machine, and hands plain values to a function that judges.
+Each check reads the machine, and passes plain values to a function that judges them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Check(base.Operation):
     def run(payload: CheckPayload, context: base.OperationContext) -> Json:
         """`{"python", "limits", "uv", "providers", "gateway", "machine", …}`.
 
-        Of one provider `{"providers"}` alone.
+        For one provider, only `{"providers"}`.
         """
         from ...system.memory.limits import read_limits
 
@@ -76,7 +76,7 @@ class Check(base.Operation):
             name = check_provider(payload.provider)
             return {"providers": local if name == LOCAL else check_engines(name)}
         replicas = run_files.all_of(Layout(context.home).runs)
-        # Behind a gateway, a replica's own address is not the one that counts.
+        # Clients of an environment behind a gateway do not use a replica's own address.
         hosts = [(each.environment, each.data.get("spec", {}).get("host")) for each in replicas]
         hosts += [(each.environment, each.host) for each in replicas]
         found: Json = {
@@ -105,7 +105,7 @@ def problems(found: Json) -> Iterator[Json]:
     for name, host in found["exposed"].items():
         yield {
             "message": f"{name} listens on {host}, which other machines may reach",
-            "hint": "its token is all that keeps them out; without --host it listens on loopback",
+            "hint": "only its token keeps them out; without --host it listens on loopback",
         }
     for name, cause in found["failing"].items():
         yield {
@@ -139,13 +139,13 @@ def _uv() -> Json:
 
 KMSG = "/dev/kmsg"
 LITTLE_DISK_BYTES = 2**30  # an upstream project's dependencies are about half of it
-MUCH_SWAP_SHARE = 0.25  # of the swap that there is, in use
+MUCH_SWAP_SHARE = 0.25  # of all swap, in use
 FEW_PORTS = 16
 MANY_FILES = 1_048_576  # what container runtimes and systemd's daemons give
 
 
 def look(home: Path) -> Json:
-    """Look at everything; by name, as of an engine: `{"version", "problem", "remedy", "notes"}`."""
+    """Check everything: by name, as for engines, `{"version", "problem", "remedy", "notes"}`."""
     planned = sum(each.max_sessions or 0 for each in run_files.all_of(Layout(home).runs))
     manager, memory = CgroupManager("check"), psutil.swap_memory()
     manager.remove()
@@ -181,7 +181,7 @@ def open_files(limit: int, sessions: int, cores: int) -> EngineCheck:
 
 
 def cgroups(why_not: str, *, is_container: bool) -> EngineCheck:
-    """Judge why no memory cgroups can be made; empty: they can."""
+    """Judge whether memory cgroups can be made; `why_not` is empty if they can."""
     if not why_not:
         return EngineCheck(notes=("memory limits are enforced by the kernel",))
     user = "" if os.geteuid() == 0 else "--user "
@@ -191,7 +191,7 @@ def cgroups(why_not: str, *, is_container: bool) -> EngineCheck:
     return EngineCheck(
         problem=f"none can be made: {why_not}",
         remedy=remedy,
-        notes=("until then limits are watched, and a burst between two looks is not seen",),
+        notes=("until then limits are only watched, and a short burst may not be seen",),
     )
 
 
@@ -210,7 +210,7 @@ def kernel_log(error: OSError | None, *, is_container: bool) -> EngineCheck:
 
 
 def ports(free: int) -> EngineCheck:
-    """Judge how many ports of environments are free, of which not all are looked for."""
+    """Judge whether enough ports of environments are free; counting stops at enough."""
     if free >= FEW_PORTS:
         return EngineCheck(notes=(f"{FIRST_PORT} to {LAST_PORT} for environments",))
     return EngineCheck(

@@ -31,8 +31,8 @@ OPERATIONS: tuple[type[Operation], ...] = (
     Restart,
 )
 
-# What the zygote imports, so that workers find it in memory; also what operations import late,
-# of which every worker would otherwise keep a copy of its own.
+# The zygote imports these, so that all workers share them in memory. Modules that operations
+# import late are among them, since each worker would otherwise keep its own copy.
 PRELOAD: tuple[str, ...] = (
     __name__,
     "openenvd.environments.engines.local.provider",

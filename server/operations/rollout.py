@@ -7,8 +7,8 @@
     TaskCancelled ──call_soon_threadsafe─────▶ task.cancel(): sessions closed, finished kept
     context.progress, the log ◀───report, each second
 
-Run again, after a crash or by hand, it plays the episodes that the folder does not have yet.
-The room that does the work is imported when it is needed: the daemon reads the payload alone.
+When it runs again, after a crash or by hand, it plays only the episodes that the folder lacks.
+`rollouts` is imported only to run it, since the daemon reads nothing but the payload.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from .progress import eta_seconds
 if TYPE_CHECKING:
     from ...rollouts.run import Report, RunConfig
 
-LOG_SECONDS = 10.0  # between two lines about how far it is
-POLL_INTERVAL_SECONDS = 0.1  # whether an environment that is being started is ready
+LOG_SECONDS = 10.0  # between two log lines about progress
+POLL_INTERVAL_SECONDS = 0.1  # between two checks whether a starting environment is ready
 
 
 class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # a class made at run time
@@ -79,13 +79,13 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
 
     @property
     def names(self) -> list[str]:
-        """All environments."""
+        """The names of all environments."""
         return [self.name, *self.more_names]
 
     def run_config(
         self, addresses: Mapping[str, str], followed: Mapping[str, FollowedEnvironment]
     ) -> RunConfig:
-        """The run that this payload asks for; `followed` are the daemon's, by their addresses."""
+        """Return the payload's run; `followed` are this daemon's environments, by address."""
         from ...rollouts.run import RunConfig
         from ...rollouts.stages.named_parts import Stages
 
@@ -96,7 +96,7 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
             environments=addresses,
             followed=followed,
             folder=Path(self.out),
-            # Groups' episodes begin alike by their seeds.
+            # The episodes of a group begin alike only if they have seeds.
             seed=0 if self.group is not None and self.seed is None else self.seed,
             stages=Stages(self.group, filters=tuple(self.filters), **named),
             buffer_bytes=self.buffer_mb * MB,
@@ -109,7 +109,7 @@ class Rollout(base.Operation):
     name = "rollout"
     summary = "Run many episodes of a policy, and write them to a folder."
     schedule = "LONG"
-    idempotent = True  # it plays what the folder does not have yet
+    idempotent = True  # it plays only the episodes that the folder lacks
     max_attempts = 5
     expected_bytes = 100 * MB
     Payload = RolloutPayload
@@ -143,24 +143,24 @@ class Rollout(base.Operation):
         folder = Path(payload.cwd) if payload.cwd else None
         with importable(folder), _variables(payload.env), _tracing() as tracer:
             result = run_on_thread(roll_out(config, reporter.report, base.say, tracer=tracer))
-            reporter.finish(result)  # before what is left of the traces is sent
+            reporter.finish(result)  # before the remaining traces are sent
         return result
 
 
 class FollowedEnvironment:
-    """The launch that had an environment's name when this was made.
+    """An environment, as long as the launch that this object found still runs it.
 
     Attributes:
-        name: The environment's.
-        base_url: Where it answers, with its token.
-        server: What its handshakes say: its name, and its launch.
+        name: The name of the environment.
+        base_url: Its address, with its token.
+        server: The name and the launch that its handshakes state.
     """
 
     def __init__(self, runs: Path, name: str) -> None:
-        """Find it.
+        """Find the environment.
 
         Raises:
-            NotAnswering: None of its replicas has been started here, or it has no sessions.
+            NotAnswering: No replica of it has been started here, or it does not take sessions.
         """
         found = find_replica(runs, name, for_sessions=True)
         self._runs = runs
@@ -174,9 +174,9 @@ class FollowedEnvironment:
         )
 
     def is_starting(self) -> bool:
-        """Return whether none of its replicas takes sessions although it has some. Reads files.
+        """Return whether it has replicas, but none that takes sessions. Reads files.
 
-        Those that are drained, since an update has replaced them, let their sessions go on.
+        Replicas that an update has replaced take no new sessions, but their sessions go on.
 
         Raises:
             NotAnswering: It was updated, taken down, or given up.
@@ -185,8 +185,8 @@ class FollowedEnvironment:
         own = [run_file for run_file in found if run_file.request_id == self._launch]
         if not own and found:
             raise NotAnswering(
-                f"{self.name} was updated before this had ended, and what it was has ended",
-                "what has finished is kept; the same command plays the rest with what serves now",
+                f"{self.name} was updated before this had ended, and its old replicas have ended",
+                "what has finished is kept; the same command plays the rest on the new replicas",
             )
         if not own:
             raise NotAnswering(
@@ -238,7 +238,7 @@ class _ProgressReporter:
 
 @contextmanager
 def _tracing() -> Iterator[Any]:
-    """An OpenTelemetry tracer; None where its standard variables ask for none."""
+    """Provide an OpenTelemetry tracer, or None if its standard variables ask for none."""
     provider, note = start()
     try:
         if provider is None and note is not None:
@@ -251,7 +251,7 @@ def _tracing() -> Iterator[Any]:
 
 @contextmanager
 def _variables(env: Mapping[str, str]) -> Iterator[None]:
-    """The variables are set; afterwards as they were."""
+    """Set the variables meanwhile, and restore them afterwards."""
     before = dict(os.environ)
     os.environ.update(env)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`HeldRequests`: holds what clients ask of an environment that has no replica, until it has one.
+"""`HeldRequests`: holds clients' requests to an environment without a replica until it has one.
 
     client ──▶ Envoy ──▶ this socket, the environment's only endpoint ──▶ waits
                  └─────▶ the replica  ◀──"503, OpenEnvd-Retry" when there is one
@@ -10,8 +10,8 @@ replica is restarted.
 
 Failure cases:
 
-* No replica becomes ready in time, or the environment goes or fails: 503 with the cause, which is
-  the client's.
+* No replica becomes ready in time, or the environment goes or fails: 503 with the cause, which
+  Envoy passes to the client.
 * More requests wait than `MAX_HELD`, or than the descriptors allow: 503 with that cause.
 * The client leaves: Envoy closes the connection, and nothing waits any more.
 * The daemon exits: Envoy finds no listener at the socket, and answers 503 after its retries.
@@ -47,10 +47,10 @@ MAX_HELD = 16384
 HEAD_SECONDS = 10.0
 _MAX_HEAD_BYTES = 2 * MAX_HEAD_BYTES  # with what the gateway adds
 _MARGIN = 1024  # connections beyond those that are held, which are answered at once
-_ANSWERED_AT_ONCE = 64  # of those that are held, before the loop does anything else
+_ANSWERED_AT_ONCE = 64  # held requests, before the loop gets a turn
 _END_OF_HEAD = b"\r\n\r\n"
 
-# That the gateway adds to every request (`environments/gateway/configuration.py`).
+# The gateway adds this header to every request (`environments/gateway/configuration.py`).
 _NAME = re.compile(rf"\r\n{ENVIRONMENT_HEADER}: *([^\r\n]+)".encode(), re.IGNORECASE)
 _RETRY = closing_answer(
     HTTPStatus.SERVICE_UNAVAILABLE, "A replica is ready now.", headers=f"{RETRY_HEADER}: 1\r\n"
@@ -59,12 +59,12 @@ _NONE = closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, "This environment has no 
 
 
 class HeldRequests:
-    """The socket that Envoy sends such requests to. On the daemon's loop.
+    """The socket to which Envoy sends requests without a replica. On the daemon's loop.
 
     Args:
         path: Where the socket is made, for its owner alone.
-        until_served: Waits until an environment has a replica, by its name; returns why it has
-            none, or None. All requests of an environment share one call.
+        until_served: Given an environment's name, waits until it has a replica; returns None, or
+            why it has none. All requests of an environment share one call.
         max_held: How many requests may wait; by default `MAX_HELD`, or as many as the descriptors
             allow.
     """
@@ -102,7 +102,7 @@ class HeldRequests:
         self._listener.start()
 
     async def stop(self) -> None:
-        """Listen no more, and hold nothing any more."""
+        """Stop listening, and close all connections."""
         if self._socket is None or self._listener is None:
             return
         self._listener.close()
@@ -118,7 +118,7 @@ class HeldRequests:
         await asyncio.gather(*waiting, return_exceptions=True)
 
     def hold(self, connection: _Connection, name: str) -> None:
-        """Answer a request when it is known whether its environment has a replica."""
+        """Hold a request until it is known whether its environment gets a replica."""
         if (most := self._max_held) <= self.count:
             why = f"{name} has no replica, and no more than {most} requests can wait for one."
             connection.answer(closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, why))
@@ -151,7 +151,7 @@ class HeldRequests:
 
 
 class _Connection(asyncio.Protocol):
-    """One request, from Envoy. Nothing but its head is of interest."""
+    """One request from Envoy, of which only the head is read."""
 
     transport: asyncio.Transport
 
@@ -171,7 +171,7 @@ class _Connection(asyncio.Protocol):
         self._timer = loop.call_later(HEAD_SECONDS, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Have the request held once its head is there; leave what follows."""
+        """Have the request held once its head is complete; ignore the rest."""
         if self._is_read:
             return
         self._head += data

@@ -38,10 +38,10 @@ from .status_writer import Timing
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = MB
-EXITS = ("exits", "exit_kinds")  # of its last status, in the exit of one that FAILED
+EXITS = ("exits", "exit_kinds")  # fields that a FAILED replica's exit has from its last status
 _GIVEN_UP_HINT = "fix what its log shows, then launch it again"
 
-# That may begin a session: for clients that wait, or that wake them.
+# In these states a session may begin, if its client waits for the server or wakes it.
 BEGIN_SESSIONS = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.ASLEEP)
 
 
@@ -74,15 +74,15 @@ class ReplicaWatch:
     # Set while its server accepts connections.
     accepts: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     is_draining: bool = field(init=False, default=False)
-    # Set while it is restarted: once what has started it has ended, until it is taken down.
+    # Set while exits lead to restarts: from the end of its launch until its `down`.
     is_kept: asyncio.Event = field(init=False, default_factory=_set_event)
     has_failed: bool = field(init=False, default=False)  # before it was kept
-    # What its shim is to be asked, from when it is to end, and by when (monotonic).
+    # The request to its shim once it must end, and the deadline (monotonic).
     _drain_op: str = field(init=False, default="drain")
     _drain_until: float = field(init=False, default=0.0)
     _is_to_end: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _exits: list[float] = field(init=False, default_factory=list)  # on the monotonic clock
-    was_drained: bool = field(init=False, default=False)  # so it is wanted no more
+    was_drained: bool = field(init=False, default=False)  # so it is not wanted any more
     _ready_since: float | None = field(init=False, default=None)
     _handled_generation: int = field(init=False, default=0)
     _restarts_before: int = field(init=False, default=0)  # those that earlier shims have counted
@@ -105,7 +105,7 @@ class ReplicaWatch:
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """The address at which the gateway reaches its server; read from a file until then."""
+        """The address at which the gateway reaches its server, by its status or run file."""
         return run_files.endpoint_of(self.run_file, self.status)
 
     @property
@@ -179,9 +179,9 @@ class ReplicaWatch:
             await self._send({"op": "serve"})
 
     async def drain(self, timeout_seconds: float, *, leaves: bool) -> None:
-        """Drain its server: the sessions end, then the server; `task` is done when it has.
+        """Drain its server: the sessions end, then the server, and then `task` is done.
 
-        A shim or agent that does not answer now is asked as soon as it does.
+        A shim or agent that does not answer now gets the request as soon as it does.
 
         Args:
             timeout_seconds: For the sessions to end, from now on.
@@ -201,7 +201,7 @@ class ReplicaWatch:
             await self._send({"op": self._drain_op, "timeout_seconds": left})
 
     async def note_drained(self) -> None:
-        """Record that nothing of it runs any more, and remove what is left of it."""
+        """Record that it has been drained, and that nothing of it runs any more."""
         await self._set_state(ReplicaState.DRAINING, pid=None)
         await self._set_state(ReplicaState.STOPPED)
 
@@ -219,7 +219,7 @@ class ReplicaWatch:
             await self.on_change(changed)
 
     async def _shim_ended(self) -> None:
-        """Find how the shim ended: its status file says; without one, it was killed."""
+        """Act on the shim's end, by its status file; a missing file means that it was stopped."""
         status = await asyncio.to_thread(read_status_file, self.run_file.run_dir)
         if status is None and await asyncio.to_thread(self._is_on_engine):
             await self._renew_agent()
@@ -232,7 +232,7 @@ class ReplicaWatch:
             await self._renew_agent()
             return
         if self.is_draining or (status is not None and status.get("is_draining")):
-            await self.note_drained()  # killed meanwhile, or not: it is not started again
+            await self.note_drained()  # even if it was killed, it is not started again
             return
         if status is None or is_stopped:
             await self._set_state(ReplicaState.STOPPED, pid=None)
@@ -241,12 +241,12 @@ class ReplicaWatch:
         await self._restart_or_give_up(reason, ())
 
     def _is_on_engine(self) -> bool:
-        """Return whether it is recorded as an engine's, which has it or will have it."""
+        """Return whether its run file still exists and names an engine."""
         return not self.run_file.is_local and run_files.read(self.run_file.run_dir) is not None
 
     async def _renew_agent(self) -> None:
-        """Have another agent serve the replica, which has not ended with the last one."""
-        self._handled_generation = 0  # what was to be done about an exit was perhaps not heard
+        """Have another agent serve the replica, which outlives its agents."""
+        self._handled_generation = 0  # the answer to an exit may not have reached the agent
         await asyncio.sleep(self.timing.look_again_seconds)
         await asyncio.to_thread(run_files.revive, self.run_file)
 
@@ -259,7 +259,7 @@ class ReplicaWatch:
         await self._restart_or_give_up(reason, tuple(status.get("log_tail") or ()))
 
     async def _restart_or_give_up(self, reason: ExitReason, tail: tuple[str, ...]) -> None:
-        # Until then what started it, or its `down`, handles the exit; both end this watch.
+        # Until it is kept, its launch or its `down` handles the exit, and ends this watch.
         if not self.is_kept.is_set():
             self.has_failed = True
             self.on_status()
@@ -280,7 +280,7 @@ class ReplicaWatch:
                 if self._is_to_run:
                     await self._start_again()
             case GiveUp(reason=why):
-                # Nothing watches the replica from now on: its row keeps how its processes exited.
+                # Nothing watches the replica from now on, so its row must keep its exits.
                 earlier = {key: value for key, value in self.status.items() if key in EXITS}
                 last = {**reason.to_json(), EARLIER: earlier}
                 self.replica = replace(self.replica, state=ReplicaState.FAILED, pid=None, exit=last)
@@ -307,7 +307,7 @@ class ReplicaWatch:
             try:
                 await asyncio.to_thread(renew, self.run_file)
                 break
-            except FileNotFoundError:  # it waits for the next command, whose daemon adopts it
+            except FileNotFoundError:  # wait: the daemon that the next command starts adopts it
                 await self._wait(lambda: "openenvd was removed or moved")
         if self._writer is not None:
             self._writer.write(encode_line({"op": "start"}))

@@ -4,7 +4,7 @@
     set_environment, set_replica ──▶ a guarded update ──▶ its event, if anything changed ──▶ bus
 
 The database may refuse for a while (a full disk). A write that must not be lost goes through
-`insist`; what `WorkQueue` repeats anyway need not.
+`insist`, unless `WorkQueue` repeats it anyway.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Timing:
     retry_seconds: float = 1.0  # after the database refused
     look_again_seconds: float = 1.0  # after a shim could not be followed
     stop_again_seconds: float = 10.0  # after an engine did not answer
-    # From a replica's status until its weight follows: engines' replicas tell every two.
+    # Between a replica's status and its new weight; an engine's replica reports every 2 s.
     weigh_seconds: float = 3.0
 
 

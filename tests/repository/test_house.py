@@ -16,8 +16,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_266,
-    "code lines": 46_467,
+    "shipped lines": 72_264,
+    "code lines": 46_465,
     "modules": 383,
     "test lines": 64_461,
     "words of pages": 24_976,
@@ -25,7 +25,7 @@ BOUNDS = {
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
-    "dialect words": 8,
+    "dialect words": 7,
     "private names": 0,
 }
 

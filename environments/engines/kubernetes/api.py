@@ -35,7 +35,7 @@ REQUEST_SECONDS = 30.0
 COMMAND_SECONDS = 15.0  # for a command in a pod to end
 CONNECTIONS = 256  # in the pool: a stream of logs for each replica, and some for requests
 MERGE = "application/strategic-merge-patch+json"
-ALREADY_EXISTS = "AlreadyExists"  # the reason of a 409, whose other reason is `Conflict`
+ALREADY_EXISTS = "AlreadyExists"  # one of the two reasons of a 409; the other is `Conflict`
 MAX_MESSAGE_CHARS = 300  # of a server's message
 _ERROR_CHANNEL = 3  # of a command's WebSocket, on which its result comes
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -55,7 +55,7 @@ _RIGHTS = f"give this account the role in docs/openenvd-rbac.yaml of {ROLE_IS_IN
 
 
 class ApiRefused(EngineRefused):
-    """The API server refuses a request; `reason` is Kubernetes' word for why."""
+    """The API server refuses a request, for a `reason` of Kubernetes, such as `Conflict`."""
 
     def __init__(self, message: str, hint: str | None, reason: str) -> None:
         super().__init__(message, hint)

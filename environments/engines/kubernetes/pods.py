@@ -151,8 +151,8 @@ def _seconds_of(terminated: Json) -> float | None:
 def _is_lost(pod: Json, now: datetime) -> bool:
     """Return whether a pod should have ended by now, and its node has not reported that.
 
-    The time of deletion includes the pod's grace. It is not waited for if the node is away, since
-    such a node ends nothing.
+    The time of deletion includes the pod's grace period. If the node is away, the period is not
+    awaited, since such a node ends nothing.
     """
     own = pod["metadata"]
     if own.get("deletionTimestamp") is None:
@@ -186,7 +186,7 @@ def _final_problem(pod: Json) -> str | None:
 
 
 def _last_end(status: Json) -> str:
-    """Return how a container last ended that runs again, which others have added to the pod."""
+    """Return how a restarted container, which others have added to the pod, last ended."""
     last = (status.get("lastState") or {}).get("terminated")
     if not last:
         return ""

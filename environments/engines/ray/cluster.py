@@ -98,7 +98,7 @@ def find(name: str) -> Json:
 def create(
     name: str, labels: dict[str, str], resources: Json, selector: Json, settings: Json
 ) -> None:
-    """Make the record, group and actor of an instance, as far as they are missing.
+    """Make the record, group and actor of an instance, or those of them that are missing.
 
     The actor has the given `resources`, on a node with the labels of the `selector`. Its `settings`
     contain the plan.
@@ -142,7 +142,7 @@ def create(
 
 
 def ask(name: str, identity: str, method: str, *arguments: Any) -> Any:
-    """Return the answer of an instance's actor; None when it does not live."""
+    """Return the answer of an instance's actor, or None if the actor is not alive."""
     record = read_key(RECORD.format(name))
     if record is None or record.get("actor") != identity:
         return None
@@ -159,7 +159,7 @@ def ask(name: str, identity: str, method: str, *arguments: Any) -> Any:
 
 
 def destroy(name: str, labels: dict[str, str]) -> None:
-    """Remove an instance, and everything that was made for it; the record comes last."""
+    """Remove an instance, and everything that was made for it: its record last."""
     record = read_key(RECORD.format(name))
     if record is None:
         return
