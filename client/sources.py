@@ -12,7 +12,6 @@ names nothing before a daemon is started for it.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,9 +23,7 @@ from ..schema.spec import suggest_name
 from .errors import ApiRefused
 
 MANIFEST = "openenv.yaml"
-_GLANCE_CHARACTERS = 64 * 1024
 _BUNDLED = Path(__file__).resolve().parent.parent / "env_host" / "bundled"
-_NAME_LINE = re.compile(r"""name:\s*(?:"([^"]*)"|'([^']*)'|([^#]*))""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,21 +120,13 @@ def resolve_path(text: str | os.PathLike[str], here: Path | None = None) -> Path
 
 def folder_name(folder: Path) -> str:
     """Return the name in a project's manifest, or else the folder's name."""
-    # A regular expression is enough: the launch parses the manifest.
-    for line in _lines(folder / MANIFEST):
-        if match := _NAME_LINE.match(line):
-            named = next((group for group in match.groups() if group), "").strip()
-            if named:
-                return suggest_name(named)
+    if (folder / MANIFEST).is_file():  # a pipe might never end
+        from ..environments.sources.manifest import read_manifest
+        from ..schema.errors import ManifestError
+
+        with suppress(ManifestError):
+            return suggest_name(read_manifest(folder).name)
     return suggest_name(folder.name)
-
-
-def _lines(path: Path) -> list[str]:
-    with suppress(OSError):
-        if path.is_file():  # a pipe might never end
-            with path.open(errors="replace") as file:
-                return file.read(_GLANCE_CHARACTERS).splitlines()
-    return []
 
 
 def bundled_names() -> frozenset[str]:

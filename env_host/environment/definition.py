@@ -209,6 +209,8 @@ def _import_class(reference: str, folders: Sequence[str]) -> type:
         raise LoadError(f"{reference!r} is not of the form module:Class")
     try:
         module = importlib.import_module(module_name)
+    except LoadError:  # says all that there is to say
+        raise
     except (Exception, SystemExit) as exc:
         if is_absent(exc, [module_name]):
             where = f" in {', '.join(folders)}" if folders else ""

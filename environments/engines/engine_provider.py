@@ -73,7 +73,8 @@ class EngineProvider(providers.Provider):
             program["folder"] = str(prepared.folder)
             # Behind the gateway, address and token are the gateway's by now.
             config = replace(prepared.config, host=spec.host, token=spec.token)
-            base = providers.child_environment(home=str(self._layout.home), given=spec.env)
+            home = str(self._layout.home)
+            base = providers.child_environment(home=home, given=spec.env, program=prepared.env)
             base[protocol.HOST_CONFIG_VARIABLE] = json.dumps(config.to_json())
         plan = ReplicaPlan(
             labels=Labels(self._layout.home_label, spec.name, replica_id, launch_id),

@@ -282,8 +282,9 @@ def child_environment(
     home: str,
     max_sessions: int | None = None,
     given: Mapping[str, str] = MappingProxyType({}),
+    program: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Return all variables of one replica; those that the user has `given` win."""
+    """Return all variables of one replica: its program's, ours over them, and the user's."""
     base = {
         name: value
         for name, value in inherited.items()
@@ -296,7 +297,7 @@ def child_environment(
     }
     if max_sessions is not None:
         ours[MAX_SESSIONS_VARIABLE] = str(max_sessions)
-    return {**base, **ours, **given}
+    return {**program, **base, **ours, **given}
 
 
 def names_of(data: RunFileData) -> dict[str, str]:

@@ -68,6 +68,7 @@ class Recipe:
     # The part of the env host's configuration that belongs to the program
     config: Mapping[str, Any]
     version: str
+    env: Mapping[str, str] = field(default_factory=dict)  # of the project's own Dockerfile
     folder: str | None = None  # of the project's files in the image; None: there are none
     workdir: str = PROJECTS_FOLDER  # the folder in which the program runs
     # The way to install the needed packages, by files in the folder `needs`; None: there are none
@@ -161,6 +162,7 @@ def context_of(
         base=base,
         config=_config_in_image(program, here, there),
         version=__version__,
+        env={name: value.replace(here, there) for name, value in program.env.items()},
         folder=None if isinstance(source, resolve.Bundled) else there,
         workdir=str(program.folder).replace(here, there, 1),
         way=way,
@@ -349,6 +351,7 @@ def _image_stage(recipe: Recipe) -> Iterable[str]:
     if recipe.folder is not None:
         yield f"COPY {PROJECT} {recipe.folder}"
     yield f"WORKDIR {recipe.workdir}"
+    yield from (f"ENV {name}={_quoted(value)}" for name, value in recipe.env.items())
     yield f"ENV PATH={VENV}/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \\"
     yield f"    {protocol.LISTEN_ADDRESS_VARIABLE}=0.0.0.0:{protocol.CONTAINER_PORT} \\"
     config = json.dumps(dict(recipe.config), sort_keys=True)

@@ -179,6 +179,10 @@ class Unusable(Exception):
         self.failure = failure or PreparationFailed(why)
 
 
+class NoPython(Unusable):
+    """There is no Python that a way allows."""
+
+
 class Builder:
     """Makes one virtual environment."""
 
@@ -195,7 +199,7 @@ class Builder:
         Raises:
             PreparationFailed: uv failed; the message has its last lines.
         """
-        self._say(f"installing the dependencies of {self._name} (first launch)")
+        self._say(f"installing the dependencies of {self._name}")
         ways = self._project.ways
         for way, following in itertools.zip_longest(ways, ways[1:]):
             try:
@@ -204,6 +208,8 @@ class Builder:
             except Unusable as exc:
                 if following is None:
                     raise exc.failure from exc
+                if isinstance(exc, NoPython) and following.requires_python == way.requires_python:
+                    continue  # which fails for the same reason
                 self._say(f"{way.name} is not used: {exc}; installing from {following.name}")
         libraries = self._venv / HOST_LIBRARIES
         libraries.mkdir(exist_ok=True)
@@ -282,7 +288,7 @@ class Builder:
             hint = (
                 f"install one (uv python install '{wanted}'), or change requires-python in {place}"
             )
-            raise Unusable(why, PreparationFailed(why, hint)) from exc
+            raise NoPython(why, PreparationFailed(why, hint)) from exc
 
     def _install_locked(self, way: Way, exported: Path) -> None:
         known = read_text(self._venv / "pyvenv.cfg")

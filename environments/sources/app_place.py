@@ -6,7 +6,8 @@
     `server/app.py` has one                 ─▶ that, in upstream's place
     another usual file has one              ─▶ that, or the one that the command `server` starts
     only one file has one                   ─▶ that, if the folder has an `openenv.yaml`
-    none of these                           ─▶ upstream's place; the launch reports that it is empty
+    none of these                           ─▶ upstream's place, which is reported to be empty; an
+                                               error, if there are apps that cannot be served
 
 If a module is started as a program, or a function is named that starts a server, the app is the one
 that the module passes to uvicorn, or else its `app`.
@@ -21,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...schema.errors import UnknownSource
 from .dockerfile import Started, places, read_dockerfile, read_text, started
 from .manifest import MANIFEST_NAME
 
@@ -32,6 +34,7 @@ _NO_PLACES = frozenset({"tests", "test", "examples", "scripts", "venv", "node_mo
 _FACTORY = re.compile(r"(create|make|build|get)_\w*app")
 MAX_SOURCE_CHARACTERS = 256 * 1024  # of a module; parsing takes a hundred times its memory
 _MAIN = "__main__"
+_MAKERS = re.compile(r"create_\w*app|FastAPI|Starlette")
 _IMPORT = re.compile(r"^(?:from +(\.*)([\w.]*) +)?import +\(?([\w., \n]*)", re.MULTILINE)
 _APPS = ("app", "api")  # the names that `fastapi run` looks for, too
 _SERVERS = ("uvicorn.run", "uvicorn.Config")
@@ -78,6 +81,9 @@ def choose_app(
 
     `named` is the app in `openenv.yaml`, and `place` its line there, for messages. `scripts` are
     the commands that the project declares: `module:function` by name.
+
+    Raises:
+        UnknownSource: It has one, which cannot be imported, or none of several is named.
     """
     dockerfile, text = read_dockerfile(folder)
     commands = list(started(text, folder, scripts))
@@ -105,7 +111,11 @@ def choose_app(
             package=package if package != own.asked else None,
             note=note if needs_note else None,
         )
+    if named is None and not usual:
+        _explain(folder, [*commands, *map(Started, _USUAL), *servers])
     if named is not None:
+        if asked is None and not usual and (located := _locate(folder, _parse(named))):
+            _explain_file(*located[:2])
         other = usual[0].reference if usual else DEFAULT_APP
         return App(f"{asked.asked}:{asked.attribute}" if asked else named, place, fallback=other)
     if not usual:
@@ -115,6 +125,57 @@ def choose_app(
     if more := ", ".join(each.reference for each in usual if each.path != first.path):
         note = f"serving {first.reference}; to serve {more}, name it as `app` in openenv.yaml"
     return App(first.reference, place, note=None if first.reference == DEFAULT_APP else note)
+
+
+def _explain(folder: Path, likely: Iterable[Started]) -> None:
+    """Raise `UnknownSource` if the project has apps of which none can be served."""
+    for located in (_locate(folder, each) for each in likely):
+        if located is not None:
+            _explain_file(*located[:2])
+    modules = sorted(_modules(folder), key=lambda each: each.module)
+    if apps := [each.reference for each in _all_own(folder, modules)]:
+        which = " or ".join(apps)
+        message = f"no Dockerfile or {MANIFEST_NAME} names the app of {folder}; it may be {which}"
+        hint = f"write it into {folder / MANIFEST_NAME}: `app: {apps[0]}`"
+        raise UnknownSource(message, hint)
+    for located in (_locate(folder, each) for each in modules):
+        if located is not None:
+            _explain_file(*located[:2])
+
+
+def _explain_file(module: str, path: Path) -> None:
+    """Raise `UnknownSource` if a file that makes an app is no Python, or makes it too late."""
+    if not _MAKERS.search(text := read_text(path)):
+        return
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as exc:
+        message = f"{path}, line {exc.lineno}: {exc.msg}; so no app was found in it"
+        raise UnknownSource(message, "correct it and launch again") from None
+    except (ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                maker = f"{name}()"
+            case ast.If() if _is_main_block(node):
+                maker = "the block of `__main__`"
+            case _:
+                continue
+        inside = [*ast.walk(node)]
+        calls = [each for each in inside if isinstance(each, ast.Call)]
+        lines = [c.lineno for c in calls if _MAKERS.fullmatch(ast.unparse(c.func).split(".")[-1])]
+        if not lines:
+            continue
+        message = f"{path}, line {lines[0]}: {maker} makes the app, so no server can import it"
+        hint = "assign it at the top of the file: `app = …`"
+        if any(isinstance(each, ast.Return) and each.value for each in inside):
+            hint += f"; or name the function in {MANIFEST_NAME}: `app: {module}:{maker}`"
+        raise UnknownSource(message, hint)
+
+
+def _is_main_block(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == f"__name__ == {_MAIN!r}"
 
 
 def _parse(reference: str) -> Started:
@@ -155,7 +216,7 @@ def _find(folder: Path, asked: Started, depth: int = 0) -> _Found | None:
     if located is None or depth > 2:
         return None
     module, path, base = located
-    names, functions, served = _contents(read_text(path))
+    names, functions, served = _contents(read_text(path), module)
     attribute = asked.attribute
     if asked.is_factory:
         attribute += "()"
@@ -224,7 +285,7 @@ def _find_folder(named: str, folder: Path) -> Path | None:
     return next((path for path in places(named, folder) if path.is_dir()), None)
 
 
-def _contents(source: str) -> tuple[set[str], set[str], str]:
+def _contents(source: str, module: str) -> tuple[set[str], set[str], str]:
     """Return a module's names of values and of functions, and the app that it gives to uvicorn."""
     try:
         tree = ast.parse(source if len(source) <= MAX_SOURCE_CHARACTERS else "from app import *")
@@ -242,7 +303,10 @@ def _contents(source: str) -> tuple[set[str], set[str], str]:
             names.add(node.asname or node.name.partition(".")[0])
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
-    return names, functions - names, next(_served(tree), "")
+    served = next(_served(tree), "")
+    if f".{module}".endswith(f".{served.partition(':')[0]}"):  # the module names itself
+        served = served.rpartition(":")[2]
+    return names, functions - names, served
 
 
 def stands_alone(folders: Sequence[Path], module: str) -> bool:
@@ -274,7 +338,7 @@ def _top_level(scope: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes that Python executes when it imports the module."""
     for node in ast.iter_child_nodes(scope):
         yield node
-        if not isinstance(node, _SCOPES):
+        if not isinstance(node, _SCOPES) and not _is_main_block(node):
             yield from _top_level(node)
 
 

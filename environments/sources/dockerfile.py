@@ -2,23 +2,27 @@
 """Reads the author's own set-up from the project's Dockerfile, and never runs it.
 
     Dockerfile ─▶ RUN ───────────────▶ commands ─▶ `installed`: arguments of pip and uv, in order
-               └▶ ENTRYPOINT and CMD ▶ commands ─▶ `started`: the app, or the module that starts it
+               ├▶ ENTRYPOINT and CMD ▶ commands ─▶ `started`: the app, or the module that starts it
+               └▶ ENV ────────────────────────────▶ `variables_here`: those of the server
 
 A command is a list of words. A command that runs a shell, or a script of the project, is replaced
-by the commands in it. A variable has the value that ENV, ARG or an earlier command gave it. The
-instructions of all stages are read, not only those of the last one.
+by the commands in it. A variable has the value that ENV, ARG or an earlier command gave it. ENV is
+read from the last stage and those that it is built from, other instructions from all stages.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import NamedTuple
 
 from ...system.text.units import MB
 
@@ -41,6 +45,14 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
 _ASSIGNMENT = re.compile(r"(\w+)=(.*)")
 _SHELL_SCRIPT = re.compile(r"#!.*\b(ba|da|a|z)?sh\b")
 _MAX_PATH_CHARACTERS = 255
+# Variables of an image that are its own matter: its programs, its build, and where it listens.
+_IMAGES_OWN = re.compile(
+    r"PATH|HOME|USER|HOST|PORT|PYTHON(PATH|HOME|UNBUFFERED|DONTWRITEBYTECODE)|VIRTUAL_ENV"
+    r"|DEBIAN_FRONTEND|(LD|UV|PIP|POETRY|OPENENVD?)_.*"
+)
+_OF_AN_ADDRESS = re.compile(r".*(URL|ROUTE|PREFIX|ENDPOINT|(BASE|ROOT)_PATH).*")
+# An absolute path in a variable, perhaps in a list or an address such as `sqlite:////app/x.db`.
+_PATH = re.compile(r"(?:(?<![^:,;=\s])|(?<=sqlite:///)|(?<=file://))/(?!/)[^:,;\s]*")
 _CONTINUED = re.compile(r"\\[ \t]*\n")
 # Options of pip and uv that are followed by a value, which is not a package.
 _WITH_VALUE = frozenset(
@@ -107,38 +119,123 @@ def started(text: str, folder: Path, scripts: Mapping[str, str]) -> Iterator[Sta
     itself declares: `module:function` by name.
     """
     last = dict(_instructions(text))
-    variables = dict(_variables(text))
+    image, arguments = _variables(text)
+    variables = {**arguments, **image}
     named = [last[name] for name in ("ENTRYPOINT", "CMD") if name in last]
     in_exec_form = [word for rest in named for word in _exec_form(rest)]
+    workdir = PurePosixPath("/", _expanded(last.get("WORKDIR", ""), variables))
+    copies = list(_copies(text, folder))
+
+    def find(word: str) -> Path | None:
+        copied = (
+            path
+            for place, path in copies
+            if path.is_file() and (place == workdir / word or place.name == word)
+        )
+        return next(copied, None) or find_file(word, folder)
+
+    in_blocks: list[Started] = []
     for words in [in_exec_form, *(_words_of(rest) for rest in named if not _exec_form(rest))]:
-        directory = last.get("WORKDIR", "")
-        for command in _commands(words, folder):
+        directory, depth = last.get("WORKDIR", ""), 0
+        for command in _commands(words, find):
             each = [_expanded(word, variables) for word in command]
             variables |= {m[1]: m[2] for word in each if (m := _ASSIGNMENT.fullmatch(word))}
+            depth += (each[0] in ("if", "case")) - (each[0] in ("fi", "esac"))
             if each[0] == "cd" and len(each) > 1:
                 directory = each[1]
             elif (found := _started_by(each, scripts)) is not None:
-                paths = [*variables.get("PYTHONPATH", "").split(":"), *_copied_to(text, directory)]
+                at = workdir / directory
+                copied = [str(path.relative_to(folder)) for place, path in copies if place == at]
+                paths = [*variables.get("PYTHONPATH", "").split(":"), *copied]
                 further = tuple(filter(None, paths))
-                yield replace(found, folder=found.folder or directory, further=further)
+                found = replace(found, folder=found.folder or directory, further=further)
+                if depth > 0:
+                    in_blocks.append(found)
+                else:
+                    yield found
+    yield from in_blocks
 
 
-def _copied_to(text: str, directory: str) -> Iterator[str]:
-    """Yield the project's folders and files that are copied into a directory of the image."""
+class Variables(NamedTuple):
+    """The variables that an image gives to its server."""
+
+    here: Mapping[str, str] = MappingProxyType({})  # with paths here in place of the image's
+    only_there: tuple[str, ...] = ()  # names of those that have no meaning outside of the image
+
+
+def variables_here(text: str, folder: Path) -> Variables:
+    """Return the variables by which a Dockerfile configures its server, as they are here.
+
+    A path of the image at which the project lies there becomes the project's. A variable with a
+    path that neither the project nor this machine has, or with a value that the text does not tell,
+    is only named.
+    """
+    copies = sorted(_copies(text, folder), key=lambda each: len(each[0].parts), reverse=True)
+    here: dict[str, str] = {}
+    only_there = []
+    for name, value in _variables(text)[0].items():
+        paths = {each: _path_here(each, copies) for each in _PATH.findall(value)}
+        is_address = value.startswith("/") and _OF_AN_ADDRESS.fullmatch(name) is not None
+        if _IMAGES_OWN.fullmatch(name):
+            continue
+        if re.search(r"\$[\w{]", value) or (None in paths.values() and not is_address):
+            only_there.append(name)
+        else:
+            here[name] = _PATH.sub(lambda found: paths[found[0]] or found[0], value)  # noqa: B023
+    return Variables(here, tuple(only_there))
+
+
+def _path_here(text: str, copies: list[tuple[PurePosixPath, Path]]) -> str | None:
+    """Return the path here for one in the image; None: there is none."""
+    path = PurePosixPath(text)
+    for place, own in copies:
+        if path.is_relative_to(place):
+            mine = own / path.relative_to(place)
+            if len(place.parts) > 1 or mine.exists():  # what is copied to `/` has not all of it
+                return f"{mine}/" if text.endswith("/") else str(mine)
+    return text if path.is_relative_to("/tmp") or Path(text).exists() else None  # noqa: S108
+
+
+def _copies(text: str, folder: Path) -> Iterator[tuple[PurePosixPath, Path]]:
+    """Yield each path in the image to which a file or folder of the project is copied, and it."""
+    image, arguments = _variables(text)
+    directory = PurePosixPath("/")
     for name, rest in _instructions(text):
-        words = rest.split() if name in ("COPY", "ADD") and "--from=" not in rest else []
-        if words and words[-1].rstrip("/") in (".", directory.rstrip("/")):
-            yield from words[:-1]
+        if name not in ("WORKDIR", "COPY", "ADD") or "--from=" in rest:
+            continue
+        words = _exec_form(rest) or rest.split()
+        *sources, target = (_expanded(word, {**arguments, **image}) for word in words)
+        if name == "WORKDIR":
+            directory /= target
+        is_folder = target.endswith(("/", ".")) or len(sources) > 1
+        for path in (Path(os.path.normpath(folder / each.lstrip("/"))) for each in sources):
+            if path.is_relative_to(folder) and path.exists():
+                inside = path.name if is_folder and path.is_file() else ""
+                yield directory / target / inside, path
 
 
-def _variables(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and value of each variable that an ENV or ARG instruction sets."""
+def _variables(text: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the variables that ENV gives to the last stage, and those that ARG defines."""
+    stages: dict[str, dict[str, str]] = {}
+    image: dict[str, str] = {}
+    arguments: dict[str, str] = {}
     for name, rest in _instructions(text):
-        if name in ("ENV", "ARG"):
-            words = next(_split(rest), [])
-            if len(words) == 2 and "=" not in words[0]:
-                yield words[0], words[1]
-            yield from ((m[1], m[2]) for word in words if (m := _ASSIGNMENT.fullmatch(word)))
+        known = {**arguments, **image}
+        if name == "FROM":
+            base, *more = rest.lower().split()
+            image = dict(stages.get(base, {}))
+            stages |= dict.fromkeys(more[1:], image)
+        elif name in ("ENV", "ARG"):
+            try:
+                words = shlex.split(rest)
+            except ValueError:
+                words = rest.split()
+            if "=" not in words[0]:
+                words = ["=".join((words[0], " ".join(words[1:])))] if words[1:] else []
+            found = (m for each in words if (m := _ASSIGNMENT.fullmatch(each)))
+            values = {each[1]: _expanded(each[2], known) for each in found}
+            (image if name == "ENV" else arguments).update(values)
+    return image, arguments
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:
@@ -151,7 +248,7 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
     for line in _CONTINUED.sub(" ", "\n".join(lines)).splitlines():
         name, _, rest = line.strip().partition(" ")
         if rest:
-            yield name.upper(), re.sub(r"^(--[\w-]+=\S+\s+)+", "", rest.strip())
+            yield name.upper(), re.sub(r"^(--(?!from=)[\w-]+=\S+\s+)+", "", rest.strip())
 
 
 def _exec_form(text: str) -> list[str]:
@@ -168,7 +265,10 @@ def _words_of(text: str) -> list[str]:
     return _exec_form(text) or ["sh", "-c", text]
 
 
-def _commands(words: list[str], folder: Path | None, depth: int = 0) -> Iterator[list[str]]:
+Find = Callable[[str], Path | None]
+
+
+def _commands(words: list[str], find: Find | None, depth: int = 0) -> Iterator[list[str]]:
     """Yield the commands in a shell's argument or in a script, or else the command itself."""
     if not words:
         return
@@ -176,19 +276,19 @@ def _commands(words: list[str], folder: Path | None, depth: int = 0) -> Iterator
     if PurePosixPath(words[0]).name in _SHELLS:
         pairs = itertools.pairwise(words)
         text = next((after for word, after in pairs if re.fullmatch(r"-\w*c", word)), None)
-    if text is None and folder is not None:
-        text = next(_scripts(words, folder), None)
+    if text is None and find is not None:
+        text = next(_scripts(words, find), None)
     if text is None or depth > 2:
         yield words
         return
     for each in _split(text):
-        yield from _commands(each, folder, depth + 1)
+        yield from _commands(each, find, depth + 1)
 
 
-def _scripts(words: list[str], folder: Path) -> Iterator[str]:
+def _scripts(words: list[str], find: Find) -> Iterator[str]:
     """Yield the text of each of the first words that is a shell script, with its arguments."""
     for number, word in enumerate(words[:2], 1):
-        path = find_file(word, folder) if len(word) <= _MAX_PATH_CHARACTERS else None
+        path = find(word) if len(word) <= _MAX_PATH_CHARACTERS else None
         if path is not None and (path.suffix == ".sh" or _SHELL_SCRIPT.match(read_text(path))):
             arguments = shlex.join(words[number:]).replace("\\", r"\\")
             yield _ALL_ARGUMENTS.sub(arguments, read_text(path))

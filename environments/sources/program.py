@@ -35,6 +35,7 @@ class Program:
     # Import names of folders that have other names: upstream's template maps the package `my_env`
     # to the project's own folder. A folder with a link for each name comes first in `sys.path`.
     links: dict[str, Path] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)  # variables; the user's and ours win
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -50,7 +51,7 @@ class Program:
         """Return a JSON object that `prepared_from_json` can read."""
         links = {name: str(folder) for name, folder in self.links.items()}
         own = {"python": str(self.python), "folder": str(self.folder), "links": links}
-        return own | {"config": self.config.to_json()}
+        return own | {"config": self.config.to_json(), "env": self.env}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def prepared_from_json(data: Json) -> Prepared:
         return ContainerImage(**data)
     links = {name: Path(folder) for name, folder in data["links"].items()}
     config = HostConfig.from_json(data["config"])
-    return Program(Path(data["python"]), Path(data["folder"]), config, links)
+    return Program(Path(data["python"]), Path(data["folder"]), config, links, data["env"])
 
 
 def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | None) -> Program:
@@ -86,6 +87,7 @@ def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | Non
     """
     own = python or Path(sys.executable)
     links: dict[str, Path] = {}
+    env: dict[str, str] = {}
     match source:
         case Bundled(manifest=manifest):
             folder = manifest.path.parent
@@ -95,6 +97,7 @@ def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | Non
             config = HostConfig(spec.name, env_class=reference, import_paths=(str(folder),))
         case Project(folder=folder):
             config, links = _project_config(source, own)
+            env = dict(source.variables.here)
             folder = source.app.cwd or folder
         case Image(reference=image):
             raise UnknownSource(f"{image} is an image already", "launch it as it is")
@@ -102,7 +105,7 @@ def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | Non
         message = f"{config.env_class} is a class: it has no app that could be served as it is"
         raise InvalidSpec(message, "leave out --set serve-as-is=yes")
     options = {item.name: getattr(spec, item.name) for item in fields(ServeOptions)}
-    return Program(own, folder, replace(config, **options), links)
+    return Program(own, folder, replace(config, **options), links, env)
 
 
 def package_of(project: Project) -> str | None:

@@ -28,6 +28,7 @@ from typing import Any
 from ...schema.errors import UnknownSource
 from ...system.text.units import near_matches
 from .app_place import App, choose_app
+from .dockerfile import Variables, read_dockerfile, variables_here
 from .manifest import MANIFEST_NAME, Manifest, is_reference, read_manifest
 from .needs import Way, read_toml, table_in, ways_of
 
@@ -112,17 +113,28 @@ class Project:
     folder: Path
     manifest: Manifest
     app: App = field(default_factory=App)
+    dockerfile: str = ""  # its path in the folder
+    # By which its Dockerfile configures its server
+    variables: Variables = field(default_factory=Variables)
 
     @property
     def ways(self) -> list[Way]:
         """Return the ways to install its needs; none: it needs only openenvd."""
         return ways_of(self.folder)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return sentences for the user about how it was read."""
-        chosen = () if self.app.note is None else (f"note: {self.app.note}",)
-        return (*(f"warning: {each}" for each in self.manifest.warnings), *chosen)
+    def notes(self, given: Iterable[str] = ()) -> tuple[str, ...]:
+        """Return sentences for the user, who has `given` some variables, about how it was read."""
+        notes = [self.app.note] if self.app.note is not None else []
+        if taken := [each for each in self.variables.here if each not in given]:
+            notes.append(f"{self.dockerfile} sets {', '.join(taken)} (-e NAME=VALUE overrides)")
+        if lacking := [each for each in self.variables.only_there if each not in given]:
+            options = " ".join(f"-e {each}=…" for each in lacking)
+            notes.append(
+                f"{', '.join(lacking)} of {self.dockerfile} not passed on: the value is a path"
+                f" that is not here, or is not known; give it with {options}"
+            )
+        warnings = (f"warning: {each}" for each in self.manifest.warnings)
+        return (*warnings, *(f"note: {each}" for each in notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +189,8 @@ def resolve(source: str, cwd: Path) -> ResolvedSource:
     """
     if source.startswith(_KINDS_TO_COME):
         message = f"{source} cannot be launched: addresses are not supported yet"
-        raise UnknownSource(message, f"launch {_what_can_be_launched()}")
+        address = source.replace("hf://", "https://huggingface.co/").removeprefix("git+")
+        raise UnknownSource(message, f"clone it first: git clone {address}; launch that folder")
     if (image := image_of(source)) is not None:
         return Image(image)
     if (folder_of := bundled().get(source)) is not None:
@@ -223,14 +236,16 @@ def without_module(source: ClassSource) -> UnknownSource:
     """Return the error about a class whose module is missing."""
     return UnknownSource(
         f"{source.reference}: there is no module {source.module} in {source.folder}",
-        "go to the folder that has it, or make a project: openenv init NAME",
+        "go to the folder that has it, or make a project: uvx openenv init NAME",
     )
 
 
 def _project(folder: Path) -> Project:
     manifest = read_manifest(folder)
+    name, text = read_dockerfile(folder)
+    variables = variables_here(text, folder)
     if manifest.env_class is not None:
-        return Project(folder, manifest)
+        return Project(folder, manifest, dockerfile=name, variables=variables)
     is_named = manifest.path.exists()
     app = None
     if is_named or not any((parent / MANIFEST_NAME).is_file() for parent in folder.parents):
@@ -242,7 +257,8 @@ def _project(folder: Path) -> Project:
     if manifest.fault is not None and app is None:
         raise manifest.fault
     manifest = manifest if is_named else replace(manifest, warnings=())
-    return Project(folder, manifest, app or App(place=manifest.app_place))
+    app = app or App(place=manifest.app_place)
+    return Project(folder, manifest, app, name, variables)
 
 
 def _hint_for_folder(folder: Path) -> str:
@@ -251,7 +267,7 @@ def _hint_for_folder(folder: Path) -> str:
     for parent in folder.parents:
         if (parent / MANIFEST_NAME).is_file():
             return f"there is one above: openenv launch {parent}"
-    return f"launch {_what_can_be_launched()}; `openenv init NAME` makes a new project"
+    return f"launch {_what_can_be_launched()}; `uvx openenv init NAME` makes a new project"
 
 
 def _unknown(source: str, path: Path) -> UnknownSource:

@@ -144,7 +144,7 @@ class Launch(base.Operation):
             )
             spec.check()
         phases.enter_aloud("resolved", describe(source))
-        for note in source.notes if isinstance(source, Project) else ():
+        for note in source.notes(spec.env) if isinstance(source, Project) else ():
             base.say(note)
         prepared, address = prepare(spec, source, phases, layout, cwd), None
         if spec.gateway:

@@ -78,7 +78,8 @@ def test_an_empty_word_is_refused_and_an_odd_path_is_left_to_the_daemon(tmp_path
         ("app: x\n", "folder"),
         ("nested:\n  name: inner\n", "folder"),
         ("name:\n", "folder"),
-        ("name: [\n", "env"),
+        ("name: [\n", "folder"),
+        ("name: inner\n\tapp: x\n", "folder"),
         ("{{{ not yaml", "folder"),
     ],
 )

@@ -16,11 +16,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_264,
-    "code lines": 46_465,
+    "shipped lines": 72_447,
+    "code lines": 46_611,
     "modules": 383,
-    "test lines": 64_461,
-    "words of pages": 24_976,
+    "test lines": 64_466,
+    "words of pages": 25_000,
     "words of decisions": 7_659,
     "folders at the root": 15,
     "large classes": 2,

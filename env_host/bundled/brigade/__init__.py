@@ -9,6 +9,14 @@ After https://github.com/jeffkaufman/bucket-brigade. Needs `pip install '.[briga
 """
 
 import os
+from importlib.util import find_spec
+
+from ...errors import LoadError
+
+if not (find_spec("av") and find_spec("numpy")):
+    from ....system.files.installation import install_command
+
+    raise LoadError(f"the brigade needs a codec and numpy: {install_command('brigade')}")
 
 # Otherwise numpy starts a thread for each core, for algebra that is not done here. A process with
 # threads cannot be forked, so that every shard would have to import all of this for itself.

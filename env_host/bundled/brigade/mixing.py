@@ -16,13 +16,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-try:
-    import numpy as np
-    import numpy.typing as npt
-except ImportError as exc:  # the message is what `openenv launch brigade` shows
-    from ....system.files.installation import install_command
-
-    raise ImportError(f"the brigade needs a codec and numpy: {install_command('brigade')}") from exc
+import numpy as np
+import numpy.typing as npt
 
 from .opus import SAMPLE_RATE
 

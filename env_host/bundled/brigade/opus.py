@@ -16,13 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-try:
-    import av
-    from av.codec import CodecContext
-except ImportError as exc:  # the message is what `openenv launch brigade` shows
-    from ....system.files.installation import install_command
-
-    raise ImportError(f"the brigade needs a codec and numpy: {install_command('brigade')}") from exc
+import av
+from av.codec import CodecContext
 
 SAMPLE_RATE = 48_000  # Hz
 FRAME_SAMPLES = SAMPLE_RATE * 60 // 1000

@@ -134,7 +134,7 @@ class LocalProvider(providers.Provider):
             sleep_after_seconds=spec.sleep_seconds,
         )
         environ = providers.child_environment(
-            home=str(layout.home), max_sessions=max_sessions, given=spec.env
+            home=str(layout.home), max_sessions=max_sessions, given=spec.env, program=program.env
         )
         if devices:
             environ[host_options.VARIABLE] = ",".join(devices)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import os
 import subprocess
@@ -22,6 +23,7 @@ from openenvd.env_host.bundled.brigade.environment import (
 from openenvd.env_host.shared_state.connection import ProxyFactory, StateLink
 from openenvd.env_host.shared_state.frames import WorldCallFailed
 from openenvd.env_host.shared_state.process import StateProcess
+from openenvd.schema.protocol import HOST_CONFIG_VARIABLE
 from openenvd.system.files.installation import install_command
 
 LOOKAHEAD_SAMPLES = 312  # by which libopus delays what it encodes
@@ -273,3 +275,14 @@ def test_a_missing_extra_is_named_with_its_install_command(missing: str) -> None
     code = f"import sys; sys.modules[{missing!r}] = None; import {module}"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert install_command("brigade") in ran.stderr.splitlines()[-1]
+    config = {"name": "brigade", "env_class": f"{module}:BrigadeEnvironment"}
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None;"
+        "from openenvd.env_host.main import main; sys.exit(main())"
+    )
+    environ = {**os.environ, HOST_CONFIG_VARIABLE: json.dumps(config)}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environ
+    )
+    assert install_command("brigade") in ran.stderr
+    assert "Traceback" not in ran.stderr

@@ -233,8 +233,10 @@ def test_a_pinned_version_of_what_the_host_needs_is_replaced_in_the_image(projec
 
 def test_what_the_dockerfile_alone_names_is_installed_in_the_image(project: Path) -> None:
     (project / "pyproject.toml").unlink()
-    (project / "Dockerfile").write_text("FROM x\nRUN pip install 'thing>=1'\n")
+    lines = "FROM x\nRUN pip install 'thing>=1'\nWORKDIR /a\nCOPY . .\nENV A=1 DATA=/a/data\n"
+    (project / "Dockerfile").write_text(lines)
     assert "-- 'thing>=1'" in text_of(project)
+    assert '\nENV A="1"\nENV DATA="/app/my_env/data"\n' in text_of(project)
 
 
 def test_nothing_is_substituted_in_the_configuration() -> None:

@@ -370,12 +370,15 @@ def test_another_file_serves_where_what_pyproject_wants_is_not_found(
         'dependencies = ["thing"]',
         wanted,
         requirements_txt="thing==1.0\n",
+        uv_lock="version = 1\n",
     )
     said: list[str] = []
     assert version_seen_by(project_python(project, layout, said.append)) == "1.0"
     [told] = [line for line in said if line.startswith("pyproject.toml is not used")]
     assert why in told
     assert told.endswith("; installing from requirements.txt")
+    is_lock_named = any(line.startswith("uv.lock is not used") for line in said)
+    assert is_lock_named is ("there is none" not in why)  # which is said once
 
 
 @pytest.mark.usefixtures("index")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.sources.app_place import App, choose_app
+from openenvd.schema.errors import UnknownSource
 
 APP = "app = object()\n"
 RUN = "import uvicorn\nuvicorn.run(app)\n"
@@ -58,6 +59,7 @@ def test_of_two_apps_that_of_the_dockerfile_is_served_and_named(
     tmp_path: Path, path: str, command: str, named: str | None
 ) -> None:
     reference = put(tmp_path, path)
+    put(tmp_path, path, f"{APP}import uvicorn\nuvicorn.run({reference!r})\n")
     put(tmp_path, "other.py")
     put(tmp_path, "main.py" if path == "server/app.py" else "server/app.py")
     text = COMMANDS[command].format(reference=reference, module=reference[:-4], path=path)
@@ -99,6 +101,11 @@ def test_one_app_that_two_name_alike_needs_no_word(tmp_path: Path) -> None:
         ("server.app:app", "async def app(scope, receive, send): ...\n", "server.app:app"),
         ("server.app:app", "def app(): ...\n", "server.app:app"),
         ("server.app:app", "this is no Python", "server.app:app"),
+        (
+            "server.app:main",
+            "server = 1\ndef main():\n uvicorn.run('server.app:app')\napp = 1\n",
+            "server.app:app",
+        ),
         ("server.app:web.app", "web = 1\n", "server.app:web.app"),
         ("not.there:app", APP, "not.there:app"),
     ],
@@ -223,6 +230,17 @@ ELSEWHERE: dict[str, tuple[dict[str, str], str | None]] = {
         {"start.sh": 'export APP="${APP:-web.api:app}"\nexec uvicorn $APP\n'},
         "CMD bash start.sh",
     ),
+    "a copied script": (
+        {
+            "etc/run.sh": "if [ $1 ]; then\n uvicorn other:app\nfi\nuvicorn web.api:app\n",
+            "other.py": APP,
+        },
+        'WORKDIR /x\nCOPY etc/run.sh /usr/bin/begin\nENTRYPOINT ["begin"]',
+    ),
+    "a script copied to where it runs": (
+        {"etc/run.sh": "exec uvicorn web.api:app\n"},
+        'WORKDIR /x\nCOPY --chown=1:1 etc/run.sh ./go\nCMD ["./go"]',
+    ),
     "a script": ({"run": "#!/usr/bin/env bash\nuvicorn web.api:app\n"}, 'ENTRYPOINT ["/app/run"]'),
     "a command": ({}, None),
     "no command": ({"openenv.yaml": "name: x\n"}, None),
@@ -263,7 +281,32 @@ def test_the_command_of_fastapi_finds_an_app_called_api(tmp_path: Path) -> None:
     assert found.reference == "backend.api:api"
 
 
-def test_of_several_apps_in_unusual_places_none_is_taken(tmp_path: Path) -> None:
-    for path in ("web/api.py", "other.py", "openenv.yaml"):
-        put(tmp_path, path)
-    assert choose_app(tmp_path, None, "", {}) is None
+IN_MAIN = "app = None\ndef main():\n    app = FastAPI()\nmain()\n".replace("app = None\n", "")
+UNSERVED: dict[str, tuple[dict[str, str], str | None, str, str]] = {
+    "several": ({"web/api.py": APP, "other.py": APP}, None, "may be other:app or web.api:app",
+                "`app: other:app`"),
+    "one, unusual": ({"web/api.py": APP}, None, "may be web.api:app", "`app: web.api:app`"),
+    "no Python": ({"server/app.py": "import os\napp = = FastAPI()\n"}, None,
+                  "server/app.py, line 2: invalid syntax", "correct it"),
+    "no Python, unusual": ({"web/api.py": "app = = FastAPI()\n"}, None,
+                           "web/api.py, line 1: invalid syntax", "correct it"),
+    "in a function": ({"main.py": IN_MAIN, "other.py": APP}, None,
+                      "main.py, line 2: main() makes the app", "top of the file: `app = …`"),
+    "started": ({"web/go.py": IN_MAIN, "Dockerfile": "CMD python web/go.py\n"}, None,
+                "web/go.py, line 2: main() makes the app", "top of the file"),
+    "returned": ({"main.py": "def build():\n    return create_app(Env)\n"}, "main:app",
+                 "build() makes the app", "`app: main:build()`"),
+    "in the block": ({"main.py": f"if __name__ == '__main__':\n    app = FastAPI()\n    {RUN}"},
+                     "main:app", "the block of `__main__` makes the app", "top of the file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNSERVED)
+def test_an_app_that_cannot_be_served_is_named_with_the_reason(tmp_path: Path, kind: str) -> None:
+    files, named, why, hint = UNSERVED[kind]
+    for path, text in files.items():
+        put(tmp_path, path, text)
+    with pytest.raises(UnknownSource) as refused:
+        choose_app(tmp_path, named, "", {})
+    assert why in refused.value.message
+    assert hint in str(refused.value.hint)

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.sources.dockerfile import Installed, Started, installed, started
+from openenvd.environments.sources.dockerfile import (
+    Installed,
+    Started,
+    installed,
+    started,
+    variables_here,
+)
 
 APP = Started("main", "app")
 
@@ -79,3 +85,34 @@ def test_what_a_dockerfile_starts_is_read(
     (tmp_path / "enter.sh").write_text('#!/bin/sh\nset -e\nexec "$@"\n')
     scripts = {"serve": "pkg.server.app:main"}
     assert next(started(f"FROM x\n{lines}\n", tmp_path, scripts), None) == found
+
+
+@pytest.mark.parametrize(
+    ("lines", "here", "only_there"),
+    [
+        ("ENV A=1 B='two words' C=#3;&4", {"A": "1", "B": "two words", "C": "#3;&4"}, ()),
+        ("ENV TURNS 7 of 9", {"TURNS": "7 of 9"}, ()),
+        ("ENV A=1\nENV A=2 B=$A", {"A": "2", "B": "1"}, ()),
+        ("ARG N=5\nENV A=${N} B=${M:-6} C=$M", {"A": "5", "B": "6"}, ("C",)),
+        ("ENV A=1\nFROM y AS Two\nENV B=2\nFROM two\nENV C=3", {"B": "2", "C": "3"}, ()),
+        ("ENV PATH=/x PYTHONPATH=/x LD_A=1 HOME=/h UV_B=1 PIP_C=1 PORT=1 HOST=h", {}, ()),
+        ("ENV A=/etc/hosts B=/tmp/new C=/gone:/x D=a/b E=http://h/x F=/",
+         {"A": "/etc/hosts", "B": "/tmp/new", "D": "a/b", "E": "http://h/x", "F": "/"}, ("C",)),
+        ("ENV BASE_PATH=/web DATA_DIR=/web", {"BASE_PATH": "/web"}, ("DATA_DIR",)),
+        ("WORKDIR /app\nCOPY . .\nENV A=/app/data/ B=/app C=/application D=sqlite:////app/x.db",
+         {"A": "{p}/data/", "B": "{p}", "D": "sqlite:///{p}/x.db"}, ("C",)),
+        ("ENV H=/h\nWORKDIR $H\nWORKDIR app\nCOPY --chown=u . $H/app\nENV A=$H/app/x B=/h/y",
+         {"A": "{p}/x"}, ("H", "B")),
+        ('COPY ["data", "/srv/words/"]\nCOPY --from=b out /srv\nENV A=/srv/words/a B=/srv/b',
+         {"A": "{p}/data/a"}, ("B",)),
+        ("COPY . /\nENV A=/data B=/gone", {"A": "{p}/data"}, ("B",)),
+    ],
+)  # fmt: skip
+def test_the_variables_of_the_image_are_those_of_the_server_here(
+    tmp_path: Path, lines: str, here: dict[str, str], only_there: tuple[str, ...]
+) -> None:
+    for name in ("data", "out"):
+        (tmp_path / name).mkdir()
+    found = variables_here(f"FROM x\n{lines}\n", tmp_path)
+    assert found.here == {name: text.format(p=tmp_path) for name, text in here.items()}
+    assert found.only_there == only_there

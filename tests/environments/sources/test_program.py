@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.engines.providers import child_environment
-from openenvd.environments.sources.program import app_candidates, package_of, program_of
+from openenvd.environments.sources.program import (
+    app_candidates,
+    package_of,
+    prepared_from_json,
+    program_of,
+)
 from openenvd.environments.sources.resolve import Project, resolve
 from openenvd.schema.protocol import HostConfig
 from openenvd.schema.spec import EnvironmentSpec
@@ -104,6 +109,14 @@ def test_an_app_is_imported_in_its_package_first_where_it_cannot_be_without(
     assert config.app_candidates == (forms if is_packaged else forms[::-1])
 
 
+def test_the_program_has_the_variables_of_the_dockerfile(tmp_path: Path) -> None:
+    folder = project(tmp_path / "p").folder
+    (folder / "Dockerfile").write_text("WORKDIR /a\nCOPY . .\nENV DATA=/a/data\n")
+    program = program_of(EnvironmentSpec("x", "p"), resolve(str(folder), folder), PYTHON)
+    assert program.env == {"DATA": f"{folder}/data"}
+    assert prepared_from_json(program.to_json()) == program
+
+
 def test_a_package_that_is_the_folder_itself_gets_a_link_and_one_in_it_none(tmp_path: Path) -> None:
     source = project(tmp_path / "p", MAPPED)
     program = program_of(EnvironmentSpec("x", "p"), source, PYTHON)
@@ -143,8 +156,10 @@ def test_a_replica_inherits_the_way_to_the_world_no_secrets_and_the_users_variab
     assert "MAX_CONCURRENT_ENVS" not in environ
     assert child_environment({}, home="/h", max_sessions=4)["MAX_CONCURRENT_ENVS"] == "4"
     given = {"PATH": "/mine", "MAX_CONCURRENT_ENVS": "9"}
-    environ = child_environment({"PATH": "/bin"}, home="/h", max_sessions=4, given=given)
-    assert environ.items() >= given.items()
+    theirs = {"A": "1", "PATH": "/theirs", "PYTHONFAULTHANDLER": "0", "MAX_CONCURRENT_ENVS": "1"}
+    environ = child_environment({}, home="/h", max_sessions=4, given=given, program=theirs)
+    assert environ.items() >= {"A": "1", "PYTHONFAULTHANDLER": "1", **given}.items()
+    assert child_environment({"PATH": "/bin"}, home="/h", program=theirs)["PATH"] == "/bin"
 
 
 def test_serve_options_reach_the_host_and_override_the_manifest(tmp_path: Path) -> None:

@@ -100,8 +100,9 @@ def test_a_class_may_be_of_an_installed_module(tmp_path: Path, module: str) -> N
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("https://hub.example/x", "not supported yet"),
-        ("git+ssh://x/y", "not supported yet"),
+        ("https://hub.example/x", "git clone https://hub.example/x;"),
+        ("git+ssh://x/y", "git clone ssh://x/y;"),
+        ("hf://spaces/x/y", "git clone https://huggingface.co/spaces/x/y;"),
         ("x" * 300, "cannot be looked for: File name too long"),
         ("~nobody-here/x", "cannot be looked for: Could not determine home directory"),
     ],
@@ -110,8 +111,8 @@ def test_a_source_that_cannot_be_had_is_refused_as_such(
     tmp_path: Path, source: str, why: str
 ) -> None:
     refused = refusal(source, tmp_path)
-    assert why in refused.message
-    assert "supported" in why or "launch a bundled name" in str(refused.hint)
+    assert why in refused.message + str(refused.hint)
+    assert "git clone" in why or "launch a bundled name" in str(refused.hint)
 
 
 @pytest.mark.parametrize("text", ["name: x\n bad: [", "", "- a list\n", "just text\n"])
@@ -124,7 +125,7 @@ def test_a_manifest_that_cannot_be_used_is_a_warning_where_an_app_is_found(
     (tmp_path / "main.py").write_text("app = object()\n")
     found = resolve(".", tmp_path)
     assert isinstance(found, Project)
-    warning, note = found.notes
+    warning, note = found.notes()
     assert warning.startswith(f"warning: {tmp_path / 'openenv.yaml'}")
     assert warning.endswith("; going on as if there were none")
     assert note.startswith("note: serving main:app")
@@ -135,4 +136,12 @@ def test_a_folder_with_an_app_needs_no_manifest(tmp_path: Path) -> None:
     found = resolve(".", tmp_path)
     assert isinstance(found, Project)
     assert found.manifest.name == tmp_path.name
-    assert found.notes == (f"note: serving main:app, the only app that was found in {tmp_path}",)
+    assert found.notes() == (f"note: serving main:app, the only app that was found in {tmp_path}",)
+    (tmp_path / "Dockerfile").write_text("ENV KEY=secret LEVEL=5 DATA=/gone/x MORE=/gone/y\n")
+    found = resolve(".", tmp_path)
+    assert isinstance(found, Project)
+    notes = "\n".join(found.notes(["LEVEL", "MORE"]))
+    assert "Dockerfile sets KEY (-e NAME=VALUE overrides)" in notes
+    assert "DATA of Dockerfile not passed on" in notes
+    assert notes.endswith("give it with -e DATA=…")
+    assert not any(word in notes for word in ("secret", "LEVEL", "gone", "MORE"))
