@@ -100,10 +100,13 @@ def test_every_extra_that_is_installed_is_one(page: Path) -> None:
     assert {name for names in shown for name in names.split(",")} <= set(extras)
 
 
-def test_every_room_is_on_the_map() -> None:
+def test_every_room_is_on_the_map_and_every_decision_listed() -> None:
     rooms = {path.name for path in (ROOT / ".types" / "openenvd").iterdir() if path.is_dir()}
     shown = set(re.findall(r"`(\w+)/`", CONTRIBUTING))
     assert rooms <= shown
+    folder = ROOT / "docs" / "decisions"
+    listed = set(re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", (folder / "index.md").read_text()))
+    assert listed == {page.name for page in folder.glob("[0-9]*.md")}
 
 
 @pytest.fixture
@@ -198,9 +201,3 @@ def test_every_path_and_function_of_one_request_is_where_it_says() -> None:
         for name in re.findall(r"`([\w.]+)\(\)`", entry):
             for part in name.split("."):
                 assert re.search(rf"^\s*(async def|def|class) {part}\b", text, re.MULTILINE), entry
-
-
-def test_every_decision_is_listed() -> None:
-    folder = ROOT / "docs" / "decisions"
-    listed = set(re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", (folder / "index.md").read_text()))
-    assert listed == {page.name for page in folder.glob("[0-9]*.md")}

@@ -30,9 +30,21 @@ def _package_folders() -> set[Path]:
     return {path for path in found if not path.parts or path.parts[0] not in OUTSIDE}
 
 
-def test_every_package_is_built() -> None:
+def test_every_package_data_file_engine_and_room_is_built_or_linked() -> None:
     listed = set(PROJECT["tool"]["setuptools"]["packages"])
     assert listed == {".".join(("openenvd", *path.parts)) for path in _package_folders()}
+    data = PROJECT["tool"]["setuptools"]["package-data"]
+    for manifest in (ROOT / "env_host" / "bundled").glob("*/openenv.yaml"):
+        assert "openenv.yaml" in data[f"openenvd.env_host.bundled.{manifest.parent.name}"]
+    folders = {path.parent.name for path in (ROOT / "environments" / "engines").glob("*/engine.py")}
+    points = PROJECT["project"]["entry-points"]["openenvd.engines"]
+    assert points.keys() == folders
+    for name, value in points.items():
+        entry = EntryPoint(name, value, "openenvd.engines").load()
+        assert entry.location.startswith(f"openenvd.environments.engines.{name}.engine:")
+    rooms = {path.parts[0] for path in _package_folders() if path.parts}
+    linked = {path.name for path in (ROOT / ".types" / "openenvd").iterdir() if path.is_dir()}
+    assert linked == rooms
 
 
 def build(what: str, folder: Path) -> None:
@@ -76,27 +88,6 @@ def test_a_module_of_a_user_imports_the_base_classes_by_either_name() -> None:
         assert getattr(openenvd.envs, name) is getattr(openenvd, name)
 
 
-def test_every_data_file_of_a_bundled_environment_is_built() -> None:
-    data = PROJECT["tool"]["setuptools"]["package-data"]
-    for manifest in (ROOT / "env_host" / "bundled").glob("*/openenv.yaml"):
-        assert "openenv.yaml" in data[f"openenvd.env_host.bundled.{manifest.parent.name}"]
-
-
-def test_every_engine_is_an_entry_point() -> None:
-    folders = {path.parent.name for path in (ROOT / "environments" / "engines").glob("*/engine.py")}
-    points = PROJECT["project"]["entry-points"]["openenvd.engines"]
-    assert points.keys() == folders
-    for name, value in points.items():
-        entry = EntryPoint(name, value, "openenvd.engines").load()
-        assert entry.location.startswith(f"openenvd.environments.engines.{name}.engine:")
-
-
-def test_every_room_is_linked_for_the_type_checkers() -> None:
-    rooms = {path.parts[0] for path in _package_folders() if path.parts}
-    linked = {path.name for path in (ROOT / ".types" / "openenvd").iterdir() if path.is_dir()}
-    assert linked == rooms
-
-
 def test_every_module_carries_the_licence() -> None:
     modules = [path for path in files() if path.suffix == ".py"]
     assert modules
@@ -120,12 +111,15 @@ def chart() -> list[str]:
     return text.replace("{{ $name }}", "openenvd").split("-}}\n")[-1].split("---\n")
 
 
-def test_a_daemon_in_a_cluster_has_the_role_of_the_documentation() -> None:
+def test_a_daemon_in_a_cluster_has_the_documented_role_and_keeps_its_volume() -> None:
     account, role, binding = map(yaml.safe_load, chart()[:3])
     assert [account, role, binding] == objects("docs/openenvd-rbac.yaml")
+    # It has what the daemon knows of replicas that go on.
+    [claim] = [each for each in chart() if "VolumeClaim\n" in each]
+    assert "annotations: {helm.sh/resource-policy: keep}" in claim
 
 
-def test_chart_and_pages_name_this_version() -> None:
+def test_chart_pages_and_changelog_name_this_version() -> None:
     [about] = objects("docs/deploy/chart/Chart.yaml")
     assert about["version"] == about["appVersion"] == __version__
     image = re.compile(r"openenvd:(\d+\.[\w.]+)")
@@ -135,14 +129,5 @@ def test_chart_and_pages_name_this_version() -> None:
         "docs/how-to/kubernetes.md",
     ):
         assert set(image.findall((ROOT / path).read_text())) == {__version__}, path
-
-
-def test_the_newest_release_in_the_changelog_is_this_version() -> None:
     changes = (ROOT / "CHANGELOG.md").read_text()
     assert re.findall(r"^## \[(\d[^]]*)\] - ", changes, re.MULTILINE)[:1] == [__version__]
-
-
-def test_the_daemons_volume_outlives_its_release() -> None:
-    """It has what the daemon knows of replicas that go on."""
-    [claim] = [each for each in chart() if "VolumeClaim\n" in each]
-    assert "annotations: {helm.sh/resource-policy: keep}" in claim
