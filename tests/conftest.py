@@ -84,3 +84,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of two megabytes and 512 files."""
     with mounted(tmp_path / "disk", f"size={SMALL_DISK_BYTES},nr_inodes=512") as folder:
         yield folder
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The monotonic clock of this process: its only element is the time."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now

@@ -676,9 +676,7 @@ def test_down_strays_names_what_status_shows(cli: Cli) -> None:
     assert cli.sent()[0]["payload"] == {"strays": [{"provider": "docker", "id": "3f2a"}]}
 
 
-def test_down_and_stop_of_nothing_are_fine(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_down_of_nothing_is_fine(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cli.get("/v1/environments", {"environments": []})
     assert cli("down", "--all").code == 0
     cli.has(strays=[])

@@ -157,20 +157,16 @@ async def test_a_session_says_that_a_call_was_given_up(
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
-async def test_a_session_says_that_an_answer_came_too_late(address: str, front_end: str) -> None:
-    async with FRONT_ENDS[front_end](address, MOMENT_SECONDS) as step:
-        for number in (ODD, *EVEN):
-            assert LATE in str(await outcome(step(number)))
-
-
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
-async def test_calls_at_once_have_each_its_own_answer(address: str, front_end: str) -> None:
+async def test_calls_at_once_have_each_its_own_answer_in_time(address: str, front_end: str) -> None:
     async with FRONT_ENDS[front_end](address, 60.0) as step:
         assert await asyncio.gather(*map(step, range(5))) == list(range(5))
         waiting = asyncio.create_task(outcome(step(ODD))), asyncio.create_task(outcome(step(2)))
         await asyncio.sleep(MOMENT_SECONDS)
         waiting[1].cancel()  # before its turn: nothing was sent
         assert [await waiting[0], await step(4)] == [ODD, 4]
+    async with FRONT_ENDS[front_end](address, MOMENT_SECONDS) as step:
+        for number in (ODD, *EVEN):
+            assert LATE in str(await outcome(step(number)))
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
@@ -250,27 +246,22 @@ def said(session: Session, number: int) -> int | str:
         return str(exc)
 
 
-def test_an_interrupted_call_ends_the_session_which_says_so(session: Session) -> None:
-    here = threading.get_ident()
-    threading.Timer(MOMENT_SECONDS, signal.pthread_kill, [here, signal.SIGINT]).start()
-    with pytest.raises(KeyboardInterrupt):
-        session.step(action(ODD))
-    for number in EVEN:
-        assert ABANDONED in str(said(session, number))
-
-
-def test_calls_of_threads_have_each_its_own_answer(session: Session) -> None:
+def test_threads_have_each_an_answer_and_an_interrupt_ends_the_session(session: Session) -> None:
     with ThreadPoolExecutor(5) as threads:
         assert list(threads.map(partial(said, session), range(5))) == list(range(5))
 
-
-def test_a_thread_that_nobody_waits_for_any_more_takes_no_others_answer(session: Session) -> None:
     async def give_up() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.to_thread(said, session, ODD), MOMENT_SECONDS)
         assert [said(session, number) for number in EVEN] == list(EVEN)
 
     asyncio.run(give_up())
+    here = threading.get_ident()
+    threading.Timer(MOMENT_SECONDS, signal.pthread_kill, [here, signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        session.step(action(ODD))
+    for number in EVEN:
+        assert ABANDONED in str(said(session, number))
 
 
 def test_a_forked_process_is_refused_and_may_open_a_session_of_its_own(

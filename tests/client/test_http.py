@@ -20,9 +20,7 @@ from .fake_daemon import Call, FakeDaemon, new_request
 COMMANDS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def test_a_submission_has_given_options_and_a_refusal_its_details(
-    fake: FakeDaemon, client: DaemonClient
-) -> None:
+def test_a_submission_has_its_options_and_details(fake: FakeDaemon, client: DaemonClient) -> None:
     fake.post("/v1/requests", (202, {"request_id": "1", "request": new_request("1")}))
     client.submit("launch", {"name": "x"}, priority=None, timeout_seconds=5.0)
     [(_, _, body)] = fake.calls
@@ -35,9 +33,7 @@ def test_a_submission_has_given_options_and_a_refusal_its_details(
     assert caught.value.details["address"] == "http://a"
 
 
-def test_lists_become_a_query_and_a_name_stays_in_its_path(
-    fake: FakeDaemon, client: DaemonClient
-) -> None:
+def test_lists_become_a_query_and_a_name_a_path(fake: FakeDaemon, client: DaemonClient) -> None:
     fake.get("/v1/requests", {"requests": []})
     client.requests(states=["PENDING", "RUNNING"], limit=5)
     assert fake.calls[0][1] == "/v1/requests?state=PENDING&state=RUNNING&limit=5"

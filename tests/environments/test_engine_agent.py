@@ -748,9 +748,7 @@ def test_a_stray_of_an_engine_that_was_never_used_starts_no_agent(world: World) 
     assert not world.layout.engines.exists()
 
 
-def test_a_replica_that_is_written_down_is_no_stray_and_gets_no_others_at_its_port(
-    world: World,
-) -> None:
+def test_a_replica_that_is_known_is_no_stray_and_alone_at_its_port(world: World) -> None:
     run_file = world.ready()
     instance = world.instance
     with pytest.raises(EngineFailed, match="no stray"):

@@ -302,9 +302,7 @@ async def test_a_full_replica_is_passed_over(gateway: Gateway, replicas: list[Re
     await close(more)
 
 
-async def test_ended_sessions_make_no_replica_ill(
-    gateway: Gateway, replicas: list[Replica]
-) -> None:
+async def test_sessions_that_end_harm_no_replica(gateway: Gateway, replicas: list[Replica]) -> None:
     address = await put_behind(gateway, *replicas)
     sessions = [await begin(address) for _ in range(20)]
     ended = [session for session in sessions if await replica_of(session) == 0]
@@ -373,9 +371,7 @@ async def test_a_header_that_comes_twice_is_refused_as_at_an_environment(
         assert answer.startswith(b"HTTP/1.1 403 "), (port, answer)
 
 
-async def test_a_header_may_have_quotes_and_a_client_is_told_of_no_replica(
-    gateway: Gateway, one: Replica
-) -> None:
+async def test_a_header_has_quotes_and_no_replica_is_told(gateway: Gateway, one: Replica) -> None:
     address = await put_behind(gateway, one)
     digest = 'Digest username="a", qop="auth,auth-int",nc=1'
     assert (await ask(f"{address}/health", authorization=digest))[0] == 200
@@ -752,18 +748,15 @@ def test_its_address_is_one_that_can_be_connected_to(options: GatewayOptions, ad
     assert options.address == address
 
 
-def test_a_missing_package_is_told_with_the_command_that_installs_it(
+def test_whether_a_gateway_can_be_started_is_checked_and_its_package_told(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert process.check_here(layout, ANY_PORT).startswith("1.")
+    assert process.read_gateway(layout) is None
     monkeypatch.setattr(process, "PACKAGE", "no-such-package")
     with pytest.raises(GatewayFailed) as caught:
         process.ensure_running(layout, ANY_PORT)
     assert caught.value.hint == install_command("gateway")
-
-
-def test_whether_a_gateway_can_be_started_is_checked_without_starting_one(layout: Layout) -> None:
-    assert process.check_here(layout, ANY_PORT).startswith("1.")
-    assert process.read_gateway(layout) is None
 
 
 def test_an_envoy_that_does_not_run_on_this_machine_is_told(

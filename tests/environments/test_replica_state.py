@@ -66,11 +66,6 @@ def test_each_event_in_each_state_has_what_the_table_says(event: Event, state: S
     after, action = advance(before, event, NOW, 5.0)
     assert (after.state, action) == cell(event, state)
     assert after == before or state is not State.STOPPED
-
-
-@pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("event", Event)
-def test_what_drains_is_ended_by_what_would_begin_it_anew(event: Event, state: State) -> None:
     drains = Life(state, is_draining=True, deadline=NOW)
     after, action = advance(drains, event, NOW, 5.0)
     if event in ENDS_A_DRAINED and state in RUNS:

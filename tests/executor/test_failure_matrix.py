@@ -161,9 +161,7 @@ def test_a_workers_exit_is_explained_and_harms_no_other_worker(
     assert isinstance(either.recorder.outcome(neighbour), Cancelled)
 
 
-def test_a_worker_that_is_spoiled_is_replaced(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_spoiled_worker_is_replaced(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     outcome = bench.run("memory_error")
     assert isinstance(outcome, Died)
     assert outcome.exit.is_oom

@@ -71,10 +71,16 @@ def test_every_command_that_is_shown_is_one(command: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_leads_to_a_file(page: Path) -> None:
+def test_every_link_leads_to_a_file_and_every_extra_is_one(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         if "://" not in target and not target.endswith(BUILT):
             assert (page.parent / target).exists(), target
+    # Tests of pages install nothing: they have all of them.
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    shown = re.findall(r"'(?:openenvd|\.)\[([\w,]+)\]'", page.read_text())
+    assert {name for names in shown for name in names.split(",")} <= set(extras)
 
 
 @pytest.mark.parametrize("states", [RequestState, EnvironmentState, ReplicaState, ErrorKind])
@@ -88,16 +94,6 @@ def test_every_dependency_has_a_reason() -> None:
         (ROOT / "pyproject.toml").read_text().partition("\ndependencies = [\n")[2].split("\n]")[0]
     )
     assert [line for line in lines.split("\n") if " # " not in line] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_extra_that_is_installed_is_one(page: Path) -> None:
-    """Tests of pages install nothing: they have all of them."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    shown = re.findall(r"'(?:openenvd|\.)\[([\w,]+)\]'", page.read_text())
-    assert {name for names in shown for name in names.split(",")} <= set(extras)
 
 
 def test_every_room_is_on_the_map_and_every_decision_listed() -> None:
@@ -117,27 +113,17 @@ def run() -> ModuleType:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_of_commands_or_python_runs_or_says_why_not(
-    page: Path, run: ModuleType
-) -> None:
+def test_every_block_of_code_is_seen_and_runs_or_says_why(page: Path, run: ModuleType) -> None:
     for block in run.blocks(page):
         if block.language not in NO_PROGRAM:
             assert block.language in run.RUN or block.not_run, block
             assert not block.needs or block.needs in run.SUITES, block
     assert page in run.all_pages()
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_block_and_no_word_about_one_is_overlooked(page: Path, run: ModuleType) -> None:
     text, found = page.read_text(), list(run.blocks(page))
     assert len(re.findall(r"^ *(?:```|~~~)", text, re.MULTILINE)) == 2 * len(found)
     marks = sum(bool(each.not_run) + bool(each.needs) + len(each.before) for each in found)
     assert len(re.findall(r"<!-- (?:not run|run with|before)", text)) == marks
     assert all(bool(each.not_run) + bool(each.needs) < 2 for each in found)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_command_is_shown_as_a_mere_text(page: Path, run: ModuleType) -> None:
     texts = [each.code for each in run.blocks(page) if each.language in NO_PROGRAM]
     for text in texts:
         assert not re.search(rf"^{TYPED}", text, re.MULTILINE), text

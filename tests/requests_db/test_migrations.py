@@ -27,15 +27,14 @@ MIGRATIONS = Path(migrate.__file__).with_name("migrations")
 SCHEMA = "SELECT group_concat(name || coalesce(sql, '')) FROM sqlite_master ORDER BY name"
 
 
-def test_the_list_of_revisions_is_that_of_the_files() -> None:
+def test_revisions_are_those_of_the_files_and_opening_changes_none(
+    queue: Queue, path: Path
+) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     script = ScriptDirectory.from_config(config)
     assert tuple(r.revision for r in reversed(list(script.walk_revisions()))) == REVISIONS
     assert script.get_current_head() == LATEST
-
-
-def test_opening_again_changes_nothing_that_alembic_reads(queue: Queue, path: Path) -> None:
     before = queue.sql(SCHEMA)
     open_database(path)
     assert "ck_requests_state" in before
@@ -76,9 +75,7 @@ def test_threads_that_open_at_once_make_one_database(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_a_newer_or_another_database_is_left_alone(
-    queue: Queue, path: Path, tmp_path: Path
-) -> None:
+def test_a_newer_or_other_database_is_left_alone(queue: Queue, path: Path, tmp_path: Path) -> None:
     queue.sql("UPDATE alembic_version SET version_num = '9999'")
     told = "is at revision 9999; this version knows revisions up to"
     with pytest.raises(DatabaseTooNew, match=told) as caught:

@@ -39,20 +39,16 @@ async def test_a_change_of_state_is_written_with_its_event(api: Api, trial: Envi
 
 
 @pytest.mark.usefixtures("trial")
-async def test_an_error_stays_while_the_environment_is_failed(api: Api) -> None:
+async def test_an_error_stays_while_the_environment_is_failed_and_no_longer(api: Api) -> None:
+    await api.goes(E.DEGRADED, error=ERROR)
+    await api.goes(E.READY)
+    assert (await api.environment()).error is None
     await api.goes(E.FAILED)
     event = await api.goes(E.FAILED, error=ERROR)
     assert event is not None
     assert event.data["error"] == "it is gone"
     assert await api.goes(E.FAILED) is None
     assert (await api.environment()).error == ERROR
-
-
-@pytest.mark.usefixtures("trial")
-async def test_another_state_clears_the_error(api: Api) -> None:
-    await api.goes(E.DEGRADED, error=ERROR)
-    await api.goes(E.READY)
-    assert (await api.environment()).error is None
 
 
 @pytest.mark.usefixtures("trial")

@@ -125,9 +125,7 @@ def reader_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if "reader" in t.name]
 
 
-async def test_a_read_waits_for_no_writer_and_sees_all_writes(
-    api: Api, queue: Queue, path: Path
-) -> None:
+async def test_a_read_waits_for_no_writer_and_sees_all(api: Api, queue: Queue, path: Path) -> None:
     with queue.transaction():
         assert await api.read(queries.COUNTS) == dict.fromkeys(RequestState, 0)
         assert await api.read(queries.list_requests()) == []

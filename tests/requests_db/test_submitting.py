@@ -100,9 +100,7 @@ async def test_cancelling_keeps_the_first_time_and_changes_nothing_ended_or_unkn
     assert await api.write(submitting.cancel, "0" * 16, 400.5) is None
 
 
-async def test_a_down_that_is_written_stops_its_environment_and_cancels_its_launch(
-    api: Api,
-) -> None:
+async def test_a_down_that_is_written_stops_its_environment_and_its_launch(api: Api) -> None:
     await api.launch()
     await api.submit()
     down = replace(DOWN, idempotency_key="once")

@@ -32,7 +32,7 @@ NAMES = [f"{before}-{after}" for before, after in PAIRS]
 
 
 @pytest.mark.parametrize(("before", "after"), PAIRS, ids=NAMES)
-def test_the_sql_moves_a_request_exactly_where_the_table_allows(
+def test_the_sql_and_the_check_move_a_request_where_the_table_allows(
     queue: Queue, before: RequestState, after: RequestState
 ) -> None:
     request = queue.make(before)
@@ -46,12 +46,6 @@ def test_the_sql_moves_a_request_exactly_where_the_table_allows(
             queue.cancel(request)
     moves = before is not after and after in REQUEST_TRANSITIONS[before]
     assert queue.get(request.id).state is (after if moves else before)
-
-
-@pytest.mark.parametrize(("before", "after"), PAIRS, ids=NAMES)
-def test_check_transition_refuses_unlisted_transitions(
-    before: RequestState, after: RequestState
-) -> None:
     if after in REQUEST_TRANSITIONS[before]:
         check_transition("7f3a", before, after)
         return

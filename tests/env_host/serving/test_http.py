@@ -18,9 +18,7 @@ from ..hosts import Json
 from ..samples import TOOLS
 
 
-def test_a_body_not_utf8_is_400_and_a_step_that_raises_500(
-    serve: StartHost, tmp_path: Path
-) -> None:
+def test_a_body_not_utf8_is_400_and_a_raising_step_500(serve: StartHost, tmp_path: Path) -> None:
     host = serve()
     assert host.http("POST", "/step", b"\xff")[0] == 422
     status, answer = host.http("POST", "/step", {"action": {"what": "raise"}})

@@ -167,9 +167,7 @@ def test_when_the_state_process_is_killed_every_session_gets_the_reason_and_the_
     assert again["state_pid"] != state_pid
 
 
-def test_sessions_of_an_exited_shard_alone_are_forgotten(
-    worlds: StartHost, stack: ExitStack
-) -> None:
+def test_sessions_of_an_exited_shard_are_forgotten(worlds: StartHost, stack: ExitStack) -> None:
     host = worlds("Writer", shards=2, max_sessions=8)
     (one, pid), (other, _) = clients_of_shards(host, stack, 2)
     one.ask("step", {"line": "last words"})

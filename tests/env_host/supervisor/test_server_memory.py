@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,14 +25,6 @@ OTHER_EXITS = [0, 1 << 8, signal.SIGTERM, signal.SIGSEGV]  # wait statuses
 def kills(tmp_path: Path) -> memory.KillCount:
     count_kills(tmp_path, 1)
     return memory.KillCount(Cgroup(str(tmp_path), "openenvd/trial-0", V2))
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Its only element is the time."""
-    now = [time.monotonic()]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    return now
 
 
 @pytest.fixture

@@ -259,9 +259,7 @@ async def test_a_client_that_leaves_as_its_slot_becomes_free_does_not_keep_it(tu
     peer.close()
 
 
-async def test_hung_calls_are_logged_and_unused_sessions_expire(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_hung_calls_are_logged_and_idle_ones_expire(caplog: pytest.LogCaptureFixture) -> None:
     table = table_of(AdmissionOnDemand(is_open=True))
     watch = SessionWatch(table)
     session = await table.reserve()

@@ -304,7 +304,7 @@ async def test_a_command_that_cannot_be_begun_says_why_in_kubernetes_words_alone
         await to_thread(engine.signal, instance, 10)
 
 
-async def test_a_service_leads_to_the_newest_pods_port(
+async def test_a_service_leads_to_the_newest_pod(
     engine: KubernetesEngine, kmock: ApiServer
 ) -> None:
     await started(engine)

@@ -407,9 +407,7 @@ def test_what_the_host_needs_takes_the_place_of_a_version_that_the_project_pins(
     assert "thing==1.0 of pyproject.toml was replaced: the env host needs another version" in said
 
 
-def test_a_build_writes_into_a_copy_of_the_project_without_its_readme(
-    tmp_path: Path, layout: Layout
-) -> None:
+def test_a_build_writes_into_a_copy_of_the_project(tmp_path: Path, layout: Layout) -> None:
     build = ("[build-system]", "requires = []", 'build-backend = "backend"', 'backend-path = ["."]')
     lines = ('dynamic = ["dependencies"]', 'readme = "README.md"', *build)
     project = make_project(tmp_path / "p", *lines, backend_py=BACKEND)

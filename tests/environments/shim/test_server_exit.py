@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,6 @@ from openenvd.system.memory.cgroups import Cgroup
 
 SIGKILLED = 9  # the wait status
 PID = 4_194_304  # above what the kernel gives, so that its log has none
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Its only element is the time."""
-    now = [time.monotonic()]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    return now
 
 
 def count_kills(folder: Path, count: int) -> None:

@@ -112,9 +112,7 @@ def test_a_session_is_its_cookie_and_key_also_with_the_next_daemon(
     assert not sessions.is_valid(cookie, key)
 
 
-def test_each_link_works_once_while_it_is_new(
-    sessions: security.BrowserSessions, clock: Clock
-) -> None:
+def test_each_link_works_once_while_new(sessions: security.BrowserSessions, clock: Clock) -> None:
     codes = [sessions.new_code() for _ in range(security.MAX_LINKS + 1)]
     assert sessions.begin(codes[0]) is None
     assert sessions.begin(codes[1]) is not None

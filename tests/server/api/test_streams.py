@@ -73,9 +73,7 @@ async def rest_of(stream: AsyncIterator[ServerSentEvent]) -> Told:
         ]
 
 
-async def test_a_client_gets_all_that_it_missed(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_gets_what_it_missed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "PAGE", 4)
     world.progress(10)
     world.succeed()

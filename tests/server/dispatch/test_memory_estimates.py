@@ -50,17 +50,10 @@ def test_estimate(peaks: list[float], expected_mb: float) -> None:
     assert found == pytest.approx(expected_mb * MB, abs=2)
 
 
-def test_a_kill_raises_the_estimate_above_the_peak() -> None:
+def test_a_kill_raises_the_estimate_and_samples_count_once_accepted() -> None:
     [killed] = samples(200, killed=True)
     found = estimate([*samples(50, 50), killed], default_bytes=0, most_bytes=1000 * MB)
     assert found == int(200 * 1.5 * MB * 1.15)
-
-
-def learn(known: MemoryEstimates, asked: Request, *peaks: float) -> None:
-    known.accept(known.learned([(asked, sample) for sample in samples(*peaks)], 5.0))
-
-
-def test_learned_samples_count_once_they_are_accepted_and_for_the_next_daemon() -> None:
     known, peak = MemoryEstimates(DECLARED), int(100 * MB * 1.15)
     learned = known.learned([(request(), samples(100)[0])], 5.0)
     assert known.of(request()) == 60 * MB
@@ -68,6 +61,10 @@ def test_learned_samples_count_once_they_are_accepted_and_for_the_next_daemon() 
     assert known.of(request()) == known.largest("LONG") == peak
     assert known.largest("SHORT") == 30 * MB
     assert MemoryEstimates(DECLARED, learned).of(request()) == peak
+
+
+def learn(known: MemoryEstimates, asked: Request, *peaks: float) -> None:
+    known.accept(known.learned([(asked, sample) for sample in samples(*peaks)], 5.0))
 
 
 def test_estimates_differ_by_source_and_typical_is_their_median() -> None:

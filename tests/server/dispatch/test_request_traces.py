@@ -136,9 +136,7 @@ def test_requests_without_a_trace_make_no_spans(traces: RequestTraces, kept: Kep
     assert kept.all == []
 
 
-def test_a_request_is_part_of_a_trace_or_has_its_own(
-    traces: RequestTraces, kept: KeptSpans
-) -> None:
+def test_a_request_is_part_of_a_trace_or_its_own(traces: RequestTraces, kept: KeptSpans) -> None:
     with kept.tracer.start_as_current_span("POST"):
         new = traces.traced(NEW)
     trace_id, span_id, _ = ids_of(kept.one("POST"))

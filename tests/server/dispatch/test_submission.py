@@ -257,15 +257,17 @@ async def test_a_generation_that_drains_keeps_nobody_from_a_change(
 
 
 @pytest.mark.parametrize("operation", ["scale", "restart"])
-async def test_what_is_unknown_or_not_launched_yet_is_not_changed(
-    desk: Desk, operation: str
-) -> None:
+async def test_what_is_launched_can_be_changed_no_sooner(desk: Desk, operation: str) -> None:
     with pytest.raises(errors.NotFound, match="no environment is called 'echo'") as unknown:
         await desk.change(operation)
     assert unknown.value.hint == "none runs; openenv launch SOURCE starts one"
     launch = await desk.launch()
     with pytest.raises(errors.CannotChange, match=rf"^echo {LAUNCHED} \(request {launch.id}\)$"):
         await desk.change(operation)
+    desk.claim()
+    await desk.goes(E.STARTING)  # and the reconciler has not looked since
+    desk.succeed(launch)
+    assert (await desk.change(operation)).state is RequestState.PENDING
 
 
 @pytest.mark.parametrize(
@@ -293,14 +295,3 @@ async def test_what_does_not_run_is_not_changed(
     with pytest.raises(errors.CannotChange, match=f"^{re.escape(told)}$") as refused:
         await desk.change()
     assert refused.value.hint == hint.format(id=launch.id)
-
-
-@pytest.mark.parametrize("operation", ["scale", "restart"])
-async def test_a_launch_that_has_just_succeeded_can_be_changed_at_once(
-    desk: Desk, operation: str
-) -> None:
-    launch = await desk.launch()
-    desk.claim()
-    await desk.goes(E.STARTING)  # and the reconciler has not looked since
-    desk.succeed(launch)
-    assert (await desk.change(operation)).state is RequestState.PENDING

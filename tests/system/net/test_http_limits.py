@@ -338,17 +338,15 @@ async def test_a_body_that_grows_or_is_not_read_and_an_answer_are_waited_for(ser
 
 
 @pytest.mark.parametrize("path", ["/large", "/stream"])
-async def test_a_response_that_is_not_read_is_cut(serve: Serve, path: str) -> None:
+async def test_a_response_that_is_not_read_is_cut_and_a_slow_reader_gets_it_whole(
+    serve: Serve, path: str
+) -> None:
     async with connected(serve(SOON)) as (app, peer):
         peer[1].write(get(100, path))
         await until(lambda: app.seen == [path, "sent"])
         await asyncio.sleep(6 * SOON.response_seconds)
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await answer(peer)
-
-
-@pytest.mark.parametrize("path", ["/large", "/stream"])
-async def test_a_response_that_is_read_slowly_is_sent_whole(serve: Serve, path: str) -> None:
     async with connected(serve(PATIENT)) as (_, peer):
         peer[1].write(get(100, path))
         await peer[0].readuntil(b"\r\n\r\n")
@@ -417,9 +415,7 @@ async def test_a_body_that_others_leave_no_room_for_is_refused(serve: Serve) -> 
         assert await answer(peers[0]) == (200, b"%d" % MOST)
 
 
-async def test_the_oldest_connection_without_a_request_makes_room_also_in_a_crowd(
-    serve: Serve,
-) -> None:
+async def test_the_oldest_connection_without_a_request_makes_room(serve: Serve) -> None:
     async with serve(most=4) as served:
         served.app.may_answer.clear()
         busy = await served.connect()

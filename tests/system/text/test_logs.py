@@ -18,9 +18,7 @@ from openenvd.system.files.log_files import (
 )
 
 
-def test_newest_half_is_kept_and_last_lines_are_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_newest_lines_are_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log"
     lines = [f"line {n:06}\n" for n in range(20_000)]
     log.write_text("".join(lines))
