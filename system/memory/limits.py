@@ -43,7 +43,7 @@ HINT = (
     "end what is not needed (openenv status, openenv down NAME), ask for fewer --replicas or "
     "--shards, or raise that limit"
 )
-_NO_THREAD = "can't start new thread"  # CPython's words
+_NO_THREADS = ("can't start new thread", "unable to start watchdog thread")  # CPython's words
 _MAKERS = ("fork", "spawn", "_fork_exec")
 
 
@@ -197,13 +197,13 @@ def why_not_started(exc: OSError) -> str:
 def tells_no_room(text: str) -> bool:
     """Return whether the end of a program's log says that it was refused a process or a thread."""
     refused = os.strerror(errno.EAGAIN)
-    return any(sign in text for sign in (NO_ROOM, refused, _NO_THREAD))
+    return any(sign in text for sign in (NO_ROOM, refused, *_NO_THREADS))
 
 
 def is_no_room(exc: BaseException) -> bool:
     """Return whether this was raised because a process or a thread was refused."""
     if isinstance(exc, RuntimeError):
-        return str(exc) == _NO_THREAD
+        return str(exc) in _NO_THREADS
     # A socket that would block raises the same error: only what a function that forks has raised.
     traceback = exc.__traceback__ if isinstance(exc, BlockingIOError) else None
     while traceback is not None and traceback.tb_next is not None:
