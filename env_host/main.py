@@ -189,6 +189,8 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
     is_concurrent, class_name = plans.supports_concurrency(
         definition,
         notifier.sessions_fail,
+        None if is_tried and not definition.has_own_hooks else plans.TRIAL_SECONDS,
+        differs=notifier.differences.append,
         tries_class=is_tried and shared_class is None and what_forbids_forking() is None,
     )
     machine = plans.this_machine(config, max_fds)

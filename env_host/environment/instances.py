@@ -16,11 +16,14 @@ import inspect
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from . import interfaces
@@ -134,9 +137,7 @@ def failure_of(exc: BaseException) -> str:
         lines = str(exc).splitlines() or [""]
     except Exception:  # it cannot describe itself
         lines = [""]
-    path, line = _place(exc)
-    # A project may be imported through a link in the folder of its run, which goes with the run.
-    where = f" ({os.path.realpath(path)}, line {line})" if line else ""
+    where = _shown(_place(traceback.walk_tb(exc.__traceback__)))
     return f"{type(exc).__name__}: {lines[0]}"[: MAX_FAILURE_CHARACTERS - len(where)] + where
 
 
@@ -149,6 +150,7 @@ class Factory:
         self._stalls = 0
         self.uses_loop = False  # for the next creation
         self.failure: str | None = None  # of the last creation; empty when it succeeded
+        self._threads: dict[int, float] = {}  # that create environments, and since when
         self._logged: set[tuple[type[BaseException], tuple[str, int]]] = set()  # causes of failures
 
     def create_on_loop(self) -> Any:
@@ -174,29 +176,44 @@ class Factory:
     def create(self) -> Any:
         """Create an environment, on any thread; raises whatever the factory raises."""
         started, cpu = time.monotonic(), time.thread_time()
+        self._threads[threading.get_ident()] = started
         try:
             env = self._function()
         except BaseException as exc:
             self.failure = failure_of(exc)
-            cause = (type(exc), _place(exc))
+            cause = (type(exc), _place(traceback.walk_tb(exc.__traceback__)))
             if cause not in self._logged and len(self._logged) < MAX_LOGGED:
                 self._logged.add(cause)
                 log.warning("an environment could not be created", exc_info=exc)
             raise
+        finally:
+            del self._threads[threading.get_ident()]
         self.failure = ""
         if self._may_use_loop and call_signature_of(env).is_async:
             seconds, cpu_seconds = time.monotonic() - started, time.thread_time() - cpu
             self.uses_loop |= seconds < QUICK_SECONDS and cpu_seconds < QUICK_CPU_SECONDS
         return env
 
+    def note_slow(self, seconds: float) -> None:
+        """Take the creation that has run for longest, for `seconds`, for one that fails."""
+        thread = min(list(self._threads.items()), key=itemgetter(1), default=(0, 0.0))[0]
+        if (frame := sys._current_frames().get(thread)) is not None:  # noqa: SLF001
+            where = _shown(_place(reversed([*traceback.walk_stack(frame)])))
+            self.failure = f"the constructor has not returned for {seconds:.0f} s{where}"
+
     def _leave_loop(self) -> None:
         """Create all further environments on threads."""
         self._may_use_loop = self.uses_loop = False
 
 
-def _place(exc: BaseException) -> tuple[str, int]:
+def _shown(place: tuple[str, int]) -> str:
+    path, line = place
+    # A project may be imported through a link in the folder of its run, which goes with the run.
+    return f" ({os.path.realpath(path)}, line {line})" if line else ""
+
+
+def _place(walked: Iterable[tuple[FrameType, int]]) -> tuple[str, int]:
     """Return file and line of the last frame in the project, else in a library; never in ours."""
-    walked = traceback.walk_tb(exc.__traceback__)
     places = [(frame.f_code.co_filename, line) for frame, line in walked]
     others = [(path, line) for path, line in places if not path.startswith(_NOT_ITS_OWN)]
     own = [(path, line) for path, line in others if "/site-packages/" not in path]

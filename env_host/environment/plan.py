@@ -5,22 +5,25 @@
 the machine has; it takes plain values.
 
 If the class is not known, `try_factory` creates one environment in a process of its own. The end of
-the process also ends what the factory leaves behind (threads, connections, a browser), and a
-factory that takes too long: one of upstream's waits half a minute for a server that is not there.
+the process also ends what the factory leaves behind (threads, connections, a browser). A factory
+that takes too long is not waited for, except by a launch: that is not ready before a session can
+begin.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import logging
 import os
 import resource
 import select
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Never
+from typing import Any, NamedTuple, Never
 
 from ...schema.protocol import DEFAULT_SESSIONS, HostConfig
 from ...system.memory.cgroup_tree import free_memory_bytes
@@ -28,7 +31,7 @@ from ...system.process.prctl import die_with_parent
 from ...system.process.proc import signal_name
 from ...system.text.units import MB
 from ..errors import NotConcurrent
-from ..startup import fitting_sessions, sessions_of_process
+from ..startup import fitting_sessions, sessions_of_process, stacks_signal
 from .definition import Definition
 from .instances import failure_of
 
@@ -40,7 +43,10 @@ MAX_SHARDS = 256
 MEMORY_SHARE = 0.5  # of the free memory, for isolated sessions when their number is not configured
 PARTIAL_SHARE = 0.125  # of the same, for messages that have not arrived whole
 TRIAL_SECONDS = 5.0
+SLOW_SECONDS = 10.0  # after which the stack of a factory is logged
+QUICK_SECONDS = 1.0  # a factory that takes less is called again
 _MAX_BYTES = 4096  # more than any answer has
+_SAME = b"\n"  # ends an answer if the factory has returned the same object twice
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -137,20 +143,29 @@ def this_machine(config: HostConfig, fds: int) -> Machine:
 def supports_concurrency(
     definition: Definition,
     sessions_fail: Callable[[str], None],
-    seconds: float = TRIAL_SECONDS,
+    seconds: float | None = TRIAL_SECONDS,
     *,
     tries_class: bool = False,
+    differs: Callable[[str], None] = lambda _: None,
 ) -> tuple[bool, str]:
     """Return whether sessions may run side by side, and the name of the class that says so.
 
-    A factory that is not a class is tried once, for a limited time. When it fails,
-    `sessions_fail` is called with the cause; when it was not ready in time, its code may name the
-    class. A class needs no trial for its answer: `tries_class` tries it for `sessions_fail` only.
+    A factory that is not a class is tried once, for a limited time unless `seconds` is None. When
+    it fails, `sessions_fail` is called with the cause; when it was not ready in time, its code may
+    name the class. A class needs no trial for its answer: `tries_class` tries it for
+    `sessions_fail` only. `differs` is called with a sentence if the factory gives all sessions the
+    same environment.
     """
     if definition.env_class is None or tries_class:
         trial = try_factory(definition, seconds)
         if trial.failure is not None:
             sessions_fail(trial.failure)
+        if trial.is_shared:
+            differs(
+                f"{definition.factory_name} returns the same environment to each session, which "
+                "only sessions of the same process share; --shards 1 serves all sessions in one "
+                "process"
+            )
         if trial.marking is not None:
             return trial.marking
     if (made_class := definition.made_class) is not None:
@@ -163,9 +178,10 @@ class Trial(NamedTuple):
 
     marking: tuple[bool, str] | None = None  # as `marking_of` returns it
     failure: str | None = None
+    is_shared: bool = False  # another environment would be the same object
 
 
-def try_factory(definition: Definition, seconds: float = TRIAL_SECONDS) -> Trial:
+def try_factory(definition: Definition, seconds: float | None = TRIAL_SECONDS) -> Trial:
     """Create an environment and close it again; waits at most `seconds`."""
     reading, writing = os.pipe()
     parent = os.getpid()
@@ -178,8 +194,16 @@ def try_factory(definition: Definition, seconds: float = TRIAL_SECONDS) -> Trial
         if pid == 0:
             _answer(definition, writing, parent)
         os.close(writing)
-        is_answered = bool(select.select([answer], [], [], seconds)[0])
+        limit = SLOW_SECONDS if seconds is None else seconds
+        is_answered = bool(select.select([answer], [], [], limit)[0])
+        if seconds is None and not is_answered:
+            name = definition.factory_name
+            log.warning("%s has created no environment for %g s; it is here:", name, limit)
+            os.kill(pid, stacks_signal())
+            is_answered = bool(select.select([answer], [], [])[0])
         text = answer.read(_MAX_BYTES) if is_answered else b""
+        if text and select.select([answer], [], [], TRIAL_SECONDS)[0]:
+            text += answer.read(_MAX_BYTES)
     with contextlib.suppress(ProcessLookupError):  # with what it has started itself
         os.killpg(pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -190,7 +214,7 @@ def try_factory(definition: Definition, seconds: float = TRIAL_SECONDS) -> Trial
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
         return Trial(failure=f"the process that created an environment {how}")
     marking, failure = json.loads(text)
-    return Trial(marking and tuple(marking), failure)
+    return Trial(marking and tuple(marking), failure, text.endswith(_SAME))
 
 
 def marking_of(env_class: type) -> tuple[bool, str]:
@@ -199,10 +223,14 @@ def marking_of(env_class: type) -> tuple[bool, str]:
 
 
 def _answer(definition: Definition, writing: int, parent: int) -> Never:
-    """In the child: create, answer, exit."""
+    """In the child: create, answer, and say whether another environment is the same; exit."""
     try:
         os.setpgid(0, 0)
         die_with_parent(parent)
+        if number := stacks_signal():
+            faulthandler.register(number, 2)
+        began = time.monotonic()
+        env: Any = None
         try:
             env = definition.factory()
             trial = Trial(marking_of(type(env)))
@@ -210,9 +238,15 @@ def _answer(definition: Definition, writing: int, parent: int) -> Never:
             text = "%s could not create an environment to inspect"
             log.warning(text, definition.factory_name, exc_info=True)
             trial = Trial(failure=failure_of(exc))
-        else:
-            with contextlib.suppress(Exception):
-                env.close()
-        os.write(writing, json.dumps(trial).encode())
+        os.write(writing, json.dumps(trial[:2]).encode())
+        is_quick = trial.failure is None and time.monotonic() - began < QUICK_SECONDS
+        with contextlib.suppress(BaseException):
+            if is_quick and definition.env_class is None and definition.made_class is None:
+                if (other := definition.factory()) is env:
+                    os.write(writing, _SAME)
+                else:
+                    other.close()
+        with contextlib.suppress(BaseException):
+            env.close()
     finally:
         os._exit(0)

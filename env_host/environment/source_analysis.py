@@ -149,6 +149,7 @@ _MAKERS = frozenset({"list", "dict", "set", "deque", "defaultdict", "count", "de
 _CHANGES = frozenset(
     {"append", "appendleft", "add", "extend", "insert", "update", "setdefault", "remove"}
     | {"discard", "pop", "popleft", "popitem", "clear", "put", "put_nowait"}
+    | {"execute", "executemany", "executescript"}  # of a database in memory
     # Methods of a generator of random numbers: each process draws the same numbers.
     | {"random", "randint", "randrange", "uniform", "gauss", "normal", "integers", "choice"}
     | {"choices", "sample", "shuffle", "permutation"}
@@ -250,5 +251,6 @@ def _bound(scope: ast.Module | ast.ClassDef) -> Iterator[str]:
         value = getattr(node, "value", None)
         called = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
         is_object = called in _MAKERS or (called[:1].isupper() and called not in _FIELDS)
+        is_object |= called == "connect" and value is not None and ":memory:" in ast.unparse(value)
         if is_object or isinstance(value, (*_MUTABLE, ast.Constant)):
             yield from (target.id for target in targets if isinstance(target, ast.Name))

@@ -123,7 +123,7 @@ class Session:
     async def create(self) -> None:
         """Create the environment; raises `FactoryFailed` when it cannot be."""
         if not self.create_at_once():
-            await self.thread.run(self._create)
+            await self.call(self._create, is_async=False)
 
     def begin_at_once(self) -> bool:
         """Prepare the session if that needs no waiting; otherwise `begin` prepares it."""
@@ -140,6 +140,10 @@ class Session:
             self._holding = _HeldContext(self.env.mcp_session)
             await self._holding.begin()
         self._set_ready(calls)
+
+    def note_slow_creation(self) -> None:
+        """Report that environments cannot be created, since the constructor does not return."""
+        self._factory.note_slow(asyncio.get_running_loop().time() - self.call_began)
 
     def touch(self) -> None:
         """Record that the session was used just now."""
@@ -168,8 +172,11 @@ class Session:
             self.call_ended()
             settle_future(future, result, error)
 
+        def unless_cancelled() -> Any:
+            return None if future.cancelled() else method(*args)
+
         self.running += 1
-        self.thread.submit(settle, method, *args)
+        self.thread.submit(settle, unless_cancelled)
         return await future
 
     def call_ended(self) -> None:
@@ -301,6 +308,8 @@ class SessionWatch:
 
     def _log_hung(self, session: Session, now: float) -> None:
         seconds = now - session.call_began
+        if session.calls is None and session.running and seconds >= HUNG_SECONDS:
+            session.note_slow_creation()
         if not session.busy or not session.call_name or seconds < HUNG_SECONDS:
             self._next_log[session.id] = 0.0
         elif seconds >= self._next_log[session.id]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 CLOSE_SECONDS = 10.0  # how long a session's end waits for its environment's `close`
 CLOSING_WAIT_SECONDS = 5.0  # how long a new client waits for a session that is closing already
+SLOW_SECONDS = 10.0  # of a constructor whose client leaves: it counts as one that fails
 MAX_ONE_SHOT = 1024  # sessions at once that serve one HTTP request each, mostly waiting
 
 _T = TypeVar("_T")
@@ -235,6 +236,8 @@ class SessionTable:
             if session.calls is not None:
                 call, since = f"its {session.call_name}", session.call_began
             seconds = asyncio.get_running_loop().time() - since
+            if session.calls is None and session.running and seconds >= SLOW_SECONDS:
+                session.note_slow_creation()
             text = "session %s ended while %s was still running, after %.1f s"
             log.warning(text, session.id, call, seconds, extra={"session": session.id})
         if after is None and not abandoned and not session.needs_closing:

@@ -75,7 +75,7 @@ class Replacement(Enum):
 
     NONE = "none"
     WHEN_IDLE = "when idle"  # it has no other session: none is lost
-    STARVED = "was replaced, since an abandoned step kept its other sessions waiting"
+    STARVED = "was replaced, since an abandoned call kept its other sessions waiting"
     OVERDUE = "was replaced, since a step blocked it for longer than --step-timeout"
     LEFT = "was replaced, since a step blocked it and all of its clients had left"
 
@@ -107,7 +107,7 @@ def replacement_of(
 def describe(row: Counters, now: int) -> str:
     """Describe the abandoned steps of a shard, for the log."""
     count = row[Field.ABANDONED]
-    what = "1 abandoned step has" if count == 1 else f"{count} abandoned steps have"
+    what = "1 abandoned call has" if count == 1 else f"{count} abandoned calls have"
     return f"{what} run for {abandoned_seconds(row, now):.0f} s"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import signal
 import threading
 import time
@@ -21,7 +22,7 @@ from openenvd.env_host.bundled.benchmark.environment import (
     SyncBenchmarkEnvironment,
 )
 from openenvd.env_host.bundled.echo.environment import EchoAction, EchoEnvironment, EchoObservation
-from openenvd.env_host.environment import instances, upstream_project
+from openenvd.env_host.environment import instances, plan, upstream_project
 from openenvd.env_host.environment.definition import AnyAction, Definition, definition_of_class
 from openenvd.env_host.environment.interfaces import Action, Observation, State
 from openenvd.env_host.environment.plan import supports_concurrency, try_factory
@@ -144,6 +145,67 @@ def test_a_factory_functions_class_is_found(factory: Any, answer: tuple[bool, st
 def test_a_slow_factory_is_known_by_its_code(factory: Any, found: tuple[bool, str]) -> None:
     assert supports_concurrency(made(factory), pytest.fail, seconds=0.1) == found
     assert children_of(os.getpid()) == []
+
+
+ONE = EchoEnvironment()
+
+
+@pytest.mark.parametrize(
+    ("factory", "is_shared"),
+    [
+        (lambda: ONE, True),
+        (functools.cache(EchoEnvironment), True),
+        (functools.partial(EchoEnvironment), False),
+        (in_two_lines, False),
+        (EchoEnvironment, False),
+    ],
+)
+def test_a_factory_that_gives_all_sessions_one_environment_is_told(
+    factory: Any, is_shared: bool
+) -> None:
+    told: list[str] = []
+    supports_concurrency(made(factory), pytest.fail, differs=told.append)
+    expected = "returns the same environment to each session, which only sessions of the same"
+    assert [expected in each for each in told] == [True] * is_shared
+    assert children_of(os.getpid()) == []
+
+
+def test_the_place_where_a_factory_takes_long_is_logged(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plan, "SLOW_SECONDS", 0.05)
+
+    def late() -> EchoEnvironment:
+        time.sleep(1.0)
+        raise OSError("no licence")
+
+    failure = try_factory(made(late), None).failure or ""
+    assert failure.startswith("OSError: no licence")
+    assert re.search(rf'{__file__}", line \d+ in late\n', capfd.readouterr().err)
+
+
+def test_the_place_of_a_constructor_that_does_not_return_is_its_failure() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> EchoEnvironment:
+        begun.set()
+        go_on.wait()
+        return EchoEnvironment()
+
+    factory = instances.Factory(wait, may_use_loop=False)
+    factory.note_slow(61.0)
+    assert factory.failure is None
+    creating = threading.Thread(target=factory.create)
+    creating.start()
+    begun.wait()
+    factory.note_slow(61.0)
+    line = wait.__code__.co_firstlineno + 2
+    assert factory.failure == (
+        f"the constructor has not returned for 61 s ({__file__}, line {line})"
+    )
+    go_on.set()
+    creating.join()
+    assert factory.failure == ""
 
 
 def test_a_factory_that_ends_its_process_is_told() -> None:

@@ -213,6 +213,7 @@ def told(source: str) -> list[str]:
         ("class E:\n    n = 0\n    def f(self):\n        type(self).n += 1", "type(self).n"),
         ("X = Players()\ndef f():\n    X.names.append(1)", "X.names"),
         ("X = Players()\ndef f():\n    X.turn = 1", "X.turn"),
+        ("X = sqlite3.connect(':memory:')\ndef f():\n    X.execute('')", "X"),
         ("X = itertools.count()\ndef f():\n    return next(X)", "X"),
         ("X = random.Random(3)\ndef f():\n    return X.random()", "X"),
         ("X = numpy.random.default_rng(3)\ndef f():\n    return X.integers(3)", "X"),
@@ -230,6 +231,7 @@ def test_a_function_that_changes_its_modules_or_classes_state_is_found(
     [
         "X = []\nX.append(1)",  # at the import
         "X = []\ndef f():\n    return X[0]",
+        "X = sqlite3.connect('file.db')\ndef f():\n    X.execute('')",
         "X = []\ndef f():\n    X = []\n    X.append(1)",
         "X = []\ndef f(X):\n    X.append(1)",
         "_CACHE = {}\ndef f():\n    _CACHE['a'] = 1",

@@ -70,7 +70,7 @@ def test_a_shard_is_replaced_when_its_other_sessions_have_ended(
     psutil.Process(pid).wait(WAIT_SECONDS)
     with host.open() as client:
         assert client.pid() != pid
-    assert f"shard 0 (pid {pid}) is replaced: 1 abandoned step has run for" in host.log.read_text()
+    assert f"shard 0 (pid {pid}) is replaced: 1 abandoned call has run for" in host.log.read_text()
 
 
 def test_a_shard_whose_sessions_are_starved_is_replaced_at_once(

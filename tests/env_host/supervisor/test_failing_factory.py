@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,23 @@ class create(Counter):
         super().__init__()
         if not Path("licence").exists():
             raise ModuleNotFoundError("No module named 'textarena'")
+
+app = create_app(create, Do, Seen)
+"""
+HANGING = """
+from openenvd.env_host.environment import plan
+from openenvd.env_host.sessions import table
+import time
+
+plan.TRIAL_SECONDS = table.SLOW_SECONDS = 0.1
+
+class create(Counter):
+    def __init__(self):
+        while not Path("licence").exists():
+            time.sleep(0.01)
+        super().__init__()
+        if Path("void").exists():
+            raise OSError("no licence")
 
 app = create_app(create, Do, Seen)
 """
@@ -107,6 +126,33 @@ def test_a_class_that_fails_is_told_before_ready_when_a_launch_starts_it(
     host = start("Broken", isolate=isolate, max_sessions=None, env={TRIAL_VARIABLE: "1"})
     assert cause(host).startswith("OSError: no licence (")
     host.ready()
+
+
+def test_a_launch_waits_for_a_slow_constructor(start: StartHost, tmp_path: Path) -> None:
+    """A constructor that hangs was called ready; one that failed late, too."""
+    (tmp_path / "void").touch()
+    app = PROJECT.partition("def create")[0] + HANGING
+    host = start(app=app, env={TRIAL_VARIABLE: "1"})
+    threading.Timer(1.0, (tmp_path / "licence").touch).start()
+    assert cause(host) == f"OSError: no licence ({tmp_path / 'app.py'}, line 19)"
+    host.ready()
+
+
+def test_a_constructor_that_does_not_return_is_told_until_one_does(
+    start: StartHost, tmp_path: Path
+) -> None:
+    host = start(app=PROJECT.partition("def create")[0] + HANGING, shards=1)
+    host.ready()
+    with host.open() as client:
+        client.send("reset")
+        host.until(lambda capacity: capacity["sessions"] == 1)
+        time.sleep(0.3)  # longer than the constructor may take
+    place = f"{tmp_path / 'app.py'}, line 16"
+    assert cause(host) == f"the constructor has not returned for 0 s ({place})"
+    host.until(lambda capacity: capacity["shards"][0]["abandoned"] == 1)
+    (tmp_path / "licence").touch()
+    assert try_session(host) == "observation"
+    assert cause(host) is None
 
 
 def test_a_request_without_a_session_reports_whether_an_environment_was_created(
