@@ -125,7 +125,8 @@ class AsyncSession(_Connecting):
             text = await self._session.ask(message, self.answer_timeout, kind)
         except SessionFailed as exc:
             if exc.reason is not SessionEnd.CONNECTION_LOST:
-                raise SessionError(str(exc)) from exc
+                is_late = exc.reason is SessionEnd.STEP_TIMED_OUT
+                raise SessionError(str(exc), hint=self.lost_hint if is_late else None) from exc
             said = "the connection was lost" if exc.close is None else "closed by the server"
             message = f"the session has ended: {(exc.close and exc.close.reason) or said}"
             raise SessionError(message, hint=self.lost_hint) from exc

@@ -76,7 +76,7 @@ def test_state_that_sessions_share_in_one_process_alone_is_a_warning(
         tester, tmp_path, FAULTS["memory"]["code"], "--skip", "leaks", "--skip", "memory"
     )
     assert found["passed"]
-    assert "changes KEPT, which sessions share" in faults(found)["processes"][0]
+    assert "changes KEPT, which only sessions" in faults(found)["processes"][0]
 
 
 def test_a_process_that_exits_is_told_of_and_the_other_checks_go_on(

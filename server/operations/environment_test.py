@@ -113,6 +113,8 @@ class _Reporter:
     def ended(self, result: CheckResult) -> None:
         """Report the end of a check."""
         base.say(f"{result.check} {result.outcome.value}: {result.summary}")
+        for finding in result.findings:
+            base.say(f"  {finding.found}")
         following = CHECK_NAMES.index(result.check) + 1
         if following < len(CHECK_NAMES):
             self._begin(following)

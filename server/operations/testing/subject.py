@@ -119,7 +119,10 @@ class TrialSession:
         seconds = time.monotonic() - started
         try:
             frame = json.loads(text)
-            return Frame(frame["type"], dict(frame.get("data") or {}), seconds)
+            found = dict(frame.get("data") or {})
+            if "odd_reward" in frame:  # by which our server names what JSON has as null
+                found["reward"] = frame["odd_reward"]
+            return Frame(frame["type"], found, seconds)
         except (ValueError, KeyError, TypeError) as exc:
             raise SessionFailed(f"a {what} was answered by no frame: {text[:200]!r}") from exc
 
