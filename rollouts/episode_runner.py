@@ -141,7 +141,7 @@ class Attempt:
             )
         except EpisodeFailed as exc:
             _forget_frames(exc)
-            return self._ended(exc.reason, str(exc))
+            return self._ended(exc.reason, str(exc), exc.traceback)
         return self._ended()
 
     async def _play(self) -> None:
@@ -246,9 +246,14 @@ class Attempt:
         self._context.stats.step(size_bytes)
 
     def _ended(
-        self, reason: episodes.FailureReason | None = None, message: str = ""
+        self,
+        reason: episodes.FailureReason | None = None,
+        message: str = "",
+        traceback: str = "",
     ) -> episodes.Episode:
-        failure = None if reason is None else episodes.Failure(reason, message, self._steps)
+        failure = None
+        if reason is not None:
+            failure = episodes.Failure(reason, message, self._steps, traceback)
         last = self._answer.observation_json
         status = (
             episodes.EpisodeStatus.DONE if self._answer.done else episodes.EpisodeStatus.TRUNCATED

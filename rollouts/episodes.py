@@ -157,6 +157,7 @@ class Failure:
     reason: FailureReason
     message: str
     step: int | None = None
+    traceback: str = ""  # of a policy that raised; for the log, and not written
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,9 +71,10 @@ class OtherRollout(RolloutError):
 class EpisodeFailed(RolloutError):
     """Ends one attempt of one episode, and becomes its `Failure`."""
 
-    def __init__(self, reason: FailureReason, message: str) -> None:
+    def __init__(self, reason: FailureReason, message: str, traceback: str = "") -> None:
         super().__init__(message)
         self.reason = reason
+        self.traceback = traceback  # of the policy
 
 
 class OutputError(RolloutError):

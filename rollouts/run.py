@@ -243,9 +243,13 @@ def claim_folder(config: RunConfig) -> list[str]:
     """
     path, now = config.folder / RECORD, config.record()
     try:
-        if config.folder.is_file():
+        if config.folder.exists() and not config.folder.is_dir():
             raise OutputUnwritable(f"{config.folder} is a file", "--out takes a folder, new or not")
-        config.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            config.folder.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError as exc:  # its file system makes no folders, as `/proc`
+            text = f"the folder {config.folder} cannot be made: {exc.strerror}"
+            raise OutputUnwritable(text, "write to another folder") from exc
         if path.exists():
             try:
                 before = dict(orjson.loads(path.read_bytes()))

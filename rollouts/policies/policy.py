@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import traceback
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future
@@ -30,6 +31,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Semaphore, Thread
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -41,6 +43,8 @@ from ..answers import PARSED_APART_BYTES, Answer
 from ..episodes import Array, BytesLike, FailureReason
 from ..errors import EpisodeFailed, PolicyHangs
 
+_OURS = str(Path(__file__).resolve().parents[1])  # our frames explain no failure of a policy
+_LIBRARY = str(Path(inspect.__file__).parent)  # the standard one, and what is installed below it
 CPU_THREADS = 2  # 512 threads blocked the loop for 1.5 s, one job for 12 ms
 MAX_HUNG = 16
 
@@ -296,5 +300,15 @@ def takes_turn(function: Any) -> bool:
 
 
 def policy_failed(exc: BaseException) -> EpisodeFailed:
-    """Return the failure of an episode whose policy raised `exc`."""
-    return EpisodeFailed(FailureReason.POLICY_ERROR, f"{type(exc).__name__}: {exc}")
+    """The failure of an episode whose policy raised `exc`, with the place and its traceback."""
+    frame = exc.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.tb_next
+    message = f"{type(exc).__name__}: {exc}"
+    if frame is None:
+        return EpisodeFailed(FailureReason.POLICY_ERROR, message)
+    places = traceback.extract_tb(frame)
+    last = ([each for each in places if _LIBRARY not in each.filename] or places)[-1]
+    lines = "".join(traceback.format_exception(type(exc), exc, frame))
+    message += f" ({last.filename}, line {last.lineno})"
+    return EpisodeFailed(FailureReason.POLICY_ERROR, message, lines)

@@ -11,7 +11,9 @@ import json
 import random
 import urllib.request
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit, urlunsplit
 
 import orjson
@@ -65,7 +67,11 @@ def action_schema(address: str) -> Json:
         with urllib.request.urlopen(request, timeout=SCHEMA_SECONDS) as response:  # noqa: S310
             found = json.load(response)
         schema: Json = found["action"]
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, HTTPException) as exc:
+        if isinstance(exc, (OSError, HTTPException)) and not isinstance(exc, HTTPError):
+            raise NoEnvironment(
+                f"nothing answers at {address}: {getattr(exc, 'reason', exc)}"
+            ) from exc
         raise NoEnvironment(f"{url} has no schema of actions: {exc}") from exc
     return schema
 

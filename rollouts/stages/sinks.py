@@ -271,6 +271,8 @@ def judge(
 HOPELESS_EPISODES = 16  # failures without a success that end the rollout
 _POLICYS = (FailureReason.POLICY_ERROR, FailureReason.POLICY_TIMED_OUT)
 _LOST = (FailureReason.CONNECTION_LOST, FailureReason.NOT_CONNECTED)
+_ISOLATE = "where a step ends its process, openenv launch --isolate keeps the other sessions"
+MAX_TRACEBACKS = 20  # in the log
 
 Say = Callable[[str], None]
 
@@ -293,6 +295,9 @@ class FailedEpisodeSink:
         self._stats = stats
         self._say = say
         self._hints = dict.fromkeys(_POLICYS, policy_hint) | dict.fromkeys(_LOST, lost_hint)
+        if lost_hint is not None:
+            self._hints[FailureReason.CONNECTION_LOST] = f"{lost_hint}; {_ISOLATE}"
+        self._logged: set[str] = set()  # tracebacks of the policy, without the errors' texts
         self._keeps_failed = keeps_failed
         self._last_failure = ""
         self._hint: str | None = None  # if there is a better one than the log
@@ -320,6 +325,10 @@ class FailedEpisodeSink:
         self._stats.last_failures[failure.reason.value] = failure.message
         at = f" at step {failure.step}" if failure.step else ""
         self._say(f"episode {episode.id} failed{at}: {self._last_failure}")
+        frames = failure.traceback.rstrip().rpartition("\n")[0]
+        if frames and frames not in self._logged and len(self._logged) < MAX_TRACEBACKS:
+            self._logged.add(frames)
+            self._say(failure.traceback.rstrip())
         if self._keeps_failed:
             await self._keep(episode)
         elif self._groups is None:

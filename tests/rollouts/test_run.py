@@ -3,13 +3,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from openenvd.rollouts.errors import AllFailed, LoopLagged, OtherRollout, OutputUnwritable
+from openenvd.rollouts.errors import (
+    AllFailed,
+    LoopLagged,
+    NoEnvironment,
+    OtherRollout,
+    OutputUnwritable,
+)
+from openenvd.rollouts.policies.random_policy import action_schema
 from openenvd.rollouts.run import RECORD, Report, RunConfig, claim_folder, roll_out
 from openenvd.rollouts.stages.named_parts import importable
 
@@ -25,6 +33,7 @@ def stumble(observation):
     return {"what": "raise" if bad else "go"}
 def blunder(observation):
     return {"what": "nan" if observation["episode"].endswith("3") else "go"}
+def leave(observation): return {"what": "leave"}
 def fail(observation): raise OSError("no weights")
 async def wait(observation): await asyncio.Event().wait()
 async def hold(observation):
@@ -141,9 +150,15 @@ def test_the_record_of_a_rollout_has_no_passwords(tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(OutputUnwritable, match=r"out is a file$") as caught:
-        claim_folder(order_of("http://127.0.0.1:1", tmp_path))
-    assert "--out takes a folder" in (caught.value.hint or "")
+    order = order_of("http://127.0.0.1:1", tmp_path)
+    for folder, words, hint in (
+        (tmp_path / "out", f"{tmp_path}/out is a file", "--out takes a folder, new or not"),
+        (Path("/dev/full"), "/dev/full is a file", "--out takes a folder, new or not"),
+        (Path("/proc/x"), "the folder /proc/x cannot be made", "write to another folder"),
+    ):
+        with pytest.raises(OutputUnwritable, match=words) as caught:
+            claim_folder(replace(order, folder=folder))
+        assert caught.value.hint == hint
 
 
 async def test_a_rollout_ends_when_its_first_episodes_all_fail(
@@ -156,8 +171,29 @@ async def test_a_rollout_ends_when_its_first_episodes_all_fail(
 
 
 async def test_a_small_rollout_of_which_all_fail_is_a_failure(serve: Serve, tmp_path: Path) -> None:
-    with pytest.raises(AllFailed, match="all 3 episodes failed"):
-        await run(order_of(address_of(serve()), tmp_path, "fail", episodes=3), tmp_path)
+    said: list[str] = []
+    order = order_of(address_of(serve()), tmp_path, "fail", episodes=3)
+    place = f"OSError: no weights ({tmp_path / 'policies_here.py'}, line 11)"
+    with pytest.raises(AllFailed, match=rf"all 3 episodes failed.*{re.escape(place)}"):
+        await run(order, tmp_path, say=said.append)
+    [traceback] = [text for text in said if "Traceback" in text]
+    assert traceback.count("  File ") == 1
+    assert 'raise OSError("no weights")' in traceback
+
+
+async def test_sessions_that_end_with_their_process_name_the_cure(
+    serve: Serve, tmp_path: Path
+) -> None:
+    order = order_of(address_of(serve()), tmp_path, "leave", episodes=3)
+    with pytest.raises(AllFailed) as caught:
+        await run(order, tmp_path)
+    assert "openenv launch --isolate" in (caught.value.hint or "")
+
+
+def test_a_random_policy_says_where_nothing_answers(unused_port: int) -> None:
+    address = f"http://127.0.0.1:{unused_port}"
+    with pytest.raises(NoEnvironment, match=rf"^nothing answers at {address}: .*refused"):
+        action_schema(address)
 
 
 async def test_an_endpoint_that_nobody_serves_is_named_with_what_to_do(

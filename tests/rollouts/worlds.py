@@ -2,7 +2,7 @@
 """Environments to roll out, as a module to be written beside the host that serves them."""
 
 WORLDS = '''
-import asyncio, pathlib
+import asyncio, os, pathlib
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 
 class Move(Action):
@@ -45,6 +45,7 @@ class Walk(Environment[Move, Seen, State]):
     async def do_go(self): pass
     async def do_nan(self): self.worth = float("nan")
     async def do_raise(self): raise RuntimeError("the floor is missing")
+    async def do_leave(self): os._exit(4)
     async def do_hang(self): await asyncio.Event().wait()
     async def do_raise_once(self):
         if not pathlib.Path("raised").exists():
