@@ -316,10 +316,17 @@ def _test(client: DaemonClient, launch: Json, payload: Json, output: Output) -> 
 def _run(client: DaemonClient, operation: str, payload: Json, output: Output) -> Json:
     """Queue a request and follow it; the end of the command cancels it."""
     request = submit(client, operation, payload, {})
+    is_late = operation == "test" and sys.stdout.isatty()  # else each check as it ends
+    held: list[str] = []  # lines of the log, which the report replaces
+
+    def is_held(line: str) -> bool:
+        held.extend([line] * is_late)
+        return is_late
+
     try:
-        is_late = operation == "test" and sys.stdout.isatty()  # else each check is shown at its end
-        return follow_request(client, request, output, is_shown_later=lambda _: is_late)
+        return follow_request(client, request, output, is_shown_later=is_held)
     except KeyboardInterrupt:
+        output.result(*map(plain, held))
         client.cancel(request["id"])
         raise
 

@@ -123,7 +123,12 @@ def down(
             output.result(request["id"])
         output.json({"request_ids": [request["id"] for request in submitted], **errors})
         return worst
-    ended = [_follow(client, request, output) for request in submitted]
+    try:
+        ended = [_follow(client, request, output) for request in submitted]
+    except KeyboardInterrupt:
+        labels = ", ".join(request["label"] for request in submitted)
+        output.note(f"\nDetached: {labels}: what has not ended continues; see openenv requests")
+        raise
     output.json({"requests": ended, **errors})
     return max(worst, exit_codes.of_requests(ended))
 

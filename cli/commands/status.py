@@ -37,6 +37,7 @@ from ..output.output import (
     for_rich,
     generations_table,
     new_console,
+    replicas_table,
     requests_table,
 )
 
@@ -69,7 +70,7 @@ def status(target: str | None, watch: bool, shows_all: bool, output: Output) -> 
 
     Examples:
       openenv status          # environments and requests
-      openenv status my_env   # one environment, with its replicas and generations
+      openenv status my_env   # one environment, its replicas and generations
       openenv status --watch  # redrawn when something changes
       openenv status --json   # for programs
     """
@@ -121,6 +122,8 @@ def picture(found: Json, now: float) -> list[Drawn]:
             parts += _remarks(environment, now, is_named="generations" in environment)
     for environment in environments:
         if history := environment.get("generations"):  # only of the target
+            replicas = environment["replicas"]
+            parts += ["", replicas_table(replicas)] * bool(replicas)
             parts += ["", generations_table(history, now)]
     if strays := found.get("strays"):
         parts += ["", *_strays(strays)]

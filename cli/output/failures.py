@@ -71,10 +71,10 @@ def _remarks(name: str, replica: Json) -> Iterator[str]:
     if replica.get("message") and (replica["state"] not in _SETTLED or replica.get("restarts")):
         yield f"{where} {plain(replica['message'])}"
     for one in replica.get("abandoned") or ():  # steps that run although their sessions have ended
-        steps = phrases.plural(one["count"], "abandoned step")
+        calls = phrases.plural(one["count"], "abandoned call")
         has = "has" if one["count"] == 1 else "have"
         ran = phrases.duration(now - one["since"])
-        yield f"{where} shard {one['shard']}: {steps} {has} run for {ran}"
+        yield f"{where} shard {one['shard']}: {calls} {has} run for {ran}"
     if left := replica.get("left"):
         programs = (f"{plain(p['name'])} (pid {p['pid']}, {p['bytes'] / MB:.0f} MB)" for p in left)
         them = "it" if len(left) == 1 else "them"

@@ -202,6 +202,15 @@ def environments_table(environments: Sequence[Json], now: float) -> Table:
     return table
 
 
+def replicas_table(replicas: Sequence[Json]) -> Table:
+    """One line for each replica of an environment."""
+    table = Table("REPLICA", "STATE", "SESSIONS", "PID")
+    for each in replicas:
+        cells = (each["id"], state_cell(each["state"]), str(each["sessions"]))
+        table.add_row(*cells, str(each["pid"] or "-"))
+    return table
+
+
 def generations_table(generations: Sequence[Json], now: float) -> Table:
     """Return a table with a line for each generation of an environment."""
     table = Table("GENERATION", "LAUNCH", "STATE", "WHEN", "SOURCE", "")

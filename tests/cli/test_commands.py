@@ -21,7 +21,7 @@ import pytest
 from openenvd.cli import exit_codes, options
 
 from ..client.fake_daemon import Call, new_environment, new_request
-from .conftest import PROGRAM, Cli, text
+from .conftest import PROGRAM, Cli, Terminal, text
 
 Process = Callable[..., subprocess.Popen[str]]
 ID = "7f3a91c2d4e5f607"
@@ -288,17 +288,24 @@ def test_an_interrupt_during_imports_ends_without_a_traceback(
     assert started.returncode == exit_codes.INTERRUPTED
 
 
-def test_a_second_interrupt_cancels(process: Process, cli: Cli) -> None:
-    release = threading.Event()
+def holding(release: threading.Event, *events: tuple[str, dict[str, Any]]) -> Any:
+    """A stream that sends these events, and then nothing."""
 
     def stream(call: Call) -> None:
         call.begin_stream()
-        call.event("1:0", "log", {"text": "preparing\n"})
+        for number, (name, data) in enumerate(events):
+            call.event(f"1:{number}", name, data)
         release.wait(30)
         call.break_off()
 
+    return stream
+
+
+def test_a_second_interrupt_cancels(process: Process, cli: Cli) -> None:
+    release = threading.Event()
     cli.accepts(READY)
-    cli.get(f"/v1/requests/{ID}/events", stream)
+    preparing = ("log", {"text": "preparing\n"})
+    cli.get(f"/v1/requests/{ID}/events", holding(release, preparing))
     cancelling = {"request": READY, "cancelled": False, "cancelling": True}
     cli.post(f"/v1/requests/{ID}/cancel", cancelling)
     launch = process("launch", "echo", "--name", "trial")
@@ -313,6 +320,50 @@ def test_a_second_interrupt_cancels(process: Process, cli: Cli) -> None:
     assert launch.returncode == 130
     assert "launch trial is being cancelled" in err
     assert [call for call in cli.fake.calls if call[1].endswith("/cancel")]
+
+
+def test_an_interrupted_down_names_what_continues(process: Process, cli: Cli) -> None:
+    asked, release = threading.Event(), threading.Event()
+    stream = holding(release)
+
+    def answer(call: Call) -> None:
+        asked.set()
+        stream(call)
+
+    cli.accepts(new_request(ID, operation="down", label="down trial"))
+    cli.get(f"/v1/requests/{ID}/events", answer)
+    down = process("down", "trial")
+    assert asked.wait(30)
+    down.send_signal(signal.SIGINT)
+    _, err = down.communicate(timeout=30)
+    release.set()
+    assert down.returncode == exit_codes.INTERRUPTED
+    assert "Detached: down trial: what has not ended continues" in err
+
+
+def test_an_interrupted_test_prints_what_it_has_found(
+    terminal: Callable[..., Terminal], cli: Cli
+) -> None:
+    release = threading.Event()
+    testing = new_request("e5", operation="test", label="test trial", state="RUNNING")
+
+    def submit(call: Call) -> None:
+        assert call.body is not None
+        request = testing if call.body["operation"] == "test" else READY
+        call.json(202, {"request_id": request["id"], "request": request})
+
+    cli.post("/v1/requests", submit)
+    cli.ends(READY)
+    found = ("log", {"text": "protocol failed: 5 steps\n  the reward is 'NaN'\n"})
+    events = holding(release, found, ("progress", {"message": "leaks"}))
+    cli.get("/v1/requests/e5/events", events)
+    cli.post("/v1/requests/e5/cancel", {"request": testing, "cancelled": True})
+    screen = terminal([*PROGRAM, "test", "echo", "--keep"], **{**os.environ, "TERM": "xterm"})
+    assert screen.shows("test trial: leaks")
+    screen.process.send_signal(signal.SIGINT)
+    assert screen.shows("the reward is 'NaN'")
+    assert screen.process.wait(30) == exit_codes.INTERRUPTED
+    release.set()
 
 
 def test_a_request_is_submitted_again_with_the_memory_that_is_given(cli: Cli) -> None:
@@ -384,6 +435,14 @@ def with_replica(**changes: Any) -> dict[str, Any]:
 
 
 EXIT = {"at": 1000.0, "message": "shard 2 (pid 7) was killed by SIGKILL"}
+GENERATION = {
+    "number": 1,
+    "request_id": ID,
+    "state": "SERVING",
+    "spec": {},
+    "error": None,
+    **dict.fromkeys(("created_at", "served_at", "ended_at"), 1000.0),
+}
 SERVING = {"sentence": "4 shards", "shards": 4, "held": {"shards": 1, "since": 0.0}}
 GPUS = {"each": 1.0, "resource": "nvidia.com/mig-1g.5gb"}
 
@@ -401,6 +460,10 @@ GPUS = {"each": 1.0, "resource": "nvidia.com/mig-1g.5gb"}
             "  trial: 0.25 GPU for each replica\n",
         ),
         (new_environment(serving=SERVING, generations=[]), "trial: 4 shards\n"),
+        (
+            with_replica(state="FAILED", pid=None) | {"generations": [GENERATION]},
+            "REPLICA  STATE   SESSIONS  PID\ntrial-0  FAILED  3         -\n",
+        ),
         (new_environment(serving=SERVING), "trial: 1 of 4 shards is blocked for"),
         (with_replica(exits=[EXIT]), f"ago {EXIT['message']}\n"),
         (
@@ -422,7 +485,7 @@ def test_status_says_of_an_environment(
 
 def test_status_names_steps_that_go_on_and_a_gateways_exit_and_problem(cli: Cli) -> None:
     abandoned = [{"shard": 0, "count": 1, "since": time.time() - 130.0}]
-    sentence = "trial replica 0: shard 0: 1 abandoned step has run for 2 min"
+    sentence = "trial replica 0: shard 0: 1 abandoned call has run for 2 min"
     assert sentence in cli.shows(with_replica(abandoned=abandoned))
     told = {"at": 1000.0, "message": "Envoy (pid 7) was killed by SIGKILL"}
     out = cli.shows(gateway={"exits": [told], "problem": "the gateway is full"})
