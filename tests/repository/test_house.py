@@ -16,11 +16,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_447,
-    "code lines": 46_611,
+    "shipped lines": 72_584,
+    "code lines": 46_733,
     "modules": 383,
-    "test lines": 64_446,
-    "words of pages": 25_000,
+    "test lines": 64_656,
+    "words of pages": 25_021,
     "words of decisions": 7_659,
     "folders at the root": 15,
     "large classes": 2,
