@@ -435,7 +435,7 @@ def with_replica(**changes: Any) -> dict[str, Any]:
 
 
 EXIT = {"at": 1000.0, "message": "shard 2 (pid 7) was killed by SIGKILL"}
-GENERATION = {
+GENERATION: dict[str, Any] = {
     "number": 1,
     "request_id": ID,
     "state": "SERVING",

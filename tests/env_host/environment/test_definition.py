@@ -194,7 +194,7 @@ def test_the_place_of_a_constructor_that_does_not_return_is_its_failure() -> Non
 
     factory = instances.Factory(wait, may_use_loop=False)
     factory.note_slow(61.0)
-    assert factory.failure is None
+    assert not factory.failure
     creating = threading.Thread(target=factory.create)
     creating.start()
     begun.wait()
