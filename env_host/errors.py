@@ -8,7 +8,7 @@ HostError
 │   ├── NotConcurrent       several sessions in a process requested for a class that allows one
 │   └── ShardFailed         a process that was to serve could not start
 ├── NotReset                a step before the first reset: an error frame; the session continues
-└── SessionError            one session: an error frame with `code`, then the close
+└── SessionError            ends one session: an error frame with `code`, then the close
     ├── CapacityReached     no room for another session
     ├── FactoryFailed       the environment's constructor raised
     ├── CallTimedOut        a call for one HTTP request took too long
@@ -94,7 +94,7 @@ class SessionError(HostError):
 
 
 class CapacityReached(SessionError):
-    """Every session that may run at once is taken."""
+    """As many sessions as may run at once are in use."""
 
     code = WSErrorCode.CAPACITY_REACHED
 

@@ -10,7 +10,7 @@ from ..schema.errors import HintedError
 
 
 class DatabaseError(HintedError):
-    """The database could not do what was asked; nothing of it has been done."""
+    """The database cannot be used, or a transaction has failed without any effect."""
 
     default_hint = "look at the daemon's log; `openenv check` examines the state folder"
 

@@ -2,16 +2,16 @@
 """A shard: one process with one event loop that serves sessions.
 
     supervisor ───▶ inbox ─▶ Arrival ─┬─▶ served here (`base.py`)
-    other shards ────▲                └─▶ inbox of the shard that has its session, or room, or the
-                                          project's own routes (`serving/own_app.py`)
+    other shards ────▲                └─▶ inbox of another shard: that with its session, with room,
+                                          or with the project's own routes (`serving/own_app.py`)
 
     supervisor ◀── link: ready, a session to isolate
 
 With `isolates`, sessions are not served here: each connection goes to the supervisor, which forks a
-process for it (`IsolatedSession`: the same, for one session). Later connections for that session
-(HTTP, `?session_id=`) take the same way, through the supervisor.
+process for it (`IsolatedSession`). Later connections for that session (HTTP, `?session_id=`) go to
+that process through the supervisor, too:
 
-    supervisor ──connection, and what was read of it──▶ Arrival ──▶ the session, and the end with it
+    supervisor ──connection, and what was read of it──▶ Arrival ──▶ the session; exit at its end
     supervisor ──link: connections for it later──▶ Arrival
 """
 
@@ -37,9 +37,9 @@ from .base import ServingProcess
 if TYPE_CHECKING:
     from .connections import Arrival
 
-STARTING_SECONDS = 1.0  # for a shard that is wanted to start
+STARTING_SECONDS = 1.0  # for a further shard to start
 STARTING_POLL_INTERVAL_SECONDS = 0.005
-LEAVING_POLL_INTERVAL_SECONDS = 0.05  # at a session whose client may have gone
+LEAVING_POLL_INTERVAL_SECONDS = 0.05  # between two checks whether the session is over
 BEGIN_SECONDS = 30.0  # for an isolated session to begin
 
 log = logging.getLogger("openenvd.env_host")
@@ -105,7 +105,7 @@ class Shard(ServingProcess):
         return lambda fd: self._send_to(index, fd, now_microseconds())
 
     async def _room_for_isolated(self) -> Callable[[int], None]:
-        """Take a slot for a session that is begun over HTTP; returns what starts its process."""
+        """Take a slot for a session over HTTP; return a function that starts its process."""
         if not await self.admission.wait_for_room(lambda: True):
             raise CapacityReached(*self.admission.totals)
         self._isolated += 1
@@ -118,7 +118,7 @@ class Shard(ServingProcess):
         return start
 
     async def _roomier(self) -> Give | None:
-        """Find the shard with the most room, when there is none here; one may be starting."""
+        """Find the shard with the most room if this one is full; wait for one that is starting."""
         others = self._scoreboard.others(self._own.index)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + STARTING_SECONDS
@@ -136,7 +136,7 @@ class Shard(ServingProcess):
         data, accepted = carried_bytes(message), message.head.get("accepted")
         for fd, since in zip(message.fds, message.head["since"], strict=False):
             self._take_connection(fd, since, data, accepted)
-        if placed := message.head.get("placed", 0):  # last: by now they count as arriving
+        if placed := message.head.get("placed", 0):  # last, when they are counted as arriving
             self._counters.add(Field.CONNECTIONS, placed)
 
     def _isolate(self, arrival: Arrival) -> None:

@@ -12,9 +12,9 @@ reads none: its children share what it has imported, and no environment can harm
 
 What happens when
 
-    a shard exits         clients and shim are notified, and it is restarted at once, or later each
-                          time if it exits early again. Connections that it had taken and not
-                          answered are reset
+    a shard exits         clients and shim are notified, and it is restarted at once, or after a
+                          growing pause if it keeps exiting early. Connections that it had taken
+                          and not answered are reset
     an isolated one exits client and shim are notified; its slot is free
     the state process     shards end its sessions, the shim is notified, and the next epoch is
       exits               forked (`shared_state/`); no session begins before that
@@ -114,7 +114,7 @@ class Supervisor:
         self._stop_by: float | None = None
 
     def run(self) -> None:
-        """Serve until asked to stop; raises `ShardFailed` if one fails before any served."""
+        """Serve until asked to stop; raises `ShardFailed` if one fails before any has served."""
         self._signals = SignalPipe((*forking.TAKEN_OVER, *DRAIN_SIGNALS))
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         if (control := self._control_socket) is not None:

@@ -35,7 +35,7 @@ class EngineProvider(providers.Provider):
     """Starts replicas on one engine, through its agent."""
 
     def _begin_launch(self, batch: providers.Batch, prepared: Prepared) -> providers.Beginning:
-        """Listen at a port for each replica; those that are replaced have ports of their own."""
+        """Listen at a port for each replica, other than those of the replicas to be replaced."""
         spec, ports = batch.spec, {each.port for each in batch.known}
         listeners = self._open(spec, batch.size, spec.port, ports)
         return listeners, partial(self._with_plan, spec, prepared)
@@ -71,7 +71,7 @@ class EngineProvider(providers.Provider):
             links = {name: str(folder) for name, folder in prepared.links.items()}
             program = {"image": "", "command": prepared.argv, "links": links}
             program["folder"] = str(prepared.folder)
-            # Behind the gateway, address and token are the gateway's by now.
+            # If there is a gateway, the prepared configuration has its address and token.
             config = replace(prepared.config, host=spec.host, token=spec.token)
             home = str(self._layout.home)
             base = providers.child_environment(home=home, given=spec.env, program=prepared.env)

@@ -31,7 +31,7 @@ from .configuration import Backend, Endpoint, GatewayOptions
 
 ANSWER_SECONDS = 5.0
 
-_FULL_SHARE = 0.95  # of the limit counts as full, since connections open and close all the time
+_FULL_SHARE = 0.95  # this share of the limit counts as full, since connections come and go
 _USERS_SHOWN = 3
 _ESTABLISHED = "01"
 
@@ -103,7 +103,7 @@ def read_connections(folder: Path, admin_socket: Path, port: int) -> Connections
     """Return how many connections of clients are open, and how many are allowed.
 
     Raises:
-        OSError: Envoy does not answer, or its answer is unknown.
+        OSError: Envoy does not answer, or its answer cannot be understood.
     """
     path = "/stats?format=json&filter=gateway.downstream_cx_active|downstream_global_cx_overflow"
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the image of a project, unless there is one of the same files; removes unused images.
+"""Builds a project's image, unless one of the same files exists; removes unused images.
 
     source ─▶ context ─▶ digest ─▶ openenvd/NAME:DIGEST ── exists ─────────▶ that
                                                        └─ does not exist ─▶ docker build ─▶ that

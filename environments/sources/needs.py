@@ -29,7 +29,7 @@ from .dockerfile import find_file, installed, read_dockerfile, read_text
 GIT_SECONDS = 10.0
 _REQUIREMENTS = ("server/requirements.txt", "requirements.txt")
 _BUILDS = ("setup.py", "setup.cfg")
-_BY_SETUP: Mapping[str, Any] = {"build-system": {}}  # a `pyproject.toml` that stands for them
+_BY_SETUP: Mapping[str, Any] = {"build-system": {}}  # equivalent content of `pyproject.toml`
 # Lines of a file of requirements that name another such file, or a folder here.
 _NESTED = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[\s=]*(\S+)")
 _FOLDER = re.compile(r"(?m)^\s*(?:(?:-e|--editable)[\s=]+(?!\w+[+:])|\.{1,2}(?:/|\[|\s*$)|file:)")
@@ -190,7 +190,7 @@ def lock_fault(
 ) -> str | None:
     """Return why the versions of a lock file cannot be installed for a project; None: they can.
 
-    `packaging` is the content of its `pyproject.toml`; a `python` of None is not known.
+    `packaging` is the content of its `pyproject.toml`; `python` is None if it is unknown.
     """
     try:
         lock = parse_toml(text)
@@ -237,7 +237,7 @@ def normalized(requirement: str) -> str:
 
 
 def metadata_of(folder: Path) -> dict[str, str]:
-    """Return the files by which `importlib.metadata` finds a project, by their paths; or none.
+    """Return by path, if there are any, the files with which `importlib.metadata` finds a project.
 
     The project is served from its folder, and is not installed. With these files, its version and
     its entry points are known as in an installation.

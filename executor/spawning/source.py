@@ -63,7 +63,7 @@ _PIDFD_SIGNAL_PROCESS_GROUP = 1 << 2  # linux/pidfd.h, since 6.9
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """A worker has started. `sentinel` is readable once it has exited; None where there is none."""
+    """A worker has started. Its `sentinel`, if the system has one, is readable once it exits."""
 
     name: str
     pid: int

@@ -63,7 +63,7 @@ def sse(event: str, data: Any, position: Position | None = None) -> ServerSentEv
 async def wait_until_final(deps: Dependencies, request_id: str, seconds: float) -> Request:
     """The request once it is final, or as it stands after `seconds` or at the daemon's end."""
     with deps.bus.subscribe(request_id=request_id) as subscription:
-        # Looked up after subscribing: a final state in between is in one or the other.
+        # Read after subscribing, so that either this or an event shows a final state.
         request = await deps.submitter.find(request_id)
         if request.id != request_id:  # only a prefix of the id was given
             return await wait_until_final(deps, request.id, seconds)
@@ -123,8 +123,8 @@ class RequestStream:
         is_new = not self._position.seq
         if is_new:
             self._position.seq = await self._deps.store.read(queries.LAST_SEQ)
-        # Looked up after subscribing: a final state in between is in one or the other. And before
-        # the events are read: those of a final state are among them.
+        # Read after subscribing, so that either this or an event shows a final state, and before
+        # the events are read, so that they include those of the state that is found here.
         self._request = await self._deps.submitter.find(self._request.id)
         if is_new:
             newest = await self._deps.store.read(queries.newest_events(self._request.id, NEWEST))

@@ -41,7 +41,7 @@ from .running import DispatchContext, log_fields
 log = logging.getLogger(__name__)
 
 MAX_CLAIM = 64  # requests; a larger burst is claimed in several statements
-EXTRA_SHORTAGES = 64  # that are shown of requests for which there is no worker anyway
+EXTRA_SHORTAGES = 64  # pending requests beyond the free workers whose shortage is shown, too
 CLAIM_ORDER = (Schedule.SHORT, Schedule.LONG)  # a SHORT request never waits behind LONG ones
 
 
@@ -106,7 +106,7 @@ class Claimer:
         )
 
     def claim(self, ended: Ended) -> None:
-        """Claim and submit what there is room for, after `ended` has made some.
+        """Claim and submit the requests for which there is room; those that `ended` free some.
 
         Raises:
             DatabaseError: nothing was claimed by the statement that failed. Call `note_pending`.
@@ -174,7 +174,7 @@ class Claimer:
         return claim
 
     def _free_memory(self, schedule: Schedule) -> FreeMemory:
-        """Return the executor's, less what requests without a worker should still start."""
+        """Return the executor's free memory, less that of requests that the daemon carries out."""
         free = self._executor.free_memory(schedule)
         if not (under_way := self._in_daemon()):
             return free

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`GatewayProcess`: keeps the gateway's process running that a launch has started.
+"""`GatewayProcess`: keeps the gateway running after a launch has started its process.
 
     the gateway's shim ──▶ ReplicaWatch ──▶ start again, a new shim
-                               └─ given up ─▶ after a pause from the beginning
+                               └─ given up ─▶ a pause, then a new watch
 
 Its port is kept from other users while the daemon runs, also when the shim has been killed.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The behaviour of the benchmark environment, for both of its servers; on pydantic alone.
+"""The behaviour of the benchmark environment, for both of its servers; imports only pydantic.
 
 The same fields and methods are mixed into our base classes (`environment.py`) and into upstream's
 (`load_tests/peers`), so that both servers do the same work. Asynchronous unless `BENCHMARK_SYNC=1`
@@ -32,7 +32,7 @@ def is_synchronous() -> bool:
 
 @functools.cache
 def host_url() -> str:
-    """Return this machine's address in the seed's form; read once in each serving process."""
+    """Return this machine's name and `PORT`, which are read once in each serving process."""
     return f"{socket.gethostname()}:{os.environ.get('PORT', '8000')}"
 
 

@@ -67,7 +67,7 @@ def open_listeners(
         PortInUse: It names who has the port, or for whom it is reserved.
         OSError: The address is not this machine's.
     """
-    # One search reads no run file twice, and none of the owner's.
+    # A search reads each other owner's run files at most once.
     ports_of = functools.cache(lambda other: frozenset(_ports_of(other)))
     every = range(FIRST_PORT, LAST_PORT + 1)
     ordered, others = every[:ORDERED_PORTS], every[ORDERED_PORTS:]
@@ -100,7 +100,7 @@ def reserved_for(
     besides: PortOwner | None = None,
     ports_of: Callable[[PortOwner], Iterable[int]] | None = None,
 ) -> PortOwner | None:
-    """Return the owner, `besides` one, that has a port, or will be started at it; None: no one."""
+    """Return the owner that has a port, or will be started at it, unless it is `besides`."""
     owner = _read_reservation(port)
     if owner is None or owner == besides or port not in (ports_of or _ports_of)(owner):
         return None
@@ -118,7 +118,7 @@ def _read_reservation(port: int) -> PortOwner | None:
 
 
 def _ports_of(owner: PortOwner) -> Iterator[int]:
-    """Yield the ports that an owner has by its run files; the gateway's folder has its name."""
+    """Yield the ports in an owner's run files, of which the gateway has only one."""
     gateway = read_run_file(owner.runs / owner.environment)
     port = gateway.get("port") if gateway else None  # a damaged file may have none
     if isinstance(port, int):

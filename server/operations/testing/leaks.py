@@ -29,9 +29,9 @@ MAX_AT_ONCE = 32  # sessions that are held
 LARGE_BYTES = 256 * MB  # of one session: a machine holds some dozens of them, not thousands
 
 BATCHES = 10
-LATE_POLLS = 5  # memory samples, while as many sessions are played once more
+LATE_POLLS = 5  # memory samples in the second round of sessions
 GIVE_BACK_SECONDS = POLL_INTERVAL_SECONDS + 1
-MIN_BYTES = 2_000_000  # of growth over all sessions: less is the allocator's
+MIN_BYTES = 2_000_000  # growth over all sessions; less may come from the allocator
 RISING_SHARE = 0.6  # of the steps between batches
 PER_SESSIONS = 20  # a leak: one item left behind per this many sessions
 _COUNTED = {
@@ -124,7 +124,7 @@ async def check(subject: Subject, result: CheckResult) -> None:
         f"no leak in {run.played:,} sessions; a memory leak below {seen} a session would go unseen"
     )
     if result.findings:
-        result.summary = f"something stays of {run.played:,} sessions"
+        result.summary = f"{run.played:,} sessions left something behind"
 
 
 async def _once_more(subject: Subject, run: _Sessions, batch: int) -> list[int]:
@@ -143,9 +143,9 @@ def growth(values: Sequence[float], sessions_between: int) -> float | None:
 
     The growth is the median of all slopes (Theil and Sen), which single outliers do not change, or
     that of the second half if it is less: what has stopped growing was a cache. Most single steps
-    must go up. The minimum of the second half must also exceed that of the first half, by at least
-    half of the growth over half the batches at that slope: a codec's memory, in which the allocator
-    leaves holes, grows for a thousand sessions and falls back, with no byte lost.
+    must go up. The minimum of the second half must also exceed that of the first half by at least
+    a quarter of the whole growth at that slope: a codec's memory, in which the allocator leaves
+    holes, grows for a thousand sessions and falls back, with no byte lost.
     """
     whole, late = _slope(values), _slope(values[len(values) // 2 :])
     slope = min(whole, late)
