@@ -28,6 +28,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from load_tests.shared.report import format_number, machine
 
 TREES = ("before", "after")
@@ -36,61 +38,34 @@ ERROR_CHARACTERS = 2000
 Lines = dict[str, float]  # of one measurement: the median of each line of its report
 
 
+COMBINED: dict[str, Callable[[list[float]], float]] = {
+    "first": itemgetter(0),
+    "min": min,
+    "max": max,
+    "median": statistics.median,
+}
+
+
 @dataclass(frozen=True)
 class Program:
-    """One program of `load_tests`: its arguments in full and in the quick form, its repetitions.
-
-    In the quick form, a program whose run includes a peer is measured only after the change.
-    """
+    """One program of `load_tests`, as `before_after.yaml` explains it."""
 
     words: str
     quick_words: str
     times: int
     quick_times: int
-    is_after_alone: bool = False  # in the quick form
-
-
-CROWD = (
-    "--requests-grid 16384 --wait-grid 1 --shards 1,2,4 --max-sessions 20000 --limit"
-    " --output-dir {folder}"
-)
-STEPS, QUICK_STEPS = (
-    f"--short --alone --shapes {more}" for more in ("async sync --seconds 3", "async --seconds 1.5")
-)
-ROLLOUTS = "--parts sizes --sizes 1000 1000000"
-PROGRAMS = {
-    "queue_dispatcher": Program("--requests 10000", "--requests 10000", 5, 3),
-    "scaling": Program(CROWD, CROWD, 5, 2),
-    "steps": Program(STEPS, QUICK_STEPS, 7, 4),
-    "idle_cost": Program(
-        "--environments 100 --seconds 30", "--environments 10 --seconds 10 --settle 33", 3, 1
-    ),
-    "cold_cli": Program("--repetitions 20", "--repetitions 7", 5, 3),
-    "short_requests": Program("--single 300 --burst 500", "--single 200 --burst 200", 5, 3),
-    "rollouts": Program(ROLLOUTS, f"{ROLLOUTS} --steps 10", 3, 1, is_after_alone=True),
-    "held_sessions": Program("--sessions 16384", "--short", 1, 1),
-    "low_resources": Program("--sizes small --parts a", "--sizes small --parts a --most 30", 1, 1),
-}
+    is_after_alone: bool = False
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One row of the table.
-
-    Attributes:
-        name: Its name in the table.
-        program: The program that measures it.
-        line: A part of the names of its lines; `…` separates several parts.
-        bound: The bound for the median after the change (`<= 4`) or the ratio (`ratio <= 1.05`).
-        combine: Computes one value from these lines.
-        under: The line by which the value is divided.
-    """
+    """One row of the table, as `before_after.yaml` explains it."""
 
     name: str
     program: str
     line: str
     bound: str = ""
-    combine: Callable[[list[float]], float] = itemgetter(0)
+    combine: str = "first"
     under: str = ""
 
     def value(self, lines: Lines) -> float:
@@ -99,7 +74,7 @@ class Figure:
             [v for name, v in lines.items() if all(each in name for each in parts.split("…"))]
             for parts in (self.line, self.under)
         )
-        return self.combine(over) / (under[0] if self.under else 1)
+        return float(COMBINED[self.combine](over)) / (under[0] if self.under else 1)
 
     def holds(self, after: float, ratio: float) -> bool:
         *of, sign, limit = self.bound.split()
@@ -107,41 +82,9 @@ class Figure:
         return value <= most if sign == "<=" else value >= most
 
 
-def rollout_figures(size: str) -> list[Figure]:
-    """Make the rows of rollouts with observations of one size."""
-    name, ours, naive = f"rollout, {size}", f"{size}, ours: ", f"{size}, naive: "
-    lag, peer = f"{ours}loop lag p99", f"{naive}loop lag p99"
-    return [
-        Figure(f"{name}: steps/s", "rollouts", f"{ours}steps"),
-        Figure(f"{name}: lag p99, ms", "rollouts", lag),
-        Figure(f"{name}: lag p99 / prime-rl's", "rollouts", lag, "<= 1", under=peer),
-        Figure(f"{name}: peak, MB", "rollouts", f"{ours}peak", "<= 1229"),
-    ]
-
-
-CROWDED, IDLE, HELD, TIGHT = "16,384 at once", "idle environment", "held sessions", "750 MB"
-FIGURES = [
-    Figure("dispatcher, req/s", "queue_dispatcher", "ours"),
-    Figure("dispatcher / best of five", "queue_dispatcher", "best of the five", ">= 3"),
-    Figure(f"{CROWDED}: success, least", "scaling", "success", ">= 1", min),
-    Figure(f"{CROWDED}: drops, most", "scaling", "drops", "<= 0", max),
-    Figure(f"{CROWDED}: median times limit", "scaling", "times limit", "<= 1.3", statistics.median),
-    *(
-        Figure(f"64 sessions, {size}: steps/s", "steps", f"64 x {size} openenvd", "ratio >= 0.97")
-        for size in ("200 B", "20 kB")
-    ),
-    Figure(f"{IDLE}: % of a core", "idle_cost", "each (…, CPU", "<= 0.05"),
-    Figure(f"{IDLE}: PSS, MB", "idle_cost", "each (…, PSS", "<= 17"),
-    Figure("status beside environments, s", "idle_cost", "openenv status"),
-    Figure("status, cold, s", "cold_cli", "openenv status --json", "ratio <= 1.05"),
-    Figure("SHORT request, P50, ms", "short_requests", "one at a time, p50", "<= 6"),
-    *rollout_figures("1 kB"),
-    *rollout_figures("1 MB"),
-    Figure(f"{HELD}: failed", "held_sessions", "failed to open", "<= 0"),
-    Figure(f"{HELD}: PSS each, kB", "held_sessions", "PSS each (aim", "<= 4"),
-    Figure(f"{TIGHT}: kernel kills", "low_resources", "(a) kernel kills", "<= 0"),
-    Figure(f"{TIGHT}: environments at once", "low_resources", "(a) environments up"),
-]
+_TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+PROGRAMS = {name: Program(**entry) for name, entry in _TABLES["programs"].items()}
+FIGURES = [Figure(**entry) for entry in _TABLES["figures"]]
 
 
 @dataclass

@@ -84,13 +84,27 @@ def end(
         program.wait()
 
 
-def end_with_children(program: Program) -> None:
-    below = psutil.Process(program.pid).children(recursive=True) if program.poll() is None else []
-    end(program)
-    for child in below:
-        with suppress(psutil.Error):
-            child.kill()
-    psutil.wait_procs(below, STOP_SECONDS)
+@contextmanager
+def running(command: Sequence[str | Path], log: Path, **options: Any) -> Iterator[Program]:
+    """Run a program, and end it with everything that it has started."""
+    program = start(command, log, **options)
+    try:
+        yield program
+    finally:
+        is_over = program.poll() is not None
+        below = [] if is_over else psutil.Process(program.pid).children(recursive=True)
+        end(program)
+        for child in below:
+            with suppress(psutil.Error):
+                child.kill()
+        psutil.wait_procs(below, STOP_SECONDS)
+
+
+def title(process: psutil.Process) -> str:
+    """Return the command line of a process; empty if it has ended."""
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def unmount_below(folder: Path) -> None:

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 if TYPE_CHECKING:
     from .conftest import Machine
 
@@ -51,40 +53,7 @@ _MARK = re.compile(r"<!-- ([a-z ]+): (.+) -->")
 _FILE = re.compile(r"# file: (\S+)\n")
 _NOTEBOOK = Path(__file__).with_name("notebook.py")
 # Stand-ins for the reader's own project, class and policy.
-_OWN = {
-    "my_env/openenv.yaml": "spec_version: 1\nname: my_env\nclass: my_module:MyEnvironment\n",
-    "test_my_env.py": "def test_reset(openenv_session):\n    openenv_session.reset()\n",
-    "my_policies.py": 'def act(observation):\n    return {"message": "hello"}\n',
-    "my_module.py": """\
-from openenvd import Action, Environment, Observation, State
-
-print("my_module is imported", flush=True)
-
-
-class MyAction(Action):
-    message: str = ""
-    code: str = ""
-
-
-class MyEnvironment(Environment[MyAction, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self):
-        self._steps = 0
-
-    def reset(self, seed=None, episode_id=None, **kwargs):
-        self._steps = 0
-        return Observation()
-
-    def step(self, action, timeout_s=None, **kwargs):
-        self._steps += 1
-        return Observation(reward=1.0, done=self._steps == 10)
-
-    @property
-    def state(self):
-        return State(step_count=self._steps)
-""",
-}
+_OWN = Path(__file__).with_name("own.yaml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +141,7 @@ def make_folder(folder: Path) -> None:
     shutil.copytree(REPOSITORY / "examples", folder / "examples")
     shutil.copy(REPOSITORY / "examples" / "counter_environment.py", folder)
     (folder / "my_env").mkdir()
-    for name, text in _OWN.items():
+    for name, text in yaml.safe_load(_OWN.read_text()).items():
         (folder / name).write_text(text)
     shutil.copy(folder / "my_module.py", folder / "my_env")
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from .background import title
 from .conftest import Machine, eventually
 
 NEVER_READY = "import threading\nprint('loading', flush=True)\nthreading.Event().wait()\n"
@@ -27,14 +27,7 @@ def nothing_left(machine: Machine) -> Iterator[None]:
     yield
     assert machine.status()["environments"] == []
     assert list((machine.home / "run").glob("*")) == []
-    assert [each for each in machine.processes() if "openenvd: shim" in _title(each)] == []
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
+    assert [each for each in machine.processes() if "openenvd: shim" in title(each)] == []
 
 
 def steps(machine: Machine, *words: str, cwd: Path | None = None) -> dict[str, dict[str, Any]]:

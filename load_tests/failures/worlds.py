@@ -51,6 +51,7 @@ from load_tests.shared.report import KILLED, Findings, daemon, parse_arguments
 from openenvd.environments.engines.providers import RUN_DIR_VARIABLE
 from openenvd.schema.layout import Layout
 from openenvd.schema.protocol import REPLICA_HEADER
+from smoke_tests.background import title
 from smoke_tests.conftest import smoke_cache
 from smoke_tests.engines import docker_engine, slurm_engine
 from smoke_tests.engines.docker_engine import DockerEngine
@@ -104,8 +105,8 @@ class Home:
                 if process.environ().get("OPENENV_HOME") == self.environ["OPENENV_HOME"]:
                     yield process
 
-    def titled(self, title: str) -> list[psutil.Process]:
-        return [each for each in self.processes() if title in " ".join(each.cmdline())]
+    def titled(self, text: str) -> list[psutil.Process]:
+        return [each for each in self.processes() if text in title(each)]
 
     def left_over(self) -> list[str]:
         """List what is left of the environments after each `down`."""
@@ -116,7 +117,7 @@ class Home:
                 with suppress(psutil.Error):
                     folder = Path(process.environ().get(RUN_DIR_VARIABLE, "")).name
                     if folder.startswith(ENVIRONMENTS):
-                        left.append(f"{process.pid} {' '.join(process.cmdline())}")
+                        left.append(f"{process.pid} {title(process)}")
             left += self.instances()
             if not left or time.monotonic() > deadline:
                 return left

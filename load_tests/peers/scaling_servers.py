@@ -31,7 +31,7 @@ from typing import Any
 from load_tests.shared.report import OPENENV, daemon
 from openenvd.env_host.bundled.benchmark.behaviour import SYNC_VARIABLE
 from openenvd.rollouts.bench.results import Target
-from smoke_tests.background import Program, answers, end_with_children, read, start, wait_until
+from smoke_tests.background import answers, read, running, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEMPLATE_NAME = "echo_back"
@@ -113,7 +113,7 @@ def openenvd_all(
         if with_projects:
             sources["openenvd-project"] = str(write_project(Path(folder) / "waits"))
         yield [
-            _launch(environ, source, name_of(name, one, len(arrangements)), one)
+            _launch(environ, source, f"{name}-{one.shards}" if arrangements[1:] else name, one)
             for name, source in sources.items()
             for one in arrangements
         ]
@@ -132,11 +132,6 @@ def behind_gateway(arrangement: Arrangement, replicas: int) -> Iterator[list[Sta
         envoy = openenv(environ, "gateway", "status")["gateway"]["pid"]
         direct = _launch(environ, "benchmark", DIRECT, doubled, *words)
         yield [Started(replace(through.target, root_pids=(envoy,)), through.facts), direct]
-
-
-def name_of(name: str, arrangement: Arrangement, arrangements: int) -> str:
-    """Return the name of a server of ours in tables and figures."""
-    return name if arrangements == 1 else f"{name}-{arrangement.shards}"
 
 
 def _launch(
@@ -232,7 +227,7 @@ def upstream(
         environ = {**os.environ, **variables}
         log = Path(folder) / "log"
         began = time.monotonic()
-        with _process(command, log, cwd=folder, env=environ) as process:
+        with running(command, log, cwd=folder, env=environ) as process:
             url = f"http://127.0.0.1:{port}"
             wait_until(lambda: answers(url), {log: process})
             first = time.monotonic() - began
@@ -274,21 +269,12 @@ def limit(processes: int = LIMIT_PROCESSES, name: str = "limit") -> Iterator[Sta
         command += ["--processes", str(processes)]
         environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         log = Path(folder) / "log"
-        with _process(command, log, cwd=folder, env=environ) as process:
+        with running(command, log, cwd=folder, env=environ) as process:
             wait_until(lambda: "listening on" in read(log), {log: process})
             port = int(read(log).partition("listening on ")[2].split()[0])
             url = f"http://127.0.0.1:{port}"
             wait_until(lambda: answers(url), {log: process})
             yield Started(Target(name, url, (process.pid,)))
-
-
-@contextmanager
-def _process(command: list[str], log: Path, **options: Any) -> Iterator[Program]:
-    process = start(command, log, **options)
-    try:
-        yield process
-    finally:
-        end_with_children(process)
 
 
 def free_port() -> int:

@@ -12,7 +12,6 @@ because some outlive their parent, and are killed with it.
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import os
 import subprocess
@@ -22,8 +21,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import psutil
 
@@ -148,14 +149,10 @@ def need(peer: Peer) -> Peer:
 
 def answers(port: int, patience_seconds: float = 2.0) -> bool:
     """Return whether it answers that it is healthy."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patience_seconds)
-    try:
-        connection.request("GET", "/api/health")
-        return b"healthy" in connection.getresponse().read()
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    url = f"http://127.0.0.1:{port}/api/health"
+    with suppress(OSError, HTTPException), urlopen(url, timeout=patience_seconds) as answer:
+        return b"healthy" in answer.read()
+    return False
 
 
 class PeerClient(HttpClient):

@@ -133,7 +133,7 @@ class SlurmCluster:
 
     def writers(self) -> list[psutil.Process]:
         """List the processes of the last node that write to the shared file system for jobs."""
-        return [each for each in self.processes_there() if "slurm.job" in _command(each)]
+        return [each for each in self.processes_there() if "slurm.job" in background.title(each)]
 
     def start_node(self, name: str) -> None:
         is_other = self.namespace is not None and name == self.nodes[-1]
@@ -326,13 +326,6 @@ def _free_ports(count: int) -> list[int]:
             return ports
         name.close()
     raise AssertionError("no block of ports is free")
-
-
-def _command(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def _name(process: psutil.Process) -> str:

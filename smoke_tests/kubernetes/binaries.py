@@ -74,7 +74,9 @@ def _build_programs(folder: Path) -> None:
         module = Path(scratch)
         downloaded = _go(module, "mod", "download", "-json", f"k8s.io/kubernetes@{VERSION}")
         replaced = re.findall(
-            r"^\t(k8s\.io/\S+) => \./staging/", _read(json.loads(downloaded)["GoMod"]), re.MULTILINE
+            r"^\t(k8s\.io/\S+) => \./staging/",
+            Path(json.loads(downloaded)["GoMod"]).read_text(),
+            re.MULTILINE,
         )
         wanted = [f"\t{name} {STAGING}" for name in replaced if "/sample-" not in name]
         lines = [f"\tk8s.io/kubernetes {VERSION}", *wanted]
@@ -104,10 +106,6 @@ def _go(folder: Path, *words: str, **more: str) -> str:
         command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True, check=True
     )
     return done.stdout
-
-
-def _read(path: str) -> str:
-    return Path(path).read_text()
 
 
 def _fetch_etcd(folder: Path) -> None:
@@ -170,7 +168,10 @@ def image_of(layers: Sequence[bytes], name: str, entrypoint: list[str]) -> bytes
         "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",
         "os": "linux",
         "config": {"Entrypoint": entrypoint, "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{_digest(layer)}" for layer in layers]},
+        "rootfs": {
+            "type": "layers",
+            "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers],
+        },
     }
     manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": list(named)}]
     files = {
@@ -189,10 +190,6 @@ def _tar(files: dict[str, bytes]) -> bytes:
             entry.size, entry.mode = len(data), 0o755
             archive.addfile(entry, BytesIO(data))
     return made.getvalue()
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def main() -> None:

@@ -32,15 +32,7 @@ NAMESPACE = "rl"
 CHARTS = "charts"  # the namespace of two releases
 IMAGE = f"openenvd:{__version__}"
 BUILD_BASE = "openenvd-test-base:1"
-VOLUME = """
-apiVersion: v1
-kind: PersistentVolume
-metadata: {name: NAME}
-spec:
-  capacity: {storage: 10Gi}
-  accessModes: [ReadWriteOnce]
-  hostPath: {path: FOLDER, type: Directory}
-"""
+VOLUME = Path(__file__).with_name("configuration") / "volume.yaml"
 
 
 def rendered(cluster: Cluster, *options: str, release: str = "openenvd") -> list[Any]:
@@ -96,7 +88,7 @@ def volume(in_cluster: Cluster) -> Iterator[Callable[[], None]]:
         folder = in_cluster.folder / name
         folder.mkdir()
         folder.chmod(0o777)
-        volume = VOLUME.replace("FOLDER", str(folder)).replace("NAME", name)
+        volume = VOLUME.read_text().replace("FOLDER", str(folder)).replace("NAME", name)
         in_cluster.kubectl("apply", "--filename=-", stdin=volume)
         names.append(name)
 

@@ -144,15 +144,15 @@ class Local(UnderTest):
         for process in machine.processes():
             try:
                 parent = process.parent()
-                if parent is not None and _is_shim(parent) and process.name() != "envoy":
+                if (
+                    parent is not None
+                    and "shim" in " ".join(parent.cmdline())
+                    and process.name() != "envoy"
+                ):
                     running.append(" ".join(process.cmdline()))
             except psutil.Error:
                 continue
         return running
-
-
-def _is_shim(process: psutil.Process) -> bool:
-    return "shim" in " ".join(process.cmdline())
 
 
 class Docker(UnderTest):

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from ..background import Program, answers, uvicorn
+from ..background import Program, answers, title, uvicorn
 from ..conftest import UPSTREAM_REQUIREMENT, Machine, eventually
 from ..upstream.upstream_python import UpstreamPython
 from .habits.habit import BETTER, ON_PURPOSE, Habit
@@ -263,7 +263,11 @@ class Place:
         return Seen(json.loads(said), left, [], sorted(files))
 
     def processes(self) -> list[str]:
-        return [_name(each) for each in self._all() if not self._is_the_servers(each)]
+        return [
+            f"{each.pid} {title(each)}"[:150]
+            for each in self._all()
+            if not self._is_the_servers(each)
+        ]
 
     def end(self) -> None:
         for process in self._all():
@@ -286,7 +290,7 @@ class Place:
             if "shard" in process.name():
                 is_own = parent is not None and "shard" not in parent.name()
             else:
-                is_own = re.search(OF_SERVERS, " ".join(process.cmdline())) is not None
+                is_own = re.search(OF_SERVERS, title(process)) is not None
             return process.pid in self._own or is_own
         return True
 
@@ -363,12 +367,6 @@ def _short(answer: Json) -> str:
 def _without_chance(name: str) -> str:
     made = r"\btmp[a-z0-9_]{8}\b|(?<=tmp)\w+|(?<=pymp-)\w+|(?<=listener-)\w+"
     return re.sub(rf"{made}|(?<![a-z0-9_])[a-z0-9_]*\d[a-z0-9_]*", "*", name)
-
-
-def _name(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return " ".join([str(process.pid), *process.cmdline()])[:150]
-    return "?"
 
 
 def _made(folder: Path) -> Path:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -147,15 +146,14 @@ def _outcomes_in(results: Path) -> Iterator[tuple[str, str]]:
 @contextmanager
 def folder_for(work: Path | None) -> Iterator[Path]:
     """Yield `work`, which is kept, or else a temporary folder."""
-    if work is not None:
+    if work is None:
+        with tempfile.TemporaryDirectory(
+            prefix="openenvd-suites-", ignore_cleanup_errors=True
+        ) as made:
+            yield Path(made)
+    else:
         work.mkdir(parents=True, exist_ok=True)
         yield work.resolve()
-        return
-    made = Path(tempfile.mkdtemp(prefix="openenvd-suites-"))
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
 
 
 def main() -> int:
