@@ -80,7 +80,7 @@ def sources(
 
 
 def _names_of(*questions: Callable[[DaemonClient], Names]) -> Completing:
-    """Return a function that completes names; an unanswered question ends it."""
+    """Return a completion of names, which stops when the daemon leaves a question unanswered."""
 
     def complete(
         _context: click.Context, _parameter: click.Parameter, begun: str

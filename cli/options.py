@@ -178,7 +178,7 @@ def declared_options(
 def given_options(
     declaration: type, values: Mapping[str, Any], only: Collection[str] | None = None
 ) -> Json:
-    """Return those of all or some declared options that were given on the command line."""
+    """Return the given options of the command line, among all or some declared ones."""
     from ..system.text.options import options_of
 
     given: Json = {}

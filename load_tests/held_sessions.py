@@ -3,7 +3,7 @@
 
     python -m load_tests.held_sessions [--json FILE] [--limit]      65,536 sessions
     python -m load_tests.held_sessions --short                      2,048
-    python -m load_tests.held_sessions --gateway --sessions 8192    what Envoy holds
+    python -m load_tests.held_sessions --gateway --sessions 8192    Envoy's memory
 
 Opens all sessions (`openenv launch benchmark`, reset, at most 1,024 handshakes under way), leaves
 them idle, and reads the memory of the server's processes; then a random tenth of them steps: all at
@@ -127,7 +127,7 @@ def main() -> int:
         1,
         short={"action": "store_true", "help": f"{SHORT_SESSIONS:,} sessions"},
         sessions={"type": int, "help": f"how many (default {SESSIONS:,})"},
-        gateway={"action": "store_true", "help": "through the gateway, of which Envoy is weighed"},
+        gateway={"action": "store_true", "help": "through the gateway, with the memory of Envoy"},
         limit={"action": "store_true", "help": "the bare server as well"},
     )
     options.sessions = options.sessions or (SHORT_SESSIONS if options.short else SESSIONS)

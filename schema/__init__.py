@@ -3,9 +3,9 @@
 
 settings.py           every setting of the daemon, declared once
 layout.py             where files are below the daemon's home
-spec.py               what was asked for at a launch: options, name (and which are valid), source
-protocol.py           what the env host and what starts it tell each other
+spec.py               the request of a launch: options, source, name (and the check of names)
+protocol.py           the protocol between the env host and the process that starts it
 operation_options.py  the options of the other operations
 states.py             the states of requests, environments and replicas, and their transitions
-errors.py             what can go wrong with an environment
+errors.py             the errors of an environment
 """

@@ -6,11 +6,11 @@
     home/logs/environments/<name>/         one log per replica; they outlive it
     home/sockets/<digest>.sock             the shim of one replica; all sockets lie elsewhere when
                                            the home's path is long (`Layout.sockets`)
-    home/sockets/<digest>-<number>.door    where a replica is passed connections by the others
+    home/sockets/<digest>-<number>.door    receives connections that other replicas pass on
     home/sockets/agent-<key>.sock          the agent of an engine; its key: agent_client.py
-    home/engines/<key>/                    its address, its locks, and what it has seen last
-    home/home-id                           what this home is called on engines
-    home/logs/agent-<key>.log              what went wrong there
+    home/engines/<key>/                    its address, its locks, and its last observations
+    home/home-id                           the name of this home on engines
+    home/logs/agent-<key>.log              the agent's log
     home/venvs/<key>/                      the virtual environment of an upstream project
 
 `server.settings.Paths` adds what is the daemon's alone. Standard library alone: it is imported with

@@ -3,8 +3,8 @@
 
     RunFileData   its run file: written before it is started, read by its shim or agent
     StatusLine    its status file, and the line that its shim or agent sends at each change
-    ServerInfo    in it: what its server has said when it was ready
-    Capacity      in it: how full its server is, every five seconds at most
+    ServerInfo    part of it: the server's report when it became ready
+    Capacity      part of it: the server's load, every five seconds at most
 
 A shim imports nothing of this at run time: the types are for the type checker. In the exit of a
 replica, as the database has it, two keys are added to an `ExitReason`.

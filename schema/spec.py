@@ -233,7 +233,7 @@ class EnvironmentSpec(LaunchOptions):
         return {name: value for name, _, value in pairs}
 
     def or_else(self, **asked: Any) -> EnvironmentSpec:
-        """This spec, with what its `openenv.yaml` asks for wherever the user said nothing."""
+        """Return this spec, with values of its `openenv.yaml` for options that are not given."""
         unsaid = {name: value for name, value in asked.items() if getattr(self, name) is None}
         return replace(self, **unsaid)
 

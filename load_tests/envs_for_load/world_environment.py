@@ -23,7 +23,7 @@ def replica_mark(pid: int) -> str:
 
 
 def _mark(environ: Mapping[str, str], pid: int) -> str:
-    """Return a server's Slurm job, container, or process id, which `pid` is in its namespace."""
+    """Return a server's Slurm job, its container, or `pid`, its process id in its namespace."""
     return environ.get("SLURM_JOB_ID") or (environ["HOSTNAME"] if pid == 1 else str(pid))
 
 

@@ -69,7 +69,7 @@ class Crowd:
     Attributes:
         target: The environment's address.
         pace_seconds: Time between two steps of a session.
-        most_steps: Most steps of a session, whose number is drawn; None: until its client leaves.
+        most_steps: Limit of a session's random number of steps; None: until its client leaves.
     """
 
     target: Target

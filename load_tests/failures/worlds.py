@@ -161,7 +161,7 @@ def campaign_home(given: argparse.Namespace) -> Iterator[Home]:
         yield Home(environ, engine)
 
 
-Kill = Callable[[Home, random.Random], Iterable[str]]  # the replicas whose processes it killed
+Kill = Callable[[Home, random.Random], Iterable[str]]  # returns the killed replicas
 
 
 class Clients(Findings):

@@ -2,9 +2,9 @@
 """A Ray cluster for tests: a real head and further nodes, all on this machine.
 
 Its files are below a temporary folder and its ports are free ones, so several clusters can run
-beside each other and beside the machine's own. Each `ray start` leads a process group, to which the
-signal that ends its daemons is sent; their workers end with them. Nodes that are `elsewhere` have
-network namespaces of their own on a bridge, whose address on this machine is the head's.
+beside each other and beside the machine's own. A signal to the process group of a `ray start` ends
+the node's daemons, and their workers end with them. Nodes that are `elsewhere` have network
+namespaces of their own on a bridge, whose address on this machine is the head's.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words for a disk that is full or read-only: the same everywhere."""
+"""Messages about a disk that is full or read-only, shared by all programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REASONS = tuple(os.strerror(number) for number in _FULL)
 
 
 def is_full(exc: BaseException) -> bool:
-    """Return whether this was raised because a disk has no space left, or no file more to give."""
+    """Return whether this was raised because a disk has no space or no inode left."""
     if not isinstance(exc, OSError):
         return False
     if exc.errno is None:  # `shutil.Error` has the errors of several files, as text
@@ -66,17 +66,17 @@ def read_only_hint(folder: Path) -> str:
 
 def folder_of(exc: BaseException, otherwise: Path) -> Path:
     """Return the folder of the file that the exception names; `otherwise` when it names none."""
-    # Of a copy the second is the file that is written.
+    # The second file name of a copy's error is the file that is written.
     name = getattr(exc, "filename2", None) or getattr(exc, "filename", None)
     return Path(name).parent if isinstance(name, str) and Path(name).is_absolute() else otherwise
 
 
 def full(folder: Path) -> tuple[str, str]:
-    """Return one clause on the disk that is full, and what to do about it.
+    """Return one clause on the full disk of a folder, and what to do about it.
 
-    The folder on it may be one that could not be made.
+    The folder need not exist.
     """
-    from shlex import quote  # what a command line that works need not import
+    from shlex import quote  # needed only for errors
 
     place = quote(str(next(one for one in (folder, *folder.parents) if one.exists())))
     return f"no space left on the disk of {folder}", (

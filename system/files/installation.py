@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The installation that this process runs from, and whether one is still as it was.
+"""The installation that this process runs from, and a check whether it is unchanged.
 
 A process continues when its files are removed or replaced (`uv cache clean`, `pip install -U`, a
 deleted virtual environment), but cannot import or start anything more from them.
 
-A missing extra of this package is installed from where the package itself came, such as a clone,
-which no package index has. The installer has written down where from (`direct_url.json`,
-https://packaging.python.org/en/latest/specifications/direct-url/).
+A missing extra is installed from the source of this package itself, such as a clone, because no
+package index has that. The installer has recorded the source in `direct_url.json`
+(https://packaging.python.org/en/latest/specifications/direct-url/).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILE = "__init__.py"  # written again by every installation
 
 
 def mark() -> dict[str, str | list[int]]:
-    """Return the folder of this installation, and what tells it from a later one there."""
+    """Return the folder of this installation, and values that a later one there does not have."""
     return {"folder": str(_PACKAGE), "file": _identify(_PACKAGE)}
 
 
@@ -52,18 +52,18 @@ def install_command(extra: str) -> str:
     `/venv/bin/python -m pip install '/home/me/openenvd[gateway]'`
     """
     # The build in a clone leaves an `openenvd.egg-info` there, which comes first for `python -c`.
-    from importlib import metadata  # 4 ms, which every command would pay
+    from importlib import metadata  # takes 4 ms
 
     found = (each.read_text("direct_url.json") for each in metadata.distributions(name=_NAME))
     origin = next((json.loads(text) for text in found if text), None)
-    own = shlex.quote(sys.executable)  # a daemon's may be another than the shell's
+    own = shlex.quote(sys.executable)  # a daemon's may differ from the shell's
     # `uv venv` makes environments without pip
     program = f"{own} -m pip install" if find_spec("pip") else f"uv pip install -p {own}"
     return f"{program} {shlex.quote(requirement(extra, origin))}"
 
 
 def requirement(extra: str, origin: dict[str, Any] | None) -> str:
-    """Return what pip is given; `origin` is `direct_url.json`, None where it came from an index."""
+    """Return pip's requirement; `origin` is `direct_url.json`, or None for a package index."""
     wanted = f"{_NAME}[{extra}]"
     if origin is None:
         return wanted

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log files: their last lines, and keeping one bounded while others append to it.
+"""Log files: their last lines, and a bound of their size while other processes append.
 
 The newest half is moved to the front within the file, which is then cut: no second file is needed
-(the disk may be full), writers keep their `O_APPEND` descriptors, and a crash on the way repeats
-lines rather than losing them. What is appended between the last read and the cut, some
-microseconds, is lost. Light: a shim imports it.
+(the disk may be full), writers keep their `O_APPEND` descriptors, and a crash in between repeats
+lines instead of losing them. Lines that are appended in the microseconds between the last read and
+the cut are lost. Light: a shim imports it.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from __future__ import annotations
 import os
 
 MAX_TAIL_BYTES = 64 * 1024
-POLL_INTERVAL_SECONDS = 10.0  # how often a quiet log is looked at
-BUSY_POLL_INTERVAL_SECONDS = 0.2  # and one that is about to grow beyond its bound
+POLL_INTERVAL_SECONDS = 10.0  # between checks of a quiet log
+BUSY_POLL_INTERVAL_SECONDS = 0.2  # of a log that will soon exceed its bound
 _CHUNK_BYTES = 64 * 1024
 _NOTICE = b"[openenvd: earlier lines were dropped to keep this log small]\n"
 
 
 class BoundedLog:
-    """A log that is looked at now and then."""
+    """A log whose size is checked now and then."""
 
     def __init__(self, path: str, limit_bytes: int) -> None:
         self._path = path
         self._limit_bytes = limit_bytes
-        self._size = 0  # at the last look
+        self._size = 0  # at the last check
 
     def look(self) -> float:
-        """Bound it; returns when to look again, in seconds."""
+        """Bound the log; returns the seconds until the next check."""
         before, self._size = self._size, self.bound()
         return next_look_seconds(self._size, self._size - before, self._limit_bytes)
 
     def bound(self) -> int:
-        """Cut it if it is too long; returns its size. What cannot be read is left alone."""
+        """Cut the log if it is too long; returns its size. An unreadable file is left alone."""
         try:
             size = os.stat(self._path).st_size  # noqa: PTH116
             too_long = size > self._limit_bytes

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory and pids: cgroups of both versions, what may be used, what is held."""
+"""Memory and pids: cgroups of both versions, limits, usage."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Locates this process in the control group trees: v1, v2, or both at once (hybrid).
 
-`locate` reads `/proc/self/cgroup` (which group) and `/proc/self/mountinfo` (where that tree is
-mounted, and from which group on: in a container the mount shows a subtree only). Every path can
-be read below another root, so that tests use trees of files.
+`locate` reads the group from `/proc/self/cgroup`, and the mount point and root of its tree from
+`/proc/self/mountinfo` (in a container the mount shows only a subtree). Every path can be read below
+another root, so that tests use trees of files.
 
-`free_memory_bytes` is what the groups and the machine leave to this process; files in the page
-cache count as free: the kernel gives them up before it kills. Light: a shim imports it.
+`free_memory_bytes` is the memory that the groups and the machine leave to this process. The page
+cache counts as free, because the kernel drops it before it kills. Light: a shim imports it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _READ_BYTES = 65536
 
 # v1 shows "no limit" as the largest page-aligned number; v2 says `max`.
 UNLIMITED_BYTES = 1 << 60
-# v2 slows a group down above `memory.high` until it hardly moves: a limit, for planning.
+# v2 slows a group down above `memory.high` almost to a stop, so plans treat that as a limit.
 LIMIT_FILES_V2 = ("memory.max", "memory.high")
 LIMIT_FILES_V1 = ("memory.limit_in_bytes",)
 _CACHE_KEYS_V2 = ("active_file", "inactive_file")
 _CACHE_KEYS_V1 = ("total_active_file", "total_inactive_file")
 
-TOP = "openenvd"  # what our own groups are made below (`cgroups.py`)
+TOP = "openenvd"  # the parent of our own groups (`cgroups.py`)
 
 
 class Location(NamedTuple):
@@ -47,7 +47,7 @@ class Location(NamedTuple):
         return join(self.mount_point, self.path)
 
     def outside_ours(self) -> Location:
-        """The part before `openenvd`: a process may stand in a group of our own making."""
+        """The group above `openenvd`, if the process is in a group that we made."""
         parts = self.path.split("/")
         if TOP not in parts:
             return self
@@ -81,7 +81,7 @@ def locate(controller: str, root: str = "") -> Location | None:
             location = Location(version, root + mount_point, path)
             if os.path.isdir(location.directory):  # noqa: PTH112
                 return location
-            return location._replace(path="/")  # the group lies outside what is mounted
+            return location._replace(path="/")  # the group is outside the mounted subtree
     return None
 
 
@@ -90,7 +90,7 @@ def visible_groups(
 ) -> list[Location]:
     """Return the group that holds this process, and every one above it, nearest first.
 
-    `outside_ours`: only those that are not of our own making.
+    `outside_ours`: only groups that we did not make.
     """
     own = locate(controller, root)
     if own is None:
@@ -116,7 +116,7 @@ def read_text(path: str) -> str | None:
 
 
 def read_keyed(path: str, key: str) -> int | None:
-    """Return the number behind `key` in a file of `key number` lines, such as `memory.events`."""
+    """Return the number after `key` in a file of `key number` lines, such as `memory.events`."""
     _, _, rest = f"\n{read_text(path) or ''}".partition(f"\n{key} ")
     value = rest.partition("\n")[0].strip()
     return int(value) if value.isdigit() else None
@@ -129,19 +129,19 @@ def level_number(level: Location | Cgroup, name: str) -> int | None:
 
 
 def join(directory: str, path: str) -> str:
-    """`directory` and an absolute `path` below it."""
+    """Join `directory` and an absolute `path` below it."""
     return directory.rstrip("/") + path.rstrip("/") or "/"
 
 
 def free_memory_bytes(root: str = "") -> int | None:
-    """Return what this process's own groups and the machine leave to it; None: not known."""
+    """Return the memory that its groups and the machine leave to this process; None: unknown."""
     left = left_in_groups(visible_groups("memory", root))
     found = [machine_memory_bytes("MemAvailable", root), *left]
     return min((each for each in found if each is not None), default=None)
 
 
 def machine_memory_bytes(key: str, root: str = "") -> int | None:
-    """Return the machine's `MemTotal` or `MemAvailable`; None where it does not say."""
+    """Return the machine's `MemTotal` or `MemAvailable`; None if unknown."""
     for line in (read_text(f"{root}/proc/meminfo") or "").splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
@@ -163,7 +163,7 @@ def left_in_groups(levels: Iterable[Location]) -> Iterator[int]:
 
 
 def _mounts(text: str) -> dict[str, tuple[str, str]]:
-    """Controller → (group at the mount's top, mount point); see proc_pid_mountinfo(5)."""
+    """Map controllers to (group at the mount's top, mount point); see proc_pid_mountinfo(5)."""
     mounts: dict[str, tuple[str, str]] = {}
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
@@ -179,7 +179,7 @@ def _mounts(text: str) -> dict[str, tuple[str, str]]:
 
 
 def _inside(group: str, mounted_from: str) -> str:
-    """The group's path below a mount that shows the tree from `mounted_from` on."""
+    """Return the group's path below a mount that shows the tree from `mounted_from` on."""
     if mounted_from == "/":
         return group if ".." not in group.split("/") else "/"
     if group == mounted_from:

@@ -4,12 +4,12 @@
     <own group>/openenvd/<manager's name>/<group's name>        for instance
     /user.slice/…/openenvd/replicas-51fe…/echo-0-7f3a
 
-`<own group>` is the group of the calling process, cut where `openenvd` begins: a shim that a
-capped worker starts makes its groups beside the worker's, not below, and so outlives its cap.
+`<own group>` is the caller's group up to `openenvd`: a shim that a capped worker starts makes its
+groups beside the worker's, not below it, so that the worker's cap does not apply to them.
 
-v1 needs a writable memory hierarchy. v2 needs a delegated group that holds no process itself: our
-own group is tried first (its processes are moved into a leaf, when all of them are ours), then the
-groups above it. What stands in the way is said in `why_not`, and callers do without.
+v1 needs a writable memory hierarchy. v2 needs a delegated group without processes of its own: our
+own group is tried first (its processes are moved into a leaf, if all of them are ours), then the
+groups above it. If there is none, `why_not` has the reason, and callers do without.
 
 Sizes are bytes. Light: a shim imports it, hence no dataclasses and no pathlib.
 """
@@ -37,14 +37,14 @@ from .cgroup_tree import (
     visible_groups,
 )
 
-_LEAF = "home"  # where a delegated v2 group's own processes move to
-_SERVER_LEAF = "host"  # where a server moves that makes groups below its own
-_KILL_ROUNDS = 50  # a group that forks faster than this many sweeps is left to the caller
+_LEAF = "home"  # to which a delegated v2 group's own processes move
+_SERVER_LEAF = "host"  # to which a server moves that makes groups below its own
+_KILL_ROUNDS = 50  # after these, a group that still forks is left to the caller
 _UNLIMITED_V1 = -1  # v1 shows "no limit" as a huge number and takes -1 for it
 
 
 class Cgroup:
-    """One group. Every reader answers None or 0 once the group is gone."""
+    """One group. Every reader returns None or 0 once the group is gone."""
 
     __slots__ = ("directory", "name", "version")
 
@@ -57,9 +57,9 @@ class Cgroup:
         return f"Cgroup({self.name!r})"
 
     def add(self, pid: int) -> None:
-        """Move a process in; what it forks from then on starts inside.
+        """Move a process in; its later forks start inside.
 
-        Raises `OSError` when the group or the process is gone, or may not be moved.
+        Raises `OSError` if the group or the process is gone, or the process may not be moved.
         """
         _write(f"{self.directory}/cgroup.procs", str(pid))
 
@@ -88,18 +88,18 @@ class Cgroup:
         return self.counted_kills() or 0
 
     def counted_kills(self) -> int | None:
-        """Return the same; None where they are not counted: in the root, or once it is gone."""
+        """Return the number of kills; None if they are not counted: in the root, or when gone."""
         name = "memory.oom_control" if self.version == V1 else "memory.events"
         return read_keyed(f"{self.directory}/{name}", "oom_kill")
 
     def limit_bytes(self) -> int | None:
-        """Return its own limit; None when it has none, whatever the groups above it have."""
+        """Return its own limit; None if it has none, even if a group above it has one."""
         name = "memory.limit_in_bytes" if self.version == V1 else "memory.max"
         limit = level_number(self, name)
         return limit if limit is not None and limit < UNLIMITED_BYTES else None
 
     def peak_bytes(self) -> int | None:
-        """Most memory the group ever held (v2: since Linux 5.19)."""
+        """Return the most memory that the group ever used (v2: since Linux 5.19)."""
         name = "memory.max_usage_in_bytes" if self.version == V1 else "memory.peak"
         return level_number(self, name)
 
@@ -113,7 +113,7 @@ class Cgroup:
         return False
 
     def held_bytes(self) -> int | None:
-        """Return what the group holds now, but for the page cache, which can be dropped."""
+        """Return the group's present memory without the page cache, which can be dropped."""
         is_v1 = self.version == V1
         current = level_number(self, "memory.usage_in_bytes" if is_v1 else "memory.current")
         cached = read_keyed(f"{self.directory}/memory.stat", "total_cache" if is_v1 else "file")
@@ -145,9 +145,9 @@ class Cgroup:
         return False
 
     def remove_with_children(self) -> bool:
-        """Remove the group and those right below it, which a server has made for its sessions.
+        """Remove the group and its children, which a server has made for its sessions.
 
-        Not for a group below which others make theirs: an empty one is perhaps about to be used.
+        Do not use it for a group in which others make groups: an empty one may be about to be used.
         """
         with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
             for entry in entries:
@@ -170,12 +170,12 @@ class Cgroup:
         return os.path.isdir(self.directory)  # noqa: PTH112
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON, to find the group again after a restart; `from_json` reads it."""
+        """Return plain JSON, from which `from_json` finds the group after a restart."""
         return {"directory": self.directory, "name": self.name, "version": self.version}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Cgroup:
-        """Return the group that `to_json` wrote (which may be gone by now: `exists`)."""
+        """Return the group that `to_json` wrote; it may be gone by now (`exists`)."""
         return cls(data["directory"], data["name"], data["version"])
 
 
@@ -207,7 +207,7 @@ class _GroupMaker:
                     return
 
     def _open(self, own: Location) -> None:
-        """Find or make the directory, for a process that stands in the group `own`."""
+        """Find or make the directory, for a process in the group `own`."""
         raise NotImplementedError
 
 
@@ -231,7 +231,7 @@ class CgroupManager(_GroupMaker):
         return _make_group(self.group(name), limit_bytes, kill_together=kill_together)
 
     def group(self, name: str) -> Cgroup:
-        """Return the group of that name, which may not have been made."""
+        """Return the group of that name, which need not exist."""
         return Cgroup(f"{self.directory}/{name}", f"{TOP}/{name}", self._version)
 
     def remove(self) -> bool:
@@ -248,10 +248,10 @@ class CgroupManager(_GroupMaker):
         return removed
 
     def leave(self, cgroup: Cgroup) -> None:
-        """Move this process from `cgroup` back above `openenvd`, and remove what is empty then.
+        """Move this process from `cgroup` back above `openenvd`, and remove the empty group.
 
-        v2 forbids the move: there the empty group stays. Other groups are not touched, even
-        empty ones: a process may be about to enter.
+        v2 forbids the move: there the group stays. Other groups are not touched, even empty ones,
+        since a process may be about to enter.
         """
         if self._version == V1:
             base = os.path.dirname(os.path.dirname(self.directory))  # noqa: PTH120
@@ -274,7 +274,7 @@ class CgroupManager(_GroupMaker):
         self.available = True
 
     def _delegated(self, own: Location) -> str | None:
-        """Return the nearest v2 group that we may write and that hands memory down."""
+        """Return the nearest writable v2 group that can delegate the memory controller."""
         if "memory" not in (read_text(f"{own.directory}/cgroup.controllers") or "").split():
             self.why_not = f"cgroup v2 {own.path} has no memory controller to hand down"
             return None
@@ -289,9 +289,9 @@ class CgroupManager(_GroupMaker):
 
 
 def own_group(*, is_ours: bool) -> Cgroup | None:
-    """Return the memory group that this process stands in; None where its kills are not counted.
+    """Return the memory group of this process; None if the group's kills are not counted.
 
-    `is_ours`: only if it is one of our own making, or below one; others share all other groups.
+    `is_ours`: only a group that we made, or one below it; other processes share all other groups.
     """
     found = locate("memory")
     if found is None or (is_ours and found.outside_ours() == found):
@@ -301,8 +301,8 @@ def own_group(*, is_ours: bool) -> Cgroup | None:
 
 
 def existing_groups(pattern: str, *, root: str = "") -> list[Cgroup]:
-    """Find groups `openenvd/<pattern>` of this machine's part that we stand in; makes none."""
-    import glob  # no shim needs it
+    """Find groups `openenvd/<pattern>` below this process's group, without making any."""
+    import glob  # shims do not need it
 
     found: list[Cgroup] = []
     for level in visible_groups("memory", root, outside_ours=True):
@@ -313,15 +313,16 @@ def existing_groups(pattern: str, *, root: str = "") -> list[Cgroup]:
 
 
 class GroupsBelow(_GroupMaker):
-    """Makes groups right below this process's own, which another process has made for it alone.
+    """Makes groups below this process's own group, which was made for this process only.
 
-    On v2 a group with processes hands no memory controller down, so this process moves into a leaf.
+    On v2 a group with processes cannot delegate the memory controller, so this process moves into a
+    leaf.
     """
 
     def create(self, name: str, limit_bytes: int) -> Cgroup:
         """Make a group with a limit; on v2 the kernel kills all of its processes together.
 
-        Raises `OSError` when it cannot be made; then nothing is left of it.
+        Raises `OSError` if it cannot be made, and leaves nothing of it.
         """
         cgroup = Cgroup(f"{self.directory}/{name}", name, self._version)
         try:
@@ -354,7 +355,7 @@ def _make_group(cgroup: Cgroup, limit_bytes: int | None, *, kill_together: bool)
 
 
 def _may_hand_down(directory: str) -> bool:
-    """Return whether children of this v2 group get the memory controller, making way if need be."""
+    """Return whether children of this v2 group get the memory controller; empty it if needed."""
     if not os.access(directory, os.W_OK):
         return False
     try:
@@ -370,10 +371,10 @@ def _hand_down(directory: str) -> None:
 
 
 def _move_into_leaf(directory: str) -> bool:
-    """Empty a v2 group into a child of its own, when all of its processes are ours.
+    """Empty a v2 group into a child of its own, if all of its processes are ours.
 
-    So in a service with `Delegate=yes`; a terminal's scope, which holds the user's shell, is not
-    ours to rearrange.
+    This is so in a service with `Delegate=yes`; a terminal's scope, which has the user's shell, is
+    left alone.
     """
     pids = _pids_in(directory)
     if not all(map(_is_ours, pids)):
@@ -400,7 +401,7 @@ def _is_ours(pid: int) -> bool:
             return True
         stat = read_stat(pid)
         if stat is None:
-            return True  # gone meanwhile
+            return True  # it has ended
         pid = stat.parent
     return False
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU, memory and process counts that this process may really use, and where that was found.
+"""The effective limits of this process on CPU, memory and processes, and their sources.
 
 The smallest of: the machine, the control group and every group above it (v1 or v2), the CPU
 affinity, `RLIMIT_NPROC`. `psutil.virtual_memory()` and `os.cpu_count()` alone are wrong inside a
-container. Nothing is kept in reserve here: that is the plan's business.
+container. This module keeps nothing in reserve; the plan does that.
 
-`read_limits` is a pure function of the files below `root`, so that tests hand it trees of files.
-Where there is no `/proc` (macOS) the machine's own figures remain.
+`read_limits` is a pure function of the files below `root`, so that tests use trees of files.
+Without `/proc` (macOS) the machine's own figures are returned.
 
 The kernel counts threads as processes, in every control group with a `pids.max` and, for anybody
 but root, per user (`RLIMIT_NPROC`). A fork beyond that is refused with EAGAIN, which Python shows
@@ -69,9 +69,9 @@ _value = attrgetter("value")
 
 
 def read_limits(root: str = "", *, affinity: int | None = None) -> Limits:
-    """Read the limits in force.
+    """Read the effective limits.
 
-    `affinity` (how many CPUs the process may run on) overrides what the system says.
+    `affinity` (the number of CPUs on which the process may run) overrides the system's.
     """
     machine_cpus = os.cpu_count() or 1
     if root and (text := read_text(f"{root}/proc/cpuinfo")):
@@ -82,7 +82,7 @@ def read_limits(root: str = "", *, affinity: int | None = None) -> Limits:
         if not root and hasattr(os, "sched_getaffinity"):
             affinity = len(os.sched_getaffinity(0))
     memory = _machine_memory_bytes(root, "MemTotal")
-    # Among equals the one named first.
+    # Among equal ones, the first.
     machine, allowed = _Found(machine_cpus, "machine"), _Found(affinity, "sched_getaffinity")
     cpus = min(machine, allowed, *_cpu_quotas(root), key=_value)
     least = min([_Found(memory, "machine"), *_memory_limits(root)], key=_value)
@@ -101,16 +101,16 @@ def read_limits(root: str = "", *, affinity: int | None = None) -> Limits:
 
 
 def available_memory_bytes(root: str = "") -> int:
-    """Return the bytes that are still free: of the machine, and of every group with a limit.
+    """Return the bytes that are still free in the machine and in every group with a limit.
 
-    Files in the page cache count as available: the kernel gives them up before it kills.
+    The page cache counts as available, because the kernel drops it before it kills.
     """
     left = left_in_groups(visible_groups("memory", root, outside_ours=True))
     return min([_machine_memory_bytes(root, "MemAvailable"), *left])
 
 
 def _machine_memory_bytes(root: str, key: str) -> int:
-    """The machine's `MemTotal` or `MemAvailable`."""
+    """Return the machine's `MemTotal` or `MemAvailable`."""
     if (found := machine_memory_bytes(key, root)) is not None:
         return found
     total, available = macos.machine_memory_bytes()
@@ -131,7 +131,7 @@ def _cpu_quotas(root: str) -> Iterator[_Found]:
 
 
 def _memory_limits(root: str) -> Iterator[_Found]:
-    # A worker stands in a group whose cap is our own doing, and no limit of the system's.
+    # The cap of a worker's group is our own, not a limit of the system.
     for level in visible_groups("memory", root, outside_ours=True):
         for name in LIMIT_FILES_V1 if level.version == V1 else LIMIT_FILES_V2:
             value = level_number(level, name)
@@ -148,13 +148,13 @@ def _pids_limits(root: str) -> Iterator[_Found]:
 
 
 def _own_process_limit() -> int | None:
-    """Return how many threads of this user there may be; the kernel does not hold root to it."""
+    """Return the limit on this user's threads, which the kernel does not apply to root."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     return None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
 
 
 def _level_source(level: Location, name: str) -> str:
-    """Return where that number was found, for people."""
+    """Describe the source of a number, for people."""
     return f"cgroup v{level.version} {name} at {level.path}"
 
 
@@ -172,30 +172,30 @@ class ProcessRoom:
         return max(0, self.limit - self.used)
 
     def sentence(self) -> str:
-        """`60 of 64 processes and threads are in use (cgroup v1 pids.max at /a)`."""
+        """A text: `60 of 64 processes and threads are in use (cgroup v1 pids.max at /a)`."""
         return f"{self.used} of {self.limit} processes and threads are in use ({self.source})"
 
 
 def process_room(root: str = "") -> ProcessRoom | None:
-    """The limit that leaves least; None where there is none."""
+    """Return the limit that leaves the fewest processes; None if there is none."""
     return min(_rooms(root), key=lambda room: room.left, default=None)
 
 
 def no_room_text() -> str:
-    """The message for a fork that was refused."""
+    """Return the message for a refused fork."""
     room = process_room()
     return NO_ROOM if room is None else f"{NO_ROOM}: {room.sentence()}"
 
 
 def why_not_started(exc: OSError) -> str:
-    """One clause on a process that could not be started."""
+    """Return one clause on why a process could not be started."""
     if exc.errno == errno.EAGAIN:
         return no_room_text()
     return f"{exc.strerror or exc} ({type(exc).__name__})"
 
 
 def tells_no_room(text: str) -> bool:
-    """Return whether the end of a program's log says that it was refused a process or a thread."""
+    """Return whether a program's last log lines say that it was refused a process or a thread."""
     refused = os.strerror(errno.EAGAIN)
     return any(sign in text for sign in (NO_ROOM, refused, *_NO_THREADS))
 
@@ -219,7 +219,7 @@ def _rooms(root: str) -> Iterator[ProcessRoom]:
             yield ProcessRoom(limit, used, _level_source(level, "pids.max"))
     limit = None if root else _own_process_limit()
     if limit is not None:
-        user, threads = os.geteuid(), 0  # of the user, in all processes that can be seen
+        user, threads = os.geteuid(), 0  # of the user, in all visible processes
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has ended
                 if folder.stat().st_uid == user:

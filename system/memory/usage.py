@@ -14,7 +14,7 @@ _IS_LINUX = sys.platform == "linux"
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Return what is resident of the process and no file's; 0 when it is gone."""
+    """Return the process's resident memory without files; 0 if it is gone."""
     if not _IS_LINUX:
         return macos.resident_bytes(pid)
     resident, of_files = proc.resident_bytes(pid)
@@ -22,16 +22,16 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def tree_bytes(pid: int, shared_bytes: int = 0) -> int:
-    """Return what a process holds of its own, with everything below it."""
+    """Return the memory of a process and its descendants, without files."""
     own = max(0, anonymous_bytes(pid) - shared_bytes)
     return own + sum(anonymous_bytes(child) for child in _descendants(pid))
 
 
 def replica_bytes(status: Mapping[str, Any]) -> int | None:
-    """Return what a replica holds, by its shim's status: shim, server and all below it.
+    """Return a replica's memory by its shim's status: shim, server and all descendants.
 
-    Pages that it shares with other replicas of the same zygote are not its own: another
-    replica would not need them again. None when it has no server, or is an engine's.
+    Pages that it shares with other replicas of the same zygote do not count, because a further
+    replica would not need them again. None if it has no server, or is an engine's.
     """
     if status.get("pid") is None or "shim" not in status:
         return None
@@ -44,12 +44,12 @@ def replica_bytes(status: Mapping[str, Any]) -> int | None:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Return what is the process's and no file's; of what several share, its part."""
+    """Return the process's memory without files; of shared pages, its proportional part."""
     return _rollup_bytes(pid, "Pss_Anon")
 
 
 def private_bytes(pid: int) -> int:
-    """Return what the process has written and shares with no other."""
+    """Return the memory that the process has written and shares with no other one."""
     return _rollup_bytes(pid, "Private_Dirty")
 
 

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may use a server of this machine: by a token, by the names it is called (`Host`, `Origin`).
+"""Decides who may use a server of this machine, by token, `Host` and `Origin`.
 
 The token of an environment, in a base URL or a header:
 
-    http://127.0.0.1:21000?token=TOKEN      what a client is given as its base URL
-    Authorization: Bearer TOKEN             what it may send instead
+    http://127.0.0.1:21000?token=TOKEN      the base URL that a client gets
+    Authorization: Bearer TOKEN             the header that it may send instead
 
 Clients make the address of a route by appending to the base URL, so what arrives is
 `/?token=TOKEN/ws`: `split_target` puts the route back in its place. Tokens consist of characters
-that mean nothing in a URL.
+without a meaning in URLs.
 
-A browser runs pages of strangers, and these can send requests to the machine that it runs on. Two
-headers, which a page cannot set, tell them apart:
+A browser runs pages of strangers, and these can send requests to the browser's machine. Two
+headers, which a page cannot set, identify them:
 
     Origin  the page that sent the request. Programs send none; browsers send it with every
             WebSocket handshake and every POST, and `null` for pages without an origin of their own
-    Host    the name that was connected to. A page whose own name has been made to resolve to
-            127.0.0.1 (DNS rebinding) has the right origin, and that name
+    Host    the name to which the client connected. A page whose own name was made to resolve to
+            127.0.0.1 (DNS rebinding) has the right origin, but its own name as the host
 
-Both the daemon (`server/api/security.py`) and the environments (`env_host/serving/access.py`) ask
-here. What is not plainly a name or an address is refused: user information, zone ids, trailing
-dots, short forms of addresses.
+The daemon (`server/api/security.py`) and environments (`env_host/serving/access.py`) use this
+module. Anything but a plain name or address is refused: user information, zone ids, trailing dots,
+short forms of addresses.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _SLASH = re.compile(rb"%2[Ff]")
 
 def new_token() -> str:
     """Return a random token."""
-    import secrets  # 3 ms, for launches alone
+    import secrets  # takes 3 ms, which only launches need
 
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def split_target(target: bytes) -> tuple[bytes, bytes]:
-    """Split a request's target into path and query; a route behind the token is the path."""
+    """Split a request's target into path and query; a route after the token is the path."""
     path, _, query = target.partition(b"?")
     if path in (b"/", b"") and (found := _APPENDED.fullmatch(query)):
         parameters = found[1] if found[3] is None else found[1] + b"&" + found[3]
@@ -58,7 +58,7 @@ def split_target(target: bytes) -> tuple[bytes, bytes]:
 
 
 def without_parameter(query: bytes) -> tuple[bytes, bytes | None]:
-    """Take the token out of a query: the rest of the query, and the token, or None."""
+    """Split a query into the query without its token, and the token or None."""
     if PARAMETER.encode() not in query:
         return query, None
     start = f"{PARAMETER}=".encode()
@@ -69,20 +69,20 @@ def without_parameter(query: bytes) -> tuple[bytes, bytes | None]:
 
 
 def is_token(sent: bytes | None, token: str) -> bool:
-    """Compare in constant time."""
-    import hmac  # OpenSSL, where there is a token to compare
+    """Return whether the token is the expected one, in constant time."""
+    import hmac  # loads OpenSSL, and so only for a token
 
     return sent is not None and hmac.compare_digest(sent, token.encode())
 
 
 def bearer(authorization: bytes) -> bytes | None:
-    """Return the token of an `Authorization` header; None when it has none."""
+    """Return the token of an `Authorization` header; None if it has none."""
     scheme, _, sent = authorization.partition(b" ")
     return sent.strip() if scheme.lower() == b"bearer" else None
 
 
 def with_token(address: str, token: str | None) -> str:
-    """Return the base URL of an environment that wants this token."""
+    """Return the base URL of an environment that requires this token."""
     return address if token is None else f"{address}?{PARAMETER}={token}"
 
 
@@ -103,7 +103,7 @@ def bearer_header(token: str | None) -> dict[str, str]:
 
 
 MAX_NAME_CHARACTERS = 300  # of a whole header; a name of DNS has 253 at most
-_CACHED = 32  # headers that may be as long as a head
+_CACHED = 32  # headers, each of which may be as long as a head
 _MAX_PORT = 65535
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_-])?)(?::([0-9]{1,5}))?")
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)")
@@ -121,7 +121,7 @@ def host_name(header: str) -> str | None:
     name = found[1]
     if name.startswith("["):
         return _address(name[1:-1])
-    # What ends in a number is an address, or is taken for one by some resolver: `127.1`, `0x7f.1`.
+    # Some resolvers treat a name that ends in a number as an address: `127.1`, `0x7f.1`.
     if re.search(r"(?:^|\.)(?:[0-9]+|0x[0-9a-f]*)$", name):
         return _address(name)
     return None if ".." in name else name
@@ -154,7 +154,7 @@ def is_allowed_host(header: str, bound: str, origins: frozenset[str] = frozenset
         return False
     if is_loopback(name) or name == host_name(f"[{bound}]" if ":" in bound else bound):
         return True
-    # No name was resolved to get here, so none can have been rebound.
+    # The client used an address, so no name can have been rebound.
     if _address(bound) in _ANY_ADDRESS and _address(name) is not None:
         return True
     return any(name == origin_host(origin) for origin in origins)

@@ -4,9 +4,9 @@
     listener ─▶ Listener ─▶ ConnectionLimit.reserve ─┬─▶ opened
                                                        └─▶ 503: every connection has a request
 
-A connection beyond the limit takes the place of the one that has been without a request for
-longest. asyncio's own servers, uvloop's above all, accept all of the kernel's queue in one go,
-until there are no descriptors left for anybody; hence the accepting here.
+A connection beyond the limit replaces the one that has been idle for longest. This module accepts
+connections itself because asyncio's own servers, above all uvloop's, accept the whole kernel queue
+at once, until no descriptors are left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 RESERVED_FDS = 128  # for everything but connections: pipes, files, libraries
 MAX_CONNECTIONS = 8192  # of one listener
 MIN_CONNECTIONS = 16
-BATCH = 32  # accepted in one go: those that make room for them are closed only after that
+BATCH = 32  # accepted at once: the connections that they replace are closed only after that
 FULL_SECONDS = 0.1  # to wait when there are no descriptors left
 FULL = "There is no room for another connection."
 RETRY_AFTER_SECONDS = 1
@@ -45,16 +45,16 @@ class ConnectionLimit:
         self._most = most
         self._reserved = 0  # accepted, and not opened yet
         self.open: set[Any] = set()
-        self._idle: dict[Any, None] = {}  # without a request, the oldest first
+        self._idle: dict[Any, None] = {}  # connections without a request, the oldest first
 
     def has_room(self) -> bool:
         """Return whether `reserve` would succeed now."""
         return len(self.open) + self._reserved < self._most or bool(self._idle)
 
     def reserve(self) -> bool:
-        """Return whether one more may be opened: `add` or `give_back` is to follow.
+        """Reserve room for one more connection, if possible; `add` or `give_back` must follow.
 
-        Closes the connection that has been idle for longest, where that makes the room.
+        Closes the connection that has been idle for longest if that makes room.
         """
         if not self.has_room():
             return False
@@ -70,13 +70,13 @@ class ConnectionLimit:
         self._reserved -= 1
 
     def add(self, connection: Any) -> None:
-        """Count a connection that was opened; it is idle."""
+        """Add an opened connection, which is idle."""
         self._reserved -= 1
         self.open.add(connection)
         self._idle[connection] = None
 
     def remove(self, connection: Any) -> None:
-        """Count a connection no more."""
+        """Remove a connection."""
         self.open.discard(connection)
         self._idle.pop(connection, None)
 
@@ -91,7 +91,7 @@ class ConnectionLimit:
 
 
 class Listener:
-    """Accepts connections of one socket on the loop, as far as their limit allows."""
+    """Accepts connections of one socket on the loop, up to their limit."""
 
     def __init__(
         self,
@@ -171,6 +171,6 @@ def full_answer(detail: str = FULL) -> bytes:
 
 
 def turn_away(accepted: socket.socket) -> None:
-    """Answer that there is no room; what the client sends is not read."""
+    """Answer that there is no room, without reading the request."""
     with accepted, contextlib.suppress(OSError):  # it may have left
         accepted.send(full_answer())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds of what one HTTP connection may send, and of how long it may take: around uvicorn's own.
+"""Limits of size and time for one HTTP connection, around uvicorn's own protocol.
 
     bytes ─▶ HttpLimits.data_received ─▶ uvicorn's protocol ─▶ BodyLimit ─▶ the application
              head: bytes (431), time (408)                     body: announced or counted (413),
@@ -7,12 +7,12 @@
              body: progress (408)
              response: progress of its reader (cut)
 
-uvicorn bounds neither the bytes of a head where httptools parses it, nor the time of the first head
-or of a body. It costs a request 2 µs. Times are looked at by one timer a connection, which is set
-again only when it has passed.
+uvicorn limits neither the bytes of a head that httptools parses, nor the time of the first head or
+of a body. These limits cost a request 2 µs. One timer per connection checks the times, and is set
+again only when it has fired.
 
-`HttpLimits` is mixed into the class that uvicorn chooses (`limited`), and looks at what its two
-implementations share: `cycle`, `flow`, `transport`.
+`HttpLimits` is mixed into the class that uvicorn chooses (`limited`), and uses what uvicorn's two
+implementations have in common: `cycle`, `flow`, `transport`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .connection_limit import ConnectionLimit, closing_answer
 
 MAX_HEAD_BYTES = 32 * 1024
 MAX_BODY_BYTES = 100 * MB  # of a request, unless a setting says otherwise
-SHORT_BODY_BYTES = 64 * 1024  # are received before they are asked for, and not counted
-BODIES_AT_ONCE = 4  # of the greatest length may have arrived in part
-WAIT_SECONDS = 30.0  # of a body for others to become whole
-MAX_PIPELINED = 64  # requests of one connection behind the one that is being answered
+SHORT_BODY_BYTES = 64 * 1024  # are received before the application asks for them, uncounted
+BODIES_AT_ONCE = 4  # of the greatest length may be incomplete
+WAIT_SECONDS = 30.0  # that a body waits for others to be completed
+MAX_PIPELINED = 64  # requests of one connection that wait for the present one
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -44,18 +44,18 @@ Headers = list[tuple[bytes, bytes]]
 class HttpTiming:
     """The time limits for the parts of a request."""
 
-    head_seconds: float = 30.0  # also until the first byte of it
-    body_seconds: float = 30.0  # in each of these, a body must have grown by
-    body_bytes: int = 30 * 1024  # so much, while the application was ready to take it
-    response_seconds: float = 30.0  # in each of these, its reader must have taken `body_bytes`
-    unread_seconds: float = 5.0  # for the rest of a body whose request is answered already
+    head_seconds: float = 30.0  # including the time until its first byte
+    body_seconds: float = 30.0  # the period in which a body must grow by `body_bytes`
+    body_bytes: int = 30 * 1024  # if the application was ready to read them
+    response_seconds: float = 30.0  # the period in which a client must read `body_bytes`
+    unread_seconds: float = 5.0  # for the rest of a body after its request's answer
 
 
 class HttpLimits:
     """One connection: a mixin before uvicorn's HTTP protocol."""
 
     timing = HttpTiming()
-    limit: ConnectionLimit | None = None  # that it counts for; None: others count
+    limit: ConnectionLimit | None = None  # that counts it; None: no limit of ours
 
     # uvicorn's
     cycle: Any
@@ -65,11 +65,11 @@ class HttpLimits:
 
     _timer: asyncio.TimerHandle | None = None
     _reports_bodies = False  # by `on_body`: httptools; h11 bounds trailers itself
-    _is_refused = False  # answered by us: what else comes is dropped
-    _unused_bytes = 0  # received, and neither part of a head that is complete nor of a body
+    _is_refused = False  # answered by us: further data is dropped
+    _unused_bytes = 0  # received outside of complete heads and bodies
     _head_since: float | None = None  # None: no byte of the next head has come
     _received_bytes = 0
-    _seen: tuple[Any, int] = (None, 0)  # the request whose body was looked at, bytes by then
+    _seen: tuple[Any, int] = (None, 0)  # the request whose body was checked; its bytes then
     _unsent: tuple[float, int] | None = None  # since when this number of bytes waits to be sent
 
     def connection_made(self, transport: Any) -> None:
@@ -81,7 +81,7 @@ class HttpLimits:
         self._timer = self.loop.call_later(self.timing.head_seconds, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop looking."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
         if self.limit is not None:
@@ -89,7 +89,7 @@ class HttpLimits:
         super().connection_lost(exc)  # type: ignore[misc]
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what the limits allow."""
+        """Pass data on within the limits."""
         if self._is_refused:
             return
         size, cycle = len(data), self.cycle
@@ -159,7 +159,7 @@ class HttpLimits:
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS)
 
     def _take_long(self, data: bytes) -> None:
-        """Take as much as a head may have; if it ends there, the rest too."""
+        """Read as much as a head may have; if the head ends there, read the rest, too."""
         cycle, room = self.cycle, MAX_HEAD_BYTES - self._unused_bytes
         super().data_received(data[:room])  # type: ignore[misc]
         if self.cycle is cycle:
@@ -171,7 +171,7 @@ class HttpLimits:
             self.data_received(data[room:])
 
     def _look(self) -> None:
-        """Close a connection that has taken too long, and look again later."""
+        """Close a connection that has taken too long, and check again later."""
         self._timer = None
         if self.transport.get_protocol() is not self:
             return
@@ -200,13 +200,13 @@ class HttpLimits:
         """Return whether a body has grown too little since this was last called."""
         cycle, (before, bytes_before) = self.cycle, self._seen
         if not cycle.more_body or self.flow.read_paused:
-            self._seen = None, 0  # it is the application that is waited for
+            self._seen = None, 0  # the application is slow, not the client
             return False
         self._seen = cycle, self._received_bytes
         return before is cycle and self._received_bytes - bytes_before < self.timing.body_bytes
 
     def _is_unread(self, now: float) -> bool:
-        """Return whether the client has taken too little of the answer, for too long."""
+        """Return whether the client has read too little of the answer for too long."""
         cycle = self.cycle
         size: int = self.transport.get_write_buffer_size()
         is_growing = cycle is not None and not cycle.response_complete
@@ -229,10 +229,10 @@ class HttpLimits:
         return not self.transport.is_closing() and self.transport.get_protocol() is self
 
     def _refuse(self, status: HTTPStatus) -> None:
-        """Answer what can be answered, and close; what else the client sends is dropped.
+        """Answer if possible, and close; further data of the client is dropped.
 
-        Read on for a moment: a connection closed with bytes unread is reset, and the client would
-        see that instead of the answer.
+        It reads on for a moment, because closing a connection with unread bytes resets it, and the
+        client would see that instead of the answer.
         """
         self._is_refused = True
         cycle = self.cycle
@@ -253,11 +253,11 @@ class HttpLimits:
 
 
 class BodyLimit:
-    """ASGI middleware: bounds each body, and all that have arrived in part together.
+    """ASGI middleware that limits each body, and all incomplete bodies together.
 
-    A body that is too long is refused by its announced length, a chunked one by what comes. Once
-    the unfinished bodies take as much as `BODIES_AT_ONCE` of the longest, only the oldest of them
-    is read; the others wait for that, at most `wait_seconds`, and are refused then (503).
+    A body that is too long is refused by its announced length, a chunked one by its received bytes.
+    When the incomplete bodies take as much as `BODIES_AT_ONCE` of the longest, only the oldest is
+    read; the others wait for at most `wait_seconds`, and are then refused (503).
     """
 
     def __init__(
@@ -316,7 +316,7 @@ class BodyLimit:
             self._note(body, 0)
 
     def _note(self, body: object, size: int) -> None:
-        """Take note of how much of a body has arrived; 0: it is whole, or given up."""
+        """Record how much of a body has arrived; 0: it is complete, or abandoned."""
         self._total += size - self._unfinished.get(body, 0)
         if size:
             self._unfinished[body] = size
@@ -325,7 +325,7 @@ class BodyLimit:
             fewer.set()
 
     async def _has_room(self, body: object) -> bool:
-        """Wait until more of a body may be read; False: that took too long."""
+        """Wait until more of a body may be read; False if that takes too long."""
         try:
             async with asyncio.timeout(self._wait_seconds):
                 while self._total > BODIES_AT_ONCE * self._most_bytes:
@@ -349,7 +349,7 @@ class BodyLimit:
 async def send_answer(
     send: Send, status: int, headers: Headers, body: bytes, kind: str = "http.response"
 ) -> None:
-    """Send an ASGI application's whole answer; its kind is another where it refuses a handshake."""
+    """Send a whole ASGI answer; the refusal of a handshake has another message type."""
     if status != HTTPStatus.NO_CONTENT:
         headers = [*headers, (b"content-length", b"%d" % len(body))]
     await send({"type": f"{kind}.start", "status": status, "headers": headers})

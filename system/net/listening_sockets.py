@@ -26,7 +26,7 @@ from collections.abc import Iterable
 
 QUEUE_LENGTH = 32768  # connections that may wait to be accepted
 MAX_LISTENERS = 8
-BACKLOG = 65535  # of each; the kernel takes no more than `somaxconn`
+BACKLOG = 65535  # of each; the kernel reduces it to `somaxconn`
 
 _SOMAXCONN = "/proc/sys/net/core/somaxconn"
 
@@ -35,14 +35,14 @@ def open_listening_sockets(host: str, port: int) -> list[socket.socket]:
     """Open the sockets that accept connections at an address; the guard is among them.
 
     Raises:
-        OSError: when the address is in use, or not this machine's; its `filename` is the address.
+        OSError: The address is in use, or not this machine's; its `filename` is the address.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     first = socket.socket(family, socket.SOCK_STREAM)
     try:
         first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         first.bind((host, port))
-        # At once: with SO_REUSEADDR two sockets may be bound, but only one may listen.
+        # Listen at once: with SO_REUSEADDR two sockets may be bound, but only one may listen.
         first.listen(BACKLOG)
     except OSError as exc:
         first.close()
@@ -56,21 +56,21 @@ def sockets_of(fds: str) -> list[socket.socket]:
 
 
 def descriptors_text(fds: Iterable[int]) -> str:
-    """Return what `sockets_of` reads."""
+    """Return the text that `sockets_of` reads."""
     return ",".join(map(str, fds))
 
 
 def listening(sockets: Iterable[socket.socket]) -> list[socket.socket]:
-    """Return those that accept connections: all but the guard."""
+    """Return the sockets that accept connections: all but the guard."""
     return [one for one in sockets if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)]
 
 
 def _further(first: socket.socket) -> list[socket.socket]:
-    """Open the guard and the other listeners of an address; none where they would not be safe."""
+    """Open the guard and the other listeners of an address; none if that would not be safe."""
     try:
         with open(_SOMAXCONN, encoding="ascii") as file:
             count = min(MAX_LISTENERS, -(-QUEUE_LENGTH // max(1, int(file.read()))))
-    except (OSError, ValueError):  # as elsewhere than on Linux
+    except (OSError, ValueError):  # not on Linux
         return []
     if count == 1:
         return []
@@ -86,7 +86,7 @@ def _further(first: socket.socket) -> list[socket.socket]:
         guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         is_safe = _end_quick_binds(first.getsockname()[1])
         with contextlib.suppress(OSError):
-            _share(first).close()  # a stranger could do that, too
+            _share(first).close()  # then another process could bind it, too
             is_safe = False
     except OSError:
         is_safe = False
@@ -99,7 +99,7 @@ def _further(first: socket.socket) -> list[socket.socket]:
 
 
 def _share(first: socket.socket) -> socket.socket:
-    """Bind another socket to the address of the first; raises `OSError` where that is refused."""
+    """Bind another socket to the address of the first; raises `OSError` if that is refused."""
     other = socket.socket(first.family, socket.SOCK_STREAM)
     try:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -112,10 +112,10 @@ def _share(first: socket.socket) -> socket.socket:
 
 
 def _end_quick_binds(port: int) -> bool:
-    """Have the kernel look at each socket of a port again before it lets another be bound.
+    """Make the kernel check all sockets of a port again before it allows another bind.
 
-    It remembers of a port that all its sockets are shared (`fastreuseport`, in
-    `inet_connection_sock.c`), until one is bound that is not: at another address, for a moment.
+    The kernel caches that all sockets of a port are shared (`fastreuseport`, in
+    `inet_connection_sock.c`). A short bind of an unshared socket at another address clears that.
     """
     for family, host in ((socket.AF_INET, "127.255.255.254"), (socket.AF_INET6, "::1")):
         try:

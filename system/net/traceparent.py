@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The context of a trace (W3C `traceparent`), as it passes between processes and in HTTP heads."""
+"""The context of a trace (W3C `traceparent`), which passes between processes and in HTTP heads."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ _API = "opentelemetry.trace.propagation.tracecontext"
 
 
 def traceparent() -> str | None:
-    """Return the context of the code that calls: its OpenTelemetry span's, or TRACEPARENT.
+    """Return the caller's context: its OpenTelemetry span's, or TRACEPARENT.
 
-    Where nothing has imported OpenTelemetry, no span of it is under way: the command line goes
-    without it.
+    Without an import of OpenTelemetry there is no span, so the command line does not import it.
     """
     carrier: dict[str, str] = {}
     if "opentelemetry.trace" in sys.modules:
-        import_module("opentelemetry.trace")  # another thread may be importing it still
+        import_module("opentelemetry.trace")  # another thread may still be importing it
         import_module(_API).TraceContextTextMapPropagator().inject(carrier)
     given = os.environ.get(VARIABLE, "")
     return carrier.get(HEADER) or (given if given.isascii() and given.isprintable() else "") or None

@@ -4,8 +4,8 @@
     payload ─▶ frame_head(size, key=…) ─▶ written in front of the payload
     bytes received ─▶ parse_head ─▶ opcode, where the payload begins, where the frame ends
 
-What may come next on one connection (fragments, limits, close codes) is judged where connections
-are kept: for the server's side in `env_host/websocket/frames.py`, for the client's by `websockets`.
+The rules of a connection (fragments, limits, close codes) are checked elsewhere: for the server in
+`env_host/websocket/frames.py`, for the client by `websockets`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def least_head_bytes(payload_bytes: int) -> int:
 
 
 def frame_head(payload_bytes: int, opcode: int = TEXT, key: bytes = b"") -> bytes:
-    """Make the head of an unfragmented frame; `key` masks the payload, and is a client's duty."""
+    """Make the head of an unfragmented frame; clients must mask the payload with a `key`."""
     masked = MASKED if key else 0
     if payload_bytes <= MAX_CONTROL_BYTES:
         return bytes((FIN | opcode, masked | payload_bytes)) + key
@@ -84,12 +84,12 @@ def frame_head(payload_bytes: int, opcode: int = TEXT, key: bytes = b"") -> byte
 
 
 def unmasked_client_frame(payload: bytes, opcode: int = TEXT) -> bytes:
-    """Make a client's frame whose key is zero: for measuring, where no proxy is on the way."""
+    """Make a client's frame with a zero key, for measurements without a proxy."""
     return frame_head(len(payload), opcode, NO_KEY) + payload
 
 
 def close_payload(code: int, reason: str = "") -> bytes:
-    """Make the payload of a close frame; the reason is cut to whole words that fit, and `…`."""
+    """Make the payload of a close frame; a long reason is cut after a word, and ends with `…`."""
     text, room = reason.encode(), MAX_CONTROL_BYTES - 2
     if len(text) > room:
         kept = text[: room - len(_CUT)].decode(errors="ignore")
@@ -98,9 +98,9 @@ def close_payload(code: int, reason: str = "") -> bytes:
 
 
 def upgrade_request(authority: str, path: str, headers: str = "") -> bytes:
-    """Make the HTTP request with which a client asks a server (host and port) for a WebSocket.
+    """Make a client's HTTP request to a server (host and port) for a WebSocket.
 
-    Further `headers` have the end of their line each.
+    Each of the further `headers` ends with its line end.
     """
     key = base64.b64encode(os.urandom(16)).decode()
     return (

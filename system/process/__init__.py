@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes: identity, forking, signals, trees, how one ended, how late a loop is."""
+"""Processes: identity, forking, signals, trees, exit reasons, event loop lag."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Back-off: how long to wait before something that keeps failing is tried again. It only decides.
+"""Back-off: decides how long to wait before a repeated failure is tried again.
 
 `RestartSchedule` decides when to restart a process that has exited or could not be started: usually
 at once, but after a longer delay each time if it keeps exiting early.

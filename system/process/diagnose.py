@@ -7,9 +7,9 @@
 order that `exit_reason.py` lists. Of what exits below a server the server itself counts and
 reports: `explain_child`.
 
-Two rules keep a `kill -9` by hand from being called out of memory. A cgroup's counter that stood
-still rules memory out, whatever happened elsewhere on the machine. One that moved proves that
-*something* inside was killed: when the kernel log names only others, the process was not it.
+Two rules keep a `kill -9` by hand from being reported as out of memory. An unchanged counter of the
+cgroup rules memory out, whatever happened elsewhere on the machine. A changed one proves only that
+*some* process inside was killed: if the kernel log names only others, it was not this one.
 """
 
 from __future__ import annotations

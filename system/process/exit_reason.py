@@ -12,7 +12,7 @@ A kill for memory is claimed in this order, and never on a bare SIGKILL (docs/de
     4. SIGKILL not ours, and `/proc/vmstat oom_kill` moved           probable
     5. it raised `MemoryError`                                       certain
 
-What an engine ran (a container, a job) it explains itself: its word for it counts.
+An engine explains the end of its own containers and jobs, and its explanation counts.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def decode_line(line: bytes) -> Json:
 
 
 class LineBuffer:
-    """Makes lines of what a pipe delivers, however it was cut."""
+    """Assembles lines from the chunks that a pipe delivers."""
 
     __slots__ = ("_max_bytes", "_rest", "has_overflowed")
 
