@@ -199,8 +199,8 @@ def _failures(environments: list[Json], failed: list[Json], left_out: int) -> li
 def _failed(requests: list[Json], said: set[str]) -> list[Json]:
     """Return the failed requests, the newest first.
 
-    A failed launch is left out if the table of environments shows its error (`said`), or if its
-    environment was launched successfully since; and so is what failed again for the same cause.
+    A failed launch is left out if the table of environments shows its error (`said`), if its
+    environment was launched successfully since, or if a later one failed for the same cause.
     """
     failed, launched, listed = [], set(), set()
     for request in requests:

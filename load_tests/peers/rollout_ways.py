@@ -50,7 +50,7 @@ from openenvd.system.process.loop_lag import EventLoopLagMonitor
 GROUP = 8
 NAIVE_THREADS = 512
 LAG_WINDOW_SECONDS = 3600.0
-TOLD_SECONDS = 60.0  # the figures show a stall; its stack has 512 threads
+TOLD_SECONDS = 60.0  # the figures show stalls; logging stacks would add to them
 WATCH_SECONDS = 0.05
 
 

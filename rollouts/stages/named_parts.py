@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .sinks import GroupSink
 
 CHAT_HINT = (
-    "see that the policy's endpoint answers, and what OPENAI_API_KEY and OPENAI_MODEL say; the "
+    "check that the policy's endpoint answers, and check OPENAI_API_KEY and OPENAI_MODEL; the "
     "request's log says of each episode why it failed"
 )
 RANDOM = "random"
@@ -110,7 +110,7 @@ _ADVANTAGES: dict[str, Advantages] = {
     "centred": sinks.centred,
 }
 _BY_ALGORITHM = {"grpo": GROUP_NORMALISED, "rloo": "leave-one-out", "dr-grpo": "centred"}
-_BOUNDED: dict[str, Callable[[float], Filter]] = {  # both ends are kept
+_BOUNDED: dict[str, Callable[[float], Filter]] = {  # bounds are inclusive
     "min-steps": lambda least: sinks.by_length(int(least)),
     "max-steps": lambda most: sinks.by_length(most=most),
     "min-reward": lambda least: sinks.by_reward(least),

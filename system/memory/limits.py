@@ -204,7 +204,7 @@ def is_no_room(exc: BaseException) -> bool:
     """Return whether this was raised because a process or a thread was refused."""
     if isinstance(exc, RuntimeError):
         return str(exc) in _NO_THREADS
-    # A socket that would block raises the same error: only what a function that forks has raised.
+    # A socket that would block raises the same error, so call this only for errors of forks.
     traceback = exc.__traceback__ if isinstance(exc, BlockingIOError) else None
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next

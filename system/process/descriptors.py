@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages with descriptors, over Unix sockets between processes of one machine.
 
-A message is one packet: a line of JSON, then raw bytes; descriptors go beside it (SCM_RIGHTS).
-Where the wire is a stream of lines instead, `rights`, `space_for` and `descriptors_of` carry the
-descriptors. Light: a shim imports it, hence no dataclasses.
+A message is one packet: a line of JSON, then raw bytes, with descriptors (SCM_RIGHTS). On a stream
+of lines, `rights`, `space_for` and `descriptors_of` transfer the descriptors. Light: a shim imports
+it, hence no dataclasses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Message(NamedTuple):
 
 
 def packet_pair() -> tuple[socket.socket, socket.socket]:
-    """Make two connected ends that keep packets apart; neither blocks."""
+    """Make two connected, non-blocking ends that preserve packets."""
     kind = socket.SOCK_SEQPACKET if hasattr(socket, "MSG_CMSG_CLOEXEC") else socket.SOCK_DGRAM
     pair = socket.socketpair(socket.AF_UNIX, kind)
     for end in pair:
@@ -44,7 +44,7 @@ def packet_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send_message(end: socket.socket, message: Message) -> bool:
-    """Send one message; its descriptors stay the caller's to close.
+    """Send one message; the caller still has to close its descriptors.
 
     Returns False when it does not fit now. Raises `OSError`: the other side has ended.
     """
@@ -61,9 +61,9 @@ def send_message(end: socket.socket, message: Message) -> bool:
 
 
 def receive_message(end: socket.socket, *, most_fds: int = MAX_FDS) -> Message | None:
-    """Receive the next message; None when there is none now.
+    """Receive the next message; None if there is none now.
 
-    Its descriptors, which no program started later inherits, are the caller's to close. Raises
+    The caller has to close its descriptors, which programs started later do not inherit. Raises
     `EOFError`: the other side has ended; `ValueError`: what has arrived is no message.
     """
     try:
@@ -104,7 +104,7 @@ def descriptors_of(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
 
 
 def close_all(fds: Iterable[int]) -> None:
-    """Close descriptors; one that is closed already is no matter."""
+    """Close descriptors; ignores those that are closed already."""
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)

@@ -29,16 +29,16 @@ _NOT_COUNTED = oom.OomCounters()
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that is known of how one process ended.
+    """All facts on the end of one process.
 
-    Sizes are in bytes, counters are None where there is none to read.
+    Sizes are in bytes; counters are None if they cannot be read.
     """
 
     pid: int
-    wait_status: int | None  # as `os.waitpid` gave it; None when it could not be reaped
+    wait_status: int | None  # from `os.waitpid`; None if it could not be reaped
     stopped_by_us: bool = False
     timed_out: bool = False
-    # It certainly had no child. When it had one, a SIGKILL that its cgroup counted is only probably
+    # Whether it certainly had no child. Otherwise a kill that its cgroup counted is only probably
     # its own, unless the kernel log names it.
     was_alone: bool = True
     before: oom.OomCounters = _NOT_COUNTED  # when it started
@@ -79,9 +79,9 @@ class Evidence:
 
     @property
     def cgroup_text(self) -> str:
-        """Return what its cgroup counted, for people."""
+        """Describe the count of its cgroup, for people."""
         counted = f"{self.before.oom_kills}→{self.after.oom_kills}"
-        name = self.cgroup_name or "?"  # `/` is all that is seen in a container
+        name = self.cgroup_name or "?"  # a container sees only `/`
         cgroup = "cgroup of its container" if name == "/" else f"cgroup {name}"
         return f"{cgroup}, oom_kill {counted}"
 
@@ -94,10 +94,9 @@ def gather_evidence(
     *,
     since_monotonic: float = 0.0,
 ) -> Evidence:
-    """Read the counters after an exit, and the kernel's own words where they can be read.
+    """Read the counters after an exit, and the kernel log if possible.
 
-    What the kernel log says from before `since_monotonic`, of an earlier process with the same pid,
-    is left out.
+    Lines from before `since_monotonic` are ignored: they concern an earlier process with its pid.
     """
     after = oom.read_oom_counters(cgroup)
     moved = before.vmstat is None or before.vmstat != after.vmstat
@@ -123,9 +122,9 @@ def kernel_line(
     is_any: bool,
     known: Collection[int] = (),
 ) -> str | None:
-    """Return what the kernel log says of a kill of `pid`.
+    """Return the kernel log's line on a kill of `pid`.
 
-    If `is_any`, or else of one in its cgroup, but of none of the pids that are `known`.
+    If `is_any`, a line on another kill in its cgroup may be returned, but not of a `known` pid.
     """
     directory = None if cgroup is None else cgroup.directory
     lines = of_cgroup(oom.kernel_log_kills(since_monotonic), directory)
@@ -136,14 +135,14 @@ def kernel_line(
 
 
 def of_cgroup(lines: list[str], directory: str | None) -> list[str]:
-    """The lines about processes of this cgroup; those that do not tell theirs are kept."""
+    """Return the lines about processes of this cgroup or of an unknown one."""
     if directory is None:
         return lines
     return [line for line in lines if directory.endswith(oom.victims_cgroup(line) or "")]
 
 
 def telling_line(lines: list[str], pid: int) -> str | None:
-    """The line that names `pid`, or else the last one."""
+    """Return the line that names `pid`, or else the last one."""
     return _line_about(lines, pid) or (lines[-1] if lines else None)
 
 
@@ -168,14 +167,13 @@ def diagnose_exit(evidence: Evidence) -> ExitReason:
 def explain_child(
     facts: Mapping[str, Any], *, limit_bytes: int | None, kernel_log_line: str | None = None
 ) -> ExitReason:
-    """Return how a process below a server that lives on exited.
+    """Return how a process below a server, which still runs, has exited.
 
     The server has reported the `facts` (`shard_exit` in `schema/protocol.py`): it counts kills in
-    its own cgroup, and says which of them belong to which exit. All of its processes have the
-    limit together.
+    its own cgroup, and assigns them to exits. Its processes share the limit.
     """
     pid, seconds, peak_bytes = facts["pid"], facts.get("seconds"), facts.get("peak_bytes")
-    if facts.get("out_of_memory"):  # over the cap of its own, which the server put on it
+    if facts.get("out_of_memory"):  # it exceeded its own cap, which the server set
         return ExitReason(
             ExitKind.OOM_KILLED,
             pid,
@@ -187,7 +185,7 @@ def explain_child(
         )
     if why := facts.get("replaced_for"):
         return ExitReason(ExitKind.STOPPED, pid, seconds=seconds, evidence=why)
-    if facts.get("programs"):  # that an environment had started: the server does not know which
+    if facts.get("programs"):  # programs of an environment, which the server cannot name
         victim, name = oom.killed_process(kernel_log_line or "") or (0, None)
         return ExitReason(
             ExitKind.OOM_KILLED,
@@ -217,7 +215,7 @@ def explain_child(
 
 
 def _verdict(known: Evidence) -> ExitReason:
-    """The questions, in the order of `exit_reason.py`."""
+    """Ask the questions in the order of `exit_reason.py`."""
     victim = oom.killed_process(known.kernel_log_line or "")
     named_itself = victim is not None and victim[0] == known.pid
     named_another = victim is not None and victim[0] != known.pid
@@ -242,11 +240,11 @@ def _verdict(known: Evidence) -> ExitReason:
 
 
 def _beside_a_kill(known: Evidence, victim: tuple[int, str] | None) -> ExitReason:
-    """Return the verdict on a process that exited otherwise, after one below it was killed.
+    """Return the verdict on a process that was not killed itself, but one below it was.
 
-    When it ended in an error (or out of sight), memory is the likely cause, and the certain one
-    when the kernel named the victim, in this very cgroup (see `of_cgroup`); when it ended well or
-    by a signal, the kill is a remark in the evidence.
+    If it ended in an error (or unobserved), memory is the likely cause, and the certain one if the
+    kernel log names the victim in this cgroup (see `of_cgroup`). If it ended well or by a signal,
+    the kill is only a remark in the evidence.
     """
     is_proven = victim is not None and oom.victims_cgroup(known.kernel_log_line or "") is not None
     failed = known.wait_status is None or known.exit_code not in (0, None)

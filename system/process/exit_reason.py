@@ -33,7 +33,7 @@ class ExitKind(StrEnum):
     STOPPED = "stopped"  # we asked it to stop, and it did
     OOM_KILLED = "oom_killed"  # out of memory, by one of the detectors
     TIMED_OUT = "timed_out"  # it ran past its time-out and we ended it
-    LOST = "lost"  # not seen to exit: no details are known, or those of an engine or a shim
+    LOST = "lost"  # its exit was not observed; an engine or a shim may know details
 
 
 class Certainty(StrEnum):
@@ -53,7 +53,7 @@ class Detector(StrEnum):
     MEMORY_ERROR = "memory_error"
     ENGINE = "engine"  # the engine that ran it says so
     RAY = "ray"  # Ray's own memory monitor, which kills before the kernel would
-    SLURM = "slurm"  # Slurm's accounting, which looks now and then
+    SLURM = "slurm"  # Slurm's accounting, which samples now and then
 
 
 _KILLED_BY: dict[Detector | None, str] = {
@@ -98,14 +98,13 @@ class ExitReason:
         return None if self.signal_number is None else signal_name(self.signal_number)
 
     def sentence(self, *, shares_limit: bool = False) -> str:
-        """One clause for people, to stand after a subject: `was killed by SIGSEGV`.
+        """Return a clause for people, without its subject: `was killed by SIGSEGV`.
 
-        `shares_limit`: the limit is of all processes of a replica together, and may have been
-        reached with less in this one.
+        `shares_limit`: all processes of a replica share the limit, so this one may have used less.
         """
         match self.kind:
             case ExitKind.EXITED if self.evidence is not None and not self.pid:
-                return self.evidence  # a shim's: there never was a process
+                return self.evidence  # a shim's text: there was no process
             case ExitKind.EXITED:
                 return f"exited with code {self.exit_code}"
             case ExitKind.SIGNALED:
@@ -128,7 +127,7 @@ class ExitReason:
         if self.detector is Detector.MEMORY_ERROR:
             return "ran out of memory (MemoryError)"
         counted = self.detector in (Detector.CGROUP, Detector.ENGINE)
-        if counted and self.signal_number is None:  # it was another's end
+        if counted and self.signal_number is None:  # another process was killed
             text = "ran out of memory"
             if self.exit_code is not None:
                 text = f"exited with code {self.exit_code} after running out of memory"
@@ -151,14 +150,14 @@ class ExitReason:
         return f"{text} ({self.evidence})" if self.evidence else text
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, with `signal` as a name beside the number; `from_json` reads it back."""
+        """Return plain JSON, with the signal's name and number; `from_json` reads it."""
         return {**asdict(self), "signal": self.signal_name}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ExitReason:
-        """The value that `to_json` wrote.
+        """Read what `to_json` wrote.
 
-        Raises `KeyError` or `ValueError` when `data` was not written by `to_json`.
+        Raises `KeyError` or `ValueError` if `data` was not written by `to_json`.
         """
         fields: dict[str, Any] = {key: data.get(key) for key in cls.__dataclass_fields__}
         fields["kind"] = ExitKind(data["kind"])

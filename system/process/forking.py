@@ -9,9 +9,9 @@
     a new argv and environment         `set_environment`
     the program runs, then exits       `run_and_exit`
 
-The parent's Python objects still exist in the child, and live as long as it does. So the caller
-must not return from the frame that forked: a socket of that frame would be garbage-collected, and
-would close a descriptor number that has another use by then.
+The parent's Python objects continue to exist in the child. So the caller must not return from the
+frame that forked: a socket of that frame would be garbage-collected, and would close a descriptor
+number that is used for something else by then.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ EXIT_UNCAUGHT = 1  # the code with which Python itself exits
 
 _FIRST_FREE_FD = 3
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
-# By shim, zygote, host. Not all there are: to look at each costs every process 300 kB.
+# Those of shim, zygote and host. Checking all signals would cost every process 300 kB.
 TAKEN_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT)
 
 forks = 0  # the number of forks between the first process and this one
 
 
 def _after_fork() -> None:
-    """Count the fork; give its child a main thread that can end, which Python before 3.13 does not.
+    """Count the fork; give its child a main thread that can end, unlike Python before 3.13.
 
     A thread that was started without `threading.Thread` has a dummy object once its code has logged
     or started a thread. In a child that it forks, that dummy is the main thread, and has no lock:
@@ -63,16 +63,16 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def preload(modules: Iterable[str], *, collect: bool = True) -> None:
-    """Import modules whose pages forked processes are to share, and see to it that they do.
+    """Import modules so that forked processes share their pages.
 
-    A module that cannot be imported is left to the process that needs it, which reports it.
-    Collecting the garbage that imports leave (`collect`) takes some tens of milliseconds.
+    A module that cannot be imported is left to the process that needs it, which reports the error.
+    Collecting the garbage of imports (`collect`) takes some tens of milliseconds.
     """
-    gc.disable()  # objects that imports make stay: a collection scans many, frees none
+    gc.disable()  # objects of imports stay: a collection scans many, and frees none
     for module in modules:
         try:
             importlib.import_module(module)
-        except BaseException:  # also a module that calls sys.exit
+        except BaseException:  # a module may call sys.exit
             traceback.print_exc()
     if collect:
         gc.collect()
@@ -80,9 +80,9 @@ def preload(modules: Iterable[str], *, collect: bool = True) -> None:
 
 
 def thread_count() -> int:
-    """Count this process's threads, those of C libraries as well; 1 where it is not known.
+    """Count this process's threads, including those of C libraries; 1 if unknown.
 
-    With more than one, forking is not safe: a child lacks the others, with what they have locked.
+    With more than one, forking is unsafe: a child lacks the other threads, but has their locks.
     """
     try:
         return len(os.listdir("/proc/self/task"))  # noqa: PTH208
@@ -120,7 +120,7 @@ def tell_libraries() -> None:
 
 
 def write_output_to(log_fd: int) -> None:
-    """Send what any code in this process prints to `log_fd`; there is no input."""
+    """Redirect all output of this process to `log_fd`, and its input to the null device."""
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for fd, standard in ((null, 0), (log_fd, 1), (log_fd, 2)):
         os.dup2(fd, standard)
@@ -141,9 +141,9 @@ def reset_handlers() -> None:
 
 
 def set_environment(environ: Mapping[str, str], argv: Sequence[str]) -> None:
-    """Replace all environment variables, and apply what Python would have read from them.
+    """Replace all environment variables, and apply those that Python reads at its start.
 
-    `__main__` is a module of the new program, whose file is the last word of `argv`.
+    `__main__` becomes a module of the new program, whose file is the last word of `argv`.
     """
     os.environ.clear()
     os.environ.update(environ)
@@ -158,7 +158,7 @@ def set_environment(environ: Mapping[str, str], argv: Sequence[str]) -> None:
 
 
 def run_and_exit(entry: str, *arguments: Any) -> NoReturn:
-    """Call `module:function`, and exit as a program would with what it returned."""
+    """Call `module:function`, and exit with its result, like a program."""
     code = EXIT_UNCAUGHT
     gc.enable()
     try:
@@ -201,7 +201,7 @@ def _exit_code(value: object) -> int:
 
 
 def _finish(code: int) -> NoReturn:
-    """Exit as the interpreter does, but do not unwind the frames below, which are the parent's."""
+    """Exit as the interpreter does, without unwinding the parent's frames."""
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  as multiprocessing does
         atexit._run_exitfuncs()  # noqa: SLF001

@@ -7,13 +7,13 @@
     once a second: `on_report` ◀──    │
     anybody, any thread: `snapshot` ◀─┘
 
-It samples only while there is something to be late for; otherwise it has no timer, and its thread
-is blocked: an idle process is not woken. Pausing waits for `LINGER_SAMPLES` more samples, so that
-short work is sampled at all, and a stall that it ended with is recorded.
+It samples only while there is work; otherwise it has no timer, and its thread is blocked, so that
+an idle process is not woken. A pause begins after `LINGER_SAMPLES` more samples, so that short work
+is sampled, and a stall at its end is recorded.
 
 Lag is the delay of a timer. A loop that is blocked for five seconds misses fifty timers, so
 fifty samples are filled in (5.0, 4.9, … 0.1): otherwise the longest stall would weigh least. A
-stall that still lasts counts with what it has missed by now.
+stall that still lasts counts with the samples that it has missed so far.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 class LagSnapshot:
     """The lag over the window, in seconds; `worst_seconds` is that since the start.
 
-    The window is of the time that was sampled: what was measured stays while nothing happens.
+    The window covers sampled time only, so measurements stay while the loop is idle.
     """
 
     samples: int
@@ -55,7 +55,7 @@ class LagSnapshot:
 
 
 class LagWindow:
-    """The arithmetic: samples of the last `window_seconds`. Knows no loop and no clock.
+    """The samples of the last `window_seconds`, without a loop or a clock.
 
     One thread writes; others may read, since a deque is copied in one step.
     """
@@ -76,11 +76,11 @@ class LagWindow:
         self.due += (math.floor(max(0.0, lag) / self._interval + _ROUNDING) + 1) * self._interval
 
     def overdue_seconds(self, now: float) -> float:
-        """For how long the loop should have run, and has not."""
+        """Return the seconds since the loop should have run."""
         return max(0.0, now - self.due)
 
     def snapshot(self, now: float) -> LagSnapshot:
-        """Return what is known now; a stall that still lasts counts."""
+        """Return the present lag; a stall that still lasts counts."""
         lags = self._lags.copy()
         if overdue := self.overdue_seconds(now):
             lags.extend(lags_of(now - overdue, now, self._interval, self._most))
@@ -90,28 +90,28 @@ class LagWindow:
 
 
 def lags_of(due: float, now: float, interval: float, most: int) -> list[float]:
-    """The lag of the sample that was due, and of each that was missed since; the latest `most`."""
+    """Return the lags of the sample that was due and of later missed ones, at most `most`."""
     lag = max(0.0, now - due)
     count = math.floor(lag / interval + _ROUNDING) + 1
     return [max(0.0, lag - n * interval) for n in range(max(0, count - most), count)]
 
 
 def quantile(ordered: list[float], share: float) -> float:
-    """By nearest rank, of values in their order; 0 when there are none."""
+    """Return a quantile of sorted values by nearest rank; 0 without values."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
 @dataclass(eq=False)
 class EventLoopLagMonitor:
-    """Measures the loop that it is started on, while there is something to be late for.
+    """Measures the loop on which it is started, while there is work.
 
-    A process that is idle most of the time starts it paused, and says when it has work: `resume`
-    and `pause` may be called again and again, blocks of `watching` are counted. All methods but
-    `snapshot` are called on the loop's thread. `on_report` is called there once a second while it
+    A process that is mostly idle starts it paused, and reports when it has work: `resume` and
+    `pause` may be called repeatedly, and blocks of `watching` are counted. All methods but
+    `snapshot` are called on the loop's thread, and so is `on_report`, once a second while it
     samples, and when it pauses.
     """
 
-    name: str = "loop"  # of the loop, in log lines and of the watchdog's thread
+    name: str = "loop"  # of the loop, in log lines and in the watchdog's thread name
     interval_seconds: float = INTERVAL_SECONDS
     window_seconds: float = WINDOW_SECONDS
     stall_seconds: float = STALL_SECONDS
@@ -132,7 +132,7 @@ class EventLoopLagMonitor:
         self._ended = threading.Event()
 
     def start(self, *, paused: bool = False) -> None:
-        """Begin on the running loop, at once or with `resume`. A second call does nothing."""
+        """Start on the running loop, sampling or paused. A second call does nothing."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._ended = threading.Event()
@@ -140,7 +140,7 @@ class EventLoopLagMonitor:
                 self.resume()
 
     def stop(self) -> None:
-        """Return when the watchdog has ended. What was measured can still be read."""
+        """Stop, and return when the watchdog has ended. The measurements can still be read."""
         self._stop_sampling()
         self._loop = None
         if self._thread is not None:
@@ -151,7 +151,7 @@ class EventLoopLagMonitor:
             self._samples.clear()
 
     def resume(self) -> None:
-        """Sample from now on. Before `start` and when it samples already, it does nothing."""
+        """Sample from now on; does nothing before `start`, or if it samples already."""
         self._samples_left = math.inf
         if self._loop is None or self._timer is not None:
             return
@@ -164,7 +164,7 @@ class EventLoopLagMonitor:
             try:
                 thread.start()
                 self._thread = thread
-            except RuntimeError as exc:  # the work itself must not fail of it
+            except RuntimeError as exc:  # must not make the work fail
                 log.warning("%s is sampled without its watchdog: %s", self.name, exc)
 
     def pause(self) -> None:
@@ -173,7 +173,7 @@ class EventLoopLagMonitor:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Count the block as work under way: the first resumes, and the end of the last pauses."""
+        """Count the block as work: the first block resumes, and the end of the last one pauses."""
         self._watching += 1
         if self._watching == 1:
             self.resume()
@@ -185,7 +185,7 @@ class EventLoopLagMonitor:
                 self.pause()
 
     def snapshot(self) -> LagSnapshot:
-        """The lag until now; from any thread."""
+        """Return the lag until now; may be called from any thread."""
         return self._window.snapshot(self.clock())
 
     def __enter__(self) -> EventLoopLagMonitor:

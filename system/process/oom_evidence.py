@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the kernel's counters and log of kills for memory. Light: a shim imports it.
 
-Read before and after an exit; what it means is decided in `diagnose.py`.
+They are read before and after an exit; `diagnose.py` interprets them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KILLED = re.compile(r"Killed process (\d+) \((.*?)\)(?:,| |$)")
 
 
 class OomCounters(NamedTuple):
-    """The kernel's counters at one moment; None where there is none to read."""
+    """The kernel's counters at one moment; None if one cannot be read."""
 
     oom_kills: int | None = None  # of the process's own cgroup
     vmstat: int | None = None  # of the whole machine
@@ -41,7 +41,7 @@ def read_oom_counters(cgroup: Cgroup | None) -> OomCounters:
 
 
 def killed_process(line: str) -> tuple[int, str] | None:
-    """Return pid and name of the process that a line of the kernel log says was killed."""
+    """Return pid and name of the killed process in a line of the kernel log."""
     match = _KILLED.search(line)
     return None if match is None else (int(match[1]), match[2])
 
@@ -55,9 +55,9 @@ def victims_cgroup(line: str) -> str | None:
 def kernel_log_kills(since_monotonic: float) -> list[str]:
     """Return lines of the kernel log about kills for memory since then, oldest first.
 
-    The log has a clock of its own: lines of up to a second before may be among them. Each ends
-    with the victim's cgroup, where the kernel tells it. None in a container, whose pids are not
-    those of the log, and none without the right to read it.
+    The log has a clock of its own, so lines of the second before may be included. Each line ends
+    with the victim's cgroup, if the kernel logs it. Empty in a container, whose pids differ from
+    those of the log, and without permission to read the log.
     """
     with contextlib.suppress(OSError):
         if os.readlink("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE:  # noqa: PTH115
@@ -76,7 +76,7 @@ def _read_kernel_log(since_monotonic: float) -> list[str]:
             except BlockingIOError:
                 return lines
             except BrokenPipeError:
-                continue  # overwritten while we read; the next read continues behind it
+                continue  # overwritten meanwhile; the next read continues after it
             head, _, text = record.partition(";")
             fields = head.split(",")
             if len(fields) < 3 or int(fields[2]) / 1e6 < since_monotonic - _CLOCKS_APART_SECONDS:

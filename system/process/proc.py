@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a process's files below `/proc`, and puts into words how it exited (a wait status).
+"""Reads a process's files below `/proc`, and describes its exit by its wait status.
 
-`printed_by` runs a command that only tells something.
+`printed_by` runs a command for its output.
 
 Sizes are bytes. Light: a shim imports it.
 """
@@ -24,7 +24,7 @@ _SECONDS_PER_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 OWN_SESSION = "/proc/self/autogroup"
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 _MAX_DEPTH = 16  # of a tree of processes
-_KILL_SECONDS = 1.0  # until what is killed is given up: the kernel cannot end it yet
+_KILL_SECONDS = 1.0  # then processes that the kernel cannot end yet are left
 _KILL_ROUNDS = 100
 
 
@@ -46,7 +46,7 @@ class ProcessStat(NamedTuple):
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Return the process as the kernel shows it; None when there is none of that pid."""
+    """Return the kernel's facts on the process with this pid, or None if there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return parse_stat(file.read().decode(errors="replace"))
@@ -71,7 +71,7 @@ def parse_stat(line: str) -> ProcessStat:
 
 
 def is_dying(pid: int) -> bool:
-    """Return whether a process was sent SIGKILL, or has given its memory back, or is gone."""
+    """Return whether a process was sent SIGKILL, has released its memory, or is gone."""
     text = read_text(f"/proc/{pid}/status") or ""
     lines = dict(line.partition(":")[::2] for line in text.split("\n"))
     if "VmSize" not in lines:
@@ -81,7 +81,7 @@ def is_dying(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the pids of a process's children, adopted ones included; none when it has ended."""
+    """Return the pids of a process's children and adopted orphans; none if it has ended."""
     children: list[int] = []
     with contextlib.suppress(OSError):  # it has ended
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
@@ -91,7 +91,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def descendants_of(pid: int) -> set[int]:
-    """Return the pids of everything below a process."""
+    """Return the pids of a process's descendants."""
     found: set[int] = set()
     generation = {pid}
     for _ in range(_MAX_DEPTH):
@@ -103,9 +103,9 @@ def descendants_of(pid: int) -> set[int]:
 
 
 def kill_descendants() -> None:
-    """Kill everything below this process; orphans, too, where it adopts them."""
+    """Kill the descendants of this process, including orphans if it adopts them."""
     own = os.getpid()
-    for _ in range(_KILL_ROUNDS):  # what forks meanwhile is found in the next one
+    for _ in range(_KILL_ROUNDS):  # the next round finds processes that are forked meanwhile
         stats = map(read_stat, descendants_of(own))
         alive = [stat.pid for stat in stats if stat is not None and not stat.is_dead]
         if not alive:
@@ -122,9 +122,9 @@ def kill(pid: int, *, group: bool = False) -> None:
 
 
 def reap(pid: int) -> tuple[int, int, resource.struct_rusage]:
-    """As `os.wait4`, without waiting.
+    """Do the same as `os.wait4`, without waiting.
 
-    That imports `resource` each time it is called, and a project may have a module of this name.
+    `os.wait4` imports `resource` at each call, and a project may have a module of this name.
     """
     theirs = sys.modules.get(resource.__name__)
     sys.modules[resource.__name__] = resource
@@ -138,7 +138,7 @@ def reap(pid: int) -> tuple[int, int, resource.struct_rusage]:
 
 
 def resident_bytes(pid: int) -> tuple[int | None, int]:
-    """Return what is resident of a process (None: it has ended), and how much of it is files'."""
+    """Return a process's resident memory (None: it has ended), and the part of files in it."""
     if not (text := read_text(f"/proc/{pid}/statm")):
         return None, 0
     _, resident, of_files = text.split()[:3]
@@ -161,8 +161,8 @@ def rollup_bytes(pid: int, *names: str) -> int | None:
 def printed_by(
     command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None
 ) -> str:
-    """Return what a command prints; nothing when it fails, takes longer, or is not there."""
-    import subprocess  # a shim asks no commands
+    """Return a command's output; empty if it fails, takes longer, or does not exist."""
+    import subprocess  # shims do not need it
 
     try:
         done = subprocess.run(
@@ -174,7 +174,7 @@ def printed_by(
 
 
 def oom_score_adj() -> int:
-    """Return how soon the kernel picks this process when memory runs out; 0 if it does not say."""
+    """Return how soon the kernel kills this process when memory runs out; 0 if unknown."""
     return int(read_text("/proc/self/oom_score_adj") or 0)
 
 
@@ -187,19 +187,19 @@ def set_oom_score_adj(pid: int, value: int) -> bool:
 
 
 def prefer_own_session(nice: int, file: str = OWN_SESSION) -> bool:
-    """Give the session of this process another niceness; False if it could not be.
+    """Set the niceness of this process's session; False if that fails.
 
-    With autogroups (sched(7), the default of desktops and of many servers) each session has one
-    share of the processors: a hundred launches are a hundred competitors for a daemon that is one,
-    and `nice` counts only within a session. What counts between them is the session's niceness.
-    Lowering it needs privilege.
+    With autogroups (sched(7), the default of desktops and of many servers) each session has an
+    equal share of the processors: a daemon competes with a hundred launches as one of 101, and
+    `nice` counts only within a session. Between sessions, the session's niceness counts. Lowering
+    it needs privilege.
     """
     return _write(file, nice)
 
 
 def _write(file: str, value: int) -> bool:
     try:
-        with open(file, "r+b", buffering=0) as opened:  # never made: the kernel has it, or has not
+        with open(file, "r+b", buffering=0) as opened:  # never created: only the kernel can
             opened.write(str(value).encode())
     except OSError:
         return False
@@ -221,7 +221,7 @@ def signal_name(number: int) -> str:
 
 
 def exit_sentence(wait_status: int) -> str:
-    """Return a clause for people, to stand after a subject: `was killed by SIGKILL`."""
+    """Return a clause for people, without its subject: `was killed by SIGKILL`."""
     code, number = split_wait_status(wait_status)
     if number is None:
         return f"exited with code {code}"
@@ -247,9 +247,9 @@ def raise_fd_limit() -> int:
 
 
 def lower_fd_limit(pid: int) -> None:
-    """Give a program that was started just now the limit that `raise_fd_limit` has raised.
+    """Give a program that was just started the limit from before `raise_fd_limit`.
 
-    Programs that use `select`, or close every descriptor that there could be, count on a low one.
+    Programs that use `select`, or close every possible descriptor, need a low limit.
     """
     if _fd_limits and hasattr(resource, "prlimit"):
         with contextlib.suppress(OSError):  # it has ended

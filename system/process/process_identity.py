@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process by pid *and* start time, so that no reused pid is taken for it; or by a lock it holds.
+"""Identifies a process by pid *and* start time, so that a reused pid never matches; or by its lock.
 
 `started_at` is the kernel's own figure (field 22 of `/proc/<pid>/stat`, in seconds since boot),
-not the wall clock's: it survives clock steps, such as the one when a laptop first meets its time
-server. To it is added 2**30 times a 16-bit tag of the boot id, so that a value written before a
-reboot never matches after it. Two such numbers are compared for equality and mean nothing else.
-Elsewhere than on Linux, psutil knows (`macos.py`).
+not the wall clock's: it survives clock steps, such as the first synchronization of a laptop. The
+number also contains 2**30 times a 16-bit tag of the boot id, so that a value written before a
+reboot never matches after it. Such numbers can only be compared for equality. On other systems than
+Linux, psutil has the start time (`macos.py`).
 
-A process may hold the lock of a file (`flock`) for as long as it lives: `is_locked` tries it. The
-try is itself a short hold: shared, so that two that ask at once do not take each other for the
-holder. It must not get into the way of one that takes the lock without waiting. Light: a shim
+A process may hold the lock of a file (`flock`) for as long as it lives, and `is_locked` tries to
+take it. The try holds a shared lock for a moment, so that two tries at once do not mistake each
+other for the holder. Call it only where no process takes the lock without waiting. Light: a shim
 imports it.
 """
 
@@ -30,8 +30,8 @@ from .proc import ProcessStat, read_stat
 IS_LINUX = sys.platform == "linux"
 
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
-# 2**30 seconds are 34 years of uptime; 16 bits above them still leave a double a resolution of
-# 1/128 s, finer than a tick.
+# 2**30 seconds are 34 years of uptime. With 16 bits above them, a double still resolves 1/128 s,
+# which is finer than a tick.
 _BOOT_TAG_UNIT = float(2**30)
 
 
@@ -51,15 +51,15 @@ class ProcessIdentity(NamedTuple):
 
     @classmethod
     def of_stat(cls, stat: ProcessStat) -> ProcessIdentity:
-        """Return the process that `stat` was read from."""
+        """Return the process whose `stat` was read."""
         return cls(stat.pid, _boot_tag() + stat.started_seconds)
 
     def exists(self) -> bool:
-        """Return whether the pid is still this process's, if only as a zombie."""
+        """Return whether the pid is still this process's; a zombie counts."""
         return _started_at(self.pid) == self.started_at
 
     def is_alive(self) -> bool:
-        """Return whether it runs. A zombie does not: it waits to be reaped and holds nothing."""
+        """Return whether the process runs. A zombie does not: it only waits to be reaped."""
         if not IS_LINUX:
             from . import macos
 
@@ -70,9 +70,9 @@ class ProcessIdentity(NamedTuple):
     def open_pidfd(self) -> int | None:
         """Open a pidfd of exactly this process (the caller closes it); None when it is gone.
 
-        The identity is checked *after* opening: from then on the descriptor is tied to the process,
-        whatever becomes of the number. Raises `OSError` when the system has no pidfds, or no
-        descriptors are left.
+        The identity is checked *after* opening: the descriptor then refers to the process, even if
+        its number is reused. Raises `OSError` if the system has no pidfds, or no descriptors are
+        left.
         """
         try:
             fd = os.pidfd_open(self.pid)
@@ -84,11 +84,11 @@ class ProcessIdentity(NamedTuple):
         return None
 
     def signal(self, number: int) -> bool:
-        """Send a signal; False when the process is gone (or its pid another's).
+        """Send a signal; False if the process is gone, or another one has its pid.
 
         Raises `PermissionError` when the process belongs to another user.
         """
-        if not hasattr(os, "pidfd_open"):  # check and signal are two steps: a window remains
+        if not hasattr(os, "pidfd_open"):  # the process may end between check and signal
             with contextlib.suppress(ProcessLookupError):
                 if self.is_alive():
                     os.kill(self.pid, number)
@@ -107,16 +107,16 @@ class ProcessIdentity(NamedTuple):
 
 
 def boot_seconds() -> float:
-    """Return the seconds of this boot; a clock step does not move them.
+    """Return the seconds of this boot, which a clock step does not change.
 
-    Two such numbers are seconds apart when they are of one boot, and years otherwise.
+    Numbers of one boot differ by seconds, numbers of different boots by years.
     """
     return _boot_tag() + time.monotonic()
 
 
 @cache
 def _boot_tag() -> float:
-    # Where a sandbox has no boot id, start times alone must do.
+    # In a sandbox without a boot id, only start times are compared.
     return int((read_text(_BOOT_ID_PATH) or "0")[:4], 16) * _BOOT_TAG_UNIT
 
 
@@ -130,7 +130,7 @@ def _started_at(pid: int) -> float | None:
 
 
 def is_locked(path: str | os.PathLike[str]) -> bool:
-    """Return whether another process holds the lock of a file; not where there is no file.
+    """Return whether another process holds the lock of a file; False if there is no file.
 
     Raises `OSError`: the file cannot be opened.
     """

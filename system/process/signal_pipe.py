@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that a process handles for itself alone: `SignalPipe` and `take_over`.
+"""Signals that a process, but none of its children, handles: `SignalPipe` and `take_over`.
 
-A handler and the descriptor that wakes a loop or a `select` are inherited by every child that is
-forked, also by those that other code forks (`multiprocessing`, a step of an environment). A SIGTERM
-for such a child would be written into its parent's pipe, and the child would go on. So around each
-fork of Python (`os.register_at_fork`):
+Every forked child inherits a handler and the descriptor that wakes a loop or a `select`, even if
+other code forks it (`multiprocessing`, a step of an environment). A SIGTERM for such a child would
+be written into its parent's pipe, and the child would continue. So around each fork of Python
+(`os.register_at_fork`):
 
     before the fork    the signals that were taken over are blocked, in the thread that forks
     in the child       the wake-up descriptor is reset, and each handler is what it was before,
@@ -26,17 +26,17 @@ from typing import Any
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-LATE_SECONDS = 0.2  # for a fork to return in the child, on a busy machine, too
+LATE_SECONDS = 0.2  # until a fork has returned in the child, even on a busy machine
 DRAIN_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # of an env host
 
-_taken: dict[signal.Signals, tuple[Any, Any]] = {}  # our handler, and the one before
+_taken: dict[signal.Signals, tuple[Any, Any]] = {}  # our handler, and the earlier one
 _masks: dict[int, set[int]] = {}  # of the threads that fork, by their idents
 
 
 def take_over(
     numbers: Iterable[signal.Signals], set_handler: Callable[[signal.Signals], object]
 ) -> None:
-    """Make `set_handler` set the handler of each signal, for this process and no child of it."""
+    """Let `set_handler` set the handler of each signal, for this process and not its children."""
     _follow_forks()
     for number in numbers:
         before = handler_before(number)
@@ -45,7 +45,7 @@ def take_over(
 
 
 def handler_before(number: signal.Signals) -> Any:
-    """Return the handler that a signal has when what we have set is left out."""
+    """Return the handler that a signal has without ours."""
     handler = signal.getsignal(number)
     ours, before = _taken.get(number, (None, None))
     return before if handler is ours and handler is not None else handler
@@ -96,11 +96,11 @@ def _in_child() -> None:
         _taken.clear()
         for number in late:
             signal.sigwait({number})
-        if late:  # what its handler raises must not end here, where Python ignores it
+        if late:  # Python would ignore what its handler raises here
             start_new_thread(_send_again, (late,))
     try:
         _after_fork()
-    except KeyboardInterrupt:  # it has arrived since
+    except KeyboardInterrupt:  # it has arrived meanwhile
         start_new_thread(_send_again, ([signal.SIGINT],))
 
 
@@ -112,5 +112,5 @@ def _send_again(numbers: list[signal.Signals]) -> None:
 
 @cache
 def _follow_forks() -> None:
-    """Hook into forks after `random` and others: what a handler raises in a hook is lost."""
+    """Register fork hooks after `random` and others: exceptions of a handler in a hook are lost."""
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

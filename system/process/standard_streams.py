@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens the null device on standard streams that are closed.
 
-A service manager may start a program so. Python has `None` for such a stream, and the next file or
-socket that is opened gets its descriptor, and with it what others print; libuv aborts the process.
-Light: the command line imports it before all else.
+A service manager may start a program with closed streams. Python has `None` for one, the next
+opened file or socket gets its descriptor and so the output of other code, and libuv aborts the
+process. Light: the command line imports it first.
 """
 
 import os
@@ -13,7 +13,7 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))  # by their descri
 
 
 def open_closed_streams() -> None:
-    """Open those of this process."""
+    """Open the closed standard streams of this process."""
     for descriptor, (name, mode) in enumerate(_STREAMS):
         try:
             os.fstat(descriptor)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stops a whole process tree: terminate, grace, kill, wait.
 
-A tree is found three ways at once, because each alone loses some: by parents (loses those whose
-parent died), by session and process group (loses those that called `setsid`), by cgroup (loses
-none, where there is one). Waiting is on pidfds: nothing is polled, and no zombie is reaped but by
-its own parent.
+A tree is found in three ways at once: by parents (misses processes whose parent died), by session
+and process group (misses those that called `setsid`), and by cgroup, if there is one (misses none).
+Waits use pidfds: nothing is polled, and only its own parent reaps a zombie.
 
 A shim has its own, smaller way to end its server (`server_process.py`): it adopts orphans.
 """
@@ -24,16 +23,16 @@ from .proc import ProcessStat, read_stat
 from .process_identity import IS_LINUX, ProcessIdentity
 
 KILL_WAIT_SECONDS = 5.0  # after SIGKILL; longer only for a process stuck in the kernel
-_KILL_ROUNDS = 20  # a tree that forks while it is killed is looked at again
+_KILL_ROUNDS = 20  # repeated because a tree may fork while it is killed
 
 
 def tree_of(
     pid: int, *, session: bool = True, cgroup: Cgroup | None = None
 ) -> list[ProcessIdentity]:
-    """Return every living process of the tree at `pid`, itself first (when it lives).
+    """Return every living process of the tree at `pid`; `pid` itself is first, if it lives.
 
-    Works when `pid` is dead: its session, process group and cgroup may have survived it. The
-    kernel gives no new process a number that is still a session's or group's.
+    This works if `pid` is dead, because its session, process group and cgroup may have survived it.
+    The kernel never reuses a number that is still a session's or group's.
     """
     if IS_LINUX:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
@@ -52,7 +51,7 @@ def tree_of(
 
 
 def descendants(stats: Iterable[ProcessStat], pid: int) -> set[int]:
-    """Return `pid` and everything below it."""
+    """Return `pid` and its descendants."""
     children: dict[int, list[int]] = {}
     for stat in stats:
         children.setdefault(stat.parent, []).append(stat.pid)
@@ -80,7 +79,7 @@ def stop_tree(
     """
     signalled: dict[int, None] = {}
     if identity.pid <= 1:
-        return []  # no process, or what everything descends from: never a tree to stop
+        return []  # not a process, or the root of all: never stopped
     if grace_seconds > 0:
         members = _members(identity, session, cgroup)
         signalled |= dict.fromkeys(signal_all(members, signal.SIGTERM))
@@ -95,7 +94,7 @@ def stop_tree(
 
 
 def wait_until_dead(members: Iterable[ProcessIdentity], timeout_seconds: float) -> bool:
-    """Wait until all have ended (zombies have); False when time ran out first."""
+    """Wait until all have ended (a zombie counts as ended); False if time runs out first."""
     deadline = time.monotonic() + timeout_seconds
     if not hasattr(os, "pidfd_open"):
         return macos.wait_until_dead(members, timeout_seconds)
@@ -114,7 +113,7 @@ def wait_until_dead(members: Iterable[ProcessIdentity], timeout_seconds: float) 
 def _members(
     identity: ProcessIdentity, session: bool, cgroup: Cgroup | None
 ) -> list[ProcessIdentity]:
-    """The tree's living processes, unless the root's pid is another process's now."""
+    """Return the tree's living processes, unless the root's pid belongs to another process now."""
     is_reused = False
     with contextlib.suppress(ProcessLookupError):
         is_reused = ProcessIdentity.of(identity.pid) != identity

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wire of JSON objects, one a line, for pipes and stream sockets. Light: a shim imports it."""
+"""A wire format for pipes and stream sockets: one JSON object per line. Light for shims."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def encode_line(message: Mapping[str, object]) -> bytes:
 
 
 def decode_line(line: bytes) -> Json:
-    """Return the message that `encode_line` wrote; raises `ValueError` when it is no object."""
+    """Return the message that `encode_line` wrote; raises `ValueError` if it is not an object."""
     try:
         message = json.loads(line)
     except RecursionError as exc:
@@ -37,7 +37,7 @@ class LineBuffer:
         """A line may have `max_bytes`."""
         self._max_bytes = max_bytes
         self._rest = b""
-        self.has_overflowed = False  # whether a line was longer, and has been dropped
+        self.has_overflowed = False  # whether a longer line has been dropped
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the lines that `data` completes."""

@@ -9,7 +9,7 @@
                    ├─▶ flags of a command       (`cli.options.declared_options`)
                    └─▶ fields of a payload      (`operations.base.payload_of`)
 
-The unit is the end of the name: `_seconds`, `_mb` (2**20 bytes).
+The end of a name is its unit: `_seconds`, `_mb` (2**20 bytes).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Option:
     choices: tuple[str, ...] = ()  # the values that are allowed; empty: any
     auto: bool = False  # whether `auto` spells the default
     metavar: str | None = None  # on the help page; None derives it from the unit
-    # Its flag, where that is not the name; empty: only the API has this option
+    # Its flag, if that differs from the name; empty: only the API has this option
     own_flag: str | None = None
 
 
@@ -47,7 +47,7 @@ def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002  as Click
 
 
 def options_of(declaration: type) -> tuple[Option, ...]:
-    """The options that a dataclass declares, in the order of its fields."""
+    """Return the options that a dataclass declares, in the order of its fields."""
     hints = get_type_hints(declaration)
     return tuple(
         Option(

@@ -62,7 +62,7 @@ class TextStream:
         return self._clean(text)
 
     def end(self) -> str:
-        """Return what is left."""
+        """Return the rest of the text."""
         text, self._rest = self._rest, ""
         return self._clean(text)
 
@@ -77,13 +77,13 @@ _HIDDEN_NAME = (
     r"|(?:(?<!com)(?<!ex)(?<!s)pat|(?<!kan)sas|ps?w|pswd|psk|tkn|(?<!sa)creds?)(?:_|\d*$)"
     r"|[cx]srf|session_?id|(?:access|recovery|backup)_?codes?|(?:api|access|secret|account|master)_?key|keys?(?:_|\d*$)"
 )
-# Names that are shown though they hold a word of the above.
+# Names that are shown although they contain one of these words.
 _SHOWN_NAME = (
     r"(?i)(?:^|_)(?:(?:max|min|num|n|new|input|output|total|prompt|completion)_(?:\w+_)?tokens"
     r"|tokenizers?(?:_\w+)?|tokens_per_\w+|tokens?_(?:limit|budget|count)|authors?(?:_\w+)?|ssh_auth_sock|xauthority"
     r"|(?:public|primary|foreign|sort|partition|row|hot|mon|tur|don|key)_?keys?(?:_\w+)?)$"
 )
-# Names of what is no secret, but is as random as one.
+# Names of values that look random, but are not secrets.
 _DIGEST_NAME = (
     r"(?i)sha\d*|commit|digest|checksum|hash|revision|version|build|image|(?:^|_)(?:uu)?ids?$"
     r"|path|dirs?$|folder|file|model|checkpoint|dataset"
@@ -98,7 +98,7 @@ _URL_PARAMETER = r"([?&]([^=&\s]{1,128})=)[^&#\s]+"
 # A password in an address, or a user's name that is long enough to be a token. A password may have
 # any character: all up to the last `@` is hidden.
 _URL_CREDENTIALS = r"(://)(?:[^/?#@\s:]*:\S*|[^/?#@\s]{16,})@"
-# Where no `@` follows, the pattern above would read to the end for each `://`.
+# If no `@` follows, the pattern above would read to the end for each `://`.
 _UP_TO_LAST_AT = r"(?<!\S)\S+@"
 # `NAME=value`, `"NAME": "value"`; `--name value`.
 _VALUE = r"""(?P<value>"[^"\n]{0,4096}"|'[^'\n]{0,4096}'|[^\s,;'"]+)"""
@@ -115,11 +115,11 @@ _KNOWN_KEY = (
     r"|(?<=://)[\w.-]{0,64}hooks?\.[\w.]+/\S+|(?<=://)[^\s/]{1,64}/[\w/]{0,64}hooks?/\S+"
 )
 _COMMON_WORDS = frozenset({"true", "false", "none", "null", "auto", "info", "debug", "warning"})
-_MIN_CHARACTERS = 4  # of a value that is hidden wherever it stands: a shorter one is everywhere
+_MIN_CHARACTERS = 4  # of a value that is hidden everywhere: a shorter one is part of many words
 
 
 def hide_credentials(value: Any) -> Any:
-    """Hide passwords and tokens in URLs: of a policy, a source, or what a rollout plays in."""
+    """Hide passwords and tokens in URLs, such as those of policies, sources and environments."""
     return value if isinstance(value, dict) else _with_each(value, _without_credentials)
 
 
@@ -142,7 +142,7 @@ def _names_secret(name: str) -> bool:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether to hide a variable's value: for its name, or for its own form."""
+    """Return whether to hide a variable's value, because of its name or its form."""
     if _names_secret(name) or hide_credentials(value) != value:
         return True
     if re.search(_KNOWN_KEY, value) or re.search(_BEARER, value):
@@ -162,7 +162,7 @@ def secret_values(payload: Mapping[str, Any]) -> list[str]:
 def without_secrets(value: Any, payload: Mapping[str, Any]) -> Any:
     """Return a JSON value without credentials in URLs, and without the secrets in `payload`.
 
-    For what may repeat them: the error of a request, or of an environment and its spec.
+    It is for texts that may repeat secrets: the error of a request or of an environment, a spec.
     """
     return hide_values(hide_credentials(value), secret_values(payload))
 
@@ -177,7 +177,7 @@ def hide_values(value: Any, secrets: Collection[str]) -> Any:
 
 
 def hide_secrets(text: str, secrets: Collection[str] = ()) -> str:
-    """Hide all known secrets in a text, and what looks like one, so that others may read it."""
+    """Hide known secrets in a text, and what looks like one, so that other people may read it."""
     hidden: str = hide_values(text, secrets)
     hidden = re.sub(_KNOWN_KEY, REDACTED, re.sub(_BEARER, rf"\1{REDACTED}", hidden))
     hidden = str(hide_credentials(hidden))
@@ -204,7 +204,7 @@ def _with_each(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def redact(payload: dict[str, Any]) -> dict[str, Any]:
-    """The payload with its tokens hidden, and the values of variables that look secret."""
+    """Return the payload with hidden tokens, and hidden values of variables that look secret."""
     shown = {name: hide_credentials(value) for name, value in payload.items()}
     if shown.get("token") is not None:
         shown["token"] = REDACTED
