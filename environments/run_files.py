@@ -267,7 +267,7 @@ def that_serves(runs: Path, name: str) -> RunFile | None:
 
 
 def by_service(run_file: RunFile) -> tuple[bool, float]:
-    """Return a key that sorts the replica first that serves: the newest that is not on standby."""
+    """Return a key that sorts a serving replica first: the newest that is not on standby."""
     return run_file.is_held, -run_file.created_at
 
 
@@ -350,7 +350,7 @@ def stop_replicas(
         if is_left_on_engine(run_dir):
             left.append(name)
             continue
-        # Also after an orderly end, when it only costs two reads: nothing in them is alive then.
+        # Also after an orderly end, when nothing in them is alive, and it costs only two reads.
         client.clean_up_after_shim(run_dir)
         _remove(run_dir)
         tell(name, {})

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The messages of `/ws`: from text, and to text.
 
-Parsing is jiter's (through pydantic), and the standard library's where the two differ: for the
-error text that clients know, and for what only the latter accepts. A well-formed message passes
-with two look-ups; only a malformed one goes through a model, for its list of errors.
+jiter parses (through pydantic), and, where the two differ, the standard library: for the error text
+that clients know, and for texts that only the latter accepts. A well-formed message needs only two
+look-ups; only a malformed one goes through a model, for its list of errors.
 
 Upstream dumps an observation or a state to Python values, and these to JSON. A model's own
 serializer, going straight to JSON, differs only where the class asks for another form in JSON than
@@ -32,7 +32,7 @@ to_json = SchemaSerializer(core_schema.any_schema()).to_json  # any value, by it
 
 Writer = Callable[..., bytes]
 
-_BESIDE = {"reward", "done"}  # of an observation: they stand beside its fields
+_BESIDE = {"reward", "done"}  # fields of an observation that a message has beside the others
 _BESIDE_OR_NOWHERE = {"reward", "done", "metadata"}
 _WORDS: dict[Any, bytes] = {None: b"null", True: b"true", False: b"false"}
 _PLAIN = frozenset(
@@ -118,7 +118,7 @@ def error_frame(message: str, code: WSErrorCode, **details: Any) -> bytes:
 
 
 def text_of(exc: BaseException) -> str:
-    """Return the text of an exception, of whatever class: it may fail to describe itself."""
+    """Return the text of an exception of any class, even if its `__str__` fails."""
     try:
         return str(exc)
     except Exception:

@@ -148,7 +148,7 @@ class LogPump:
             os.close(descriptor)
 
     def _read_cursor(self, size: int) -> tuple[str | None, int]:
-        """Return the cursor of the next piece, and the log's size when it was written."""
+        """Return the cursor from which to continue, and the log's size when that was written."""
         match read_json(self._cursor_path):
             case {"instance": self._instance.id, "cursor": cursor, "size": int(known_size)}:
                 return cursor, known_size

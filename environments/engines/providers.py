@@ -55,7 +55,7 @@ INHERITED = frozenset(
 INHERITED_PREFIXES = ("LC_", "XDG_", "CUDA_", "NVIDIA_", "ROCR_", "HIP_")
 MAX_SESSIONS_VARIABLE = "MAX_CONCURRENT_ENVS"  # upstream projects read it by convention
 HOME_VARIABLE = "OPENENV_HOME"
-RUN_DIR_VARIABLE = "OPENENVD_RUN_DIR"  # tells to which replica a process belongs
+RUN_DIR_VARIABLE = "OPENENVD_RUN_DIR"  # shows to which replica a process belongs
 
 # The limit on a replica's log, whose older half is dropped beyond it. The daemon sets the variable.
 MAX_LOG_VARIABLE = "OPENENV_MAX_LOG_MB"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one thread that waits for workers and acts on what they do.
 
-A round: wait, handle each thing that is ready, act on deadlines that have passed, request workers
-that are wanted, deliver the events. No round blocks, and nothing is polled: a deadline is what ends
-a wait early. The modules that it calls are listed in this folder's docstring.
+A round: wait, handle all that is ready, act on deadlines that have passed, request the workers
+that are needed, deliver the events. No round blocks, and nothing is polled: a wait ends when
+something is ready, or at a deadline. This folder's docstring lists the modules that it calls.
 
 Two locks: the pools' (`Pools.lock`), which is held for every change in the bookkeeping; inside it
 the wake-up's own. Methods for other threads say so. All else, in the modules above too, is this

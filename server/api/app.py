@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The FastAPI application: what it is made of, and how errors leave it.
+"""The FastAPI application: its parts, and its answers to errors.
 
 Handlers are thin: they parse, call `Submitter`, `Reconciler` or the store, and render through
 `views.py`. Everything they need is one `Dependencies` value (`dependencies.py`).
@@ -44,7 +44,7 @@ def create_app(deps: Dependencies) -> FastAPI:
 
 
 def _telemetry(deps: Dependencies) -> TelemetryConfig:
-    """A span for each call that changes something, where traces are on: all those by POST."""
+    """Make a span for each call that changes something (by POST), if traces are on."""
     return {
         "auto_configure": False,
         "metrics": False,
@@ -57,7 +57,7 @@ def _telemetry(deps: Dependencies) -> TelemetryConfig:
 
 
 def _sampling(app: ASGIApp, lag: EventLoopLagMonitor) -> ASGIApp:
-    """ASGI middleware: the loop's lag is sampled while a call waits for its answer."""
+    """Make ASGI middleware that samples the loop's lag while a call waits for its answer."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         with lag.watching():

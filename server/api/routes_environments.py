@@ -35,7 +35,7 @@ router = APIRouter()
 
 @router.get("/environments")
 async def list_environments(deps: Injected, include_stopped: bool = False) -> Json:
-    """Every environment that is wanted, or that failed."""
+    """Return every environment that should run or has failed, and on request the stopped ones."""
     query = queries.environments(include_stopped=include_stopped)
     return {"environments": await environment_views(deps, query)}
 
@@ -55,8 +55,8 @@ async def get_environment(name: str, deps: Injected) -> Json:
 async def base_url(name: str, deps: Injected) -> Json:
     """Return what clients connect to: the address, with the token if the environment wants one.
 
-    It is the address that `GET /environments/NAME` shows. Where no replica serves, it is where the
-    last one did: one on an engine may come back elsewhere.
+    It is the address that `GET /environments/NAME` shows. If no replica serves, it is that of the
+    last one that did; a replica on an engine may come back at another.
     """
     await deps.reconciler.queue.wait(name)  # an update that succeeded takes over a moment later
     environment = await deps.submitter.environment(name)
@@ -83,8 +83,8 @@ async def environment_logs(
 ) -> StreamingResponse:
     """Return what a replica prints, as text: the named one, or the youngest.
 
-    A log that is followed ends when the environment is down, and, unless the replica was named,
-    when others serve in its place; `after` is the replica whose log was followed till then.
+    A followed log ends when the environment is down, and, unless the replica was named, when others
+    serve instead of it; `after` is the replica whose log was followed before.
     """
     environment = await deps.submitter.environment(name)
     known = await deps.store.read(queries.replicas(name))
@@ -101,7 +101,7 @@ async def environment_logs(
 
 
 async def environment_views(deps: Dependencies, query: Query[list[Environment]]) -> list[Json]:
-    """Those that a query finds."""
+    """Return the views of the environments that a query finds."""
     await deps.reconciler.queue.wait()
     found = await deps.store.read(query)
     replicas: dict[str, list[Replica]] = defaultdict(list)
@@ -114,7 +114,7 @@ async def environment_views(deps: Dependencies, query: Query[list[Environment]])
 def log_of(
     deps: Dependencies, environment: Environment, replica: str | None, known: Iterable[str]
 ) -> Path:
-    """The log of the named replica, or of the youngest; `known` are the ids of all that there are.
+    """Return the log of the named replica, or of the youngest; `known` are all replicas' ids.
 
     Raises:
         NotFound: Nothing was printed yet, or there is no such replica, or several have that name.
@@ -149,7 +149,7 @@ def log_of(
 
 
 async def shown_log(deps: Dependencies, environment: Environment, shown: str) -> Path | None:
-    """The log to follow: the one of that name while its replica serves, else the youngest's."""
+    """Return the log to follow: the `shown` one while its replica serves, else the youngest's."""
     replicas = await deps.store.read(queries.replicas(environment.name))
     serving = {each.id for each in replicas if each.state is not ReplicaState.DRAINING}
     return log_to_show(_logs(deps, environment), serving, shown)
@@ -161,7 +161,7 @@ def _logs(deps: Dependencies, environment: Environment) -> list[Path]:
 
 
 def log_to_show(logs: Sequence[Path], serving: Collection[str], shown: str) -> Path | None:
-    """The log that is `shown`, as long as its replica serves; else the youngest of one that does.
+    """Return the `shown` log if its replica serves, or else that of the youngest that does.
 
     The logs are given with the oldest first; `serving` are the replicas that do not drain.
     """
@@ -186,9 +186,9 @@ async def _log_ends(deps: Dependencies, name: str, path: Path, *, is_named: bool
 
 
 def oldest_first(paths: Iterable[Path], launch_id: str | None) -> list[Path]:
-    """By when they were last written, but those of the latest launch last: a clock may step.
+    """Sort logs by their last write; those of the latest launch come last, as clocks may step.
 
-    One that is collected meanwhile is left out.
+    A log that is removed meanwhile is left out.
     """
     written: list[tuple[bool, int, Path]] = []
     for path in paths:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The JSON that the API answers with: documented in `docs/api.md`, stable, secrets redacted.
+"""The JSON of the API's answers: documented in `docs/api.md`, stable, without secrets.
 
 Plain functions from records to dicts. Times are seconds since the epoch, sizes bytes.
 """
@@ -39,7 +39,7 @@ _SHOWN_OF_REQUEST = (
 def request_view(
     request: records.Request, pending_reason: str | None = None, retried: Json | None = None
 ) -> Json:
-    """One request, with why it waits, and the last death after which it was queued again.
+    """Return one request, why it waits, and the last death after which it was requeued.
 
     For these see `request_notes.py`.
     """
@@ -53,7 +53,7 @@ def request_view(
 
 
 def short_request_view(request: records.Request) -> Json:
-    """One request, without what may be large."""
+    """Return one request, without the fields that may be large."""
     return {name: getattr(request, name) for name in _SHOWN_OF_REQUEST} | {
         "label": hide_credentials(records.label_of(request)),
         "environment": hide_credentials(request.environment),
@@ -62,7 +62,7 @@ def short_request_view(request: records.Request) -> Json:
 
 
 def error_view(error: records.RequestError | None, payload: Json) -> Json | None:
-    """Return why something failed, without the secrets that it was given; None when nothing did."""
+    """Return an error without the payload's secrets; None if there is none."""
     if error is None:
         return None
     return {name: without_secrets(value, payload) for name, value in asdict(error).items()}
@@ -140,7 +140,7 @@ def replica_view(
 
 
 def gpus_of(spec: Json) -> Json | None:
-    """Return what each replica has of GPUs: how many, or which part of one, and what it is."""
+    """Return each replica's GPUs: how many, or which part of one, and the resource's name."""
     options = dict(text.partition("=")[::2] for text in spec.get("engine_options") or ())
     try:
         each = float(options.get("gpus") or spec.get("gpus") or 0)
@@ -206,7 +206,7 @@ def sessions_fail(lives: Iterable[StatusLine | None]) -> str | None:
 def _held_view(capacities: Iterable[Capacity]) -> Json | None:
     """Count the shards whose event loop is blocked: `{"shards", "since"}`; None when none is.
 
-    The shims' last status says so, which is seconds old at most.
+    It reads the shims' last status, which is at most seconds old.
     """
     held = [capacity for capacity in capacities if "held_since" in capacity]
     if not held:
@@ -226,7 +226,7 @@ def exit_views(
 ) -> list[Json]:
     """The last exits of a replica's processes, those for lack of memory first, each in a sentence.
 
-    Without the exit of the server that is `shown` otherwise. `server` is what to call the server.
+    The server's exit is left out if it is `shown` elsewhere. `server` is the server's name.
     """
     views = []
     for one in (live or {}).get("exits") or ():
@@ -262,7 +262,7 @@ def _exit_message(one: Json, server: str) -> str:
 
 
 def _programs_message(one: Json, programs: int, how: str) -> str:
-    """The kill of programs that an environment had started; their sessions continue."""
+    """Describe a kill of programs of an environment, whose sessions continue."""
     what = "a program" if programs == 1 else plural(programs, "program")
     whose = "an isolated session" if one.get("isolated") else "the environment"
     victim = one["reason"].get("victim_name")

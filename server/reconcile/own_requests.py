@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Autoscaler`, `Successors`: what the daemon itself submits, as a user would.
+"""`Autoscaler` and `Successors` submit the daemon's own requests, as a user would.
 
     a replica's status changes ──▶ note ──▶ occupancy ──▶ decide ──▶ submit `scale`, with the reason
     fewer were enough for a while ──timer──┘                           │
@@ -9,11 +9,11 @@
                                                                      │ new ones ready
     the old ones are drained, and have ended at `ends_at` ◀──────────┘
 
-How many replicas are wanted by how many sessions (`launch --max`) is decided in
-`environments/replica_policy.py`. Replicas that their engine ends, at a job's time limit, say, are
-replaced before that only behind the gateway, where another can take a place; all that are due in
-one go, as they were started together. Nothing is looked at while no status changes. The requests
-are in the history, one at a time changes an environment, and one that fails changes nothing.
+`environments/replica_policy.py` decides how many replicas the sessions need (`launch --max`).
+Replicas that their engine will end, for example at a job's time limit, are replaced before that if
+they are behind the gateway, where another can take their place; all that are due are replaced
+together. Nothing is decided while no status changes. The history has the requests. Only one at a
+time changes an environment, and one that fails changes nothing.
 
     the request is refused   another one changes the environment: tried again in a while
     it fails                 a `scale`: the same; a `restart`: the engine has the replica drained by
@@ -42,7 +42,7 @@ from .work_queue import BackgroundTasks
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 5.0  # after a request was refused, or has failed
-TOGETHER_SECONDS = 60.0  # what is due within these is replaced with what is due now
+TOGETHER_SECONDS = 60.0  # replicas that are due within this time are replaced together
 MIN_SECONDS = 1.0  # for sessions to end
 
 # Submits a `scale`: the environment's name, how many replicas, and why.
@@ -64,7 +64,7 @@ class _Scaled:
 
 @dataclass(eq=False)
 class Autoscaler:
-    """Owns what is remembered of the environments that scale themselves."""
+    """Owns the state of the environments that scale themselves."""
 
     tasks: BackgroundTasks
     # How full a launch's replicas are: the environment's name, and the launch.
@@ -75,9 +75,9 @@ class Autoscaler:
     _scaled: dict[str, _Scaled] = field(init=False, default_factory=dict)
 
     def serve(self, environment: Environment, *, is_changing: bool = False) -> None:
-        """Scale an environment from now on, if it is to.
+        """Scale an environment from now on, if its specification says so.
 
-        `is_changing`: a request that does so has not ended yet.
+        `is_changing`: a request that changes its replicas has not ended yet.
         """
         if (scaling := scaling_of(environment.spec)) is None:
             self.forget(environment.name)
@@ -94,7 +94,7 @@ class Autoscaler:
             self.note(environment.name)
 
     def forget(self, name: str) -> None:
-        """Scale an environment no more."""
+        """Stop scaling an environment."""
         known = self._scaled.pop(name, None)
         if known is not None and known.timer is not None:
             known.timer.cancel()
@@ -116,7 +116,7 @@ class Autoscaler:
             self.tasks.spawn(self._submit(name, known, seen), f"scale {name}")
 
     def _look_later(self, name: str, known: _Scaled, seconds: float | None) -> None:
-        """Decide again at that time, and at no other."""
+        """Decide again after some seconds, instead of at an earlier scheduled time."""
         if known.timer is not None:
             known.timer.cancel()
             known.timer = None
@@ -167,7 +167,7 @@ class _Due(NamedTuple):
 
 @dataclass(eq=False)
 class Successors:
-    """Owns what is remembered of replicas that end by themselves."""
+    """Owns the state of replicas that their engine ends."""
 
     tasks: BackgroundTasks
     watched: Callable[[str], Iterable[ReplicaWatch]]

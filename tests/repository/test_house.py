@@ -19,7 +19,7 @@ BOUNDS = {
     "shipped lines": 72_580,
     "code lines": 46_733,
     "modules": 383,
-    "test lines": 64_419,
+    "test lines": 64_537,
     "words of pages": 25_021,
     "words of decisions": 7_659,
     "folders at the root": 15,

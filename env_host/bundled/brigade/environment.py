@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The brigade as an environment: an action carries a packet of one's voice, an observation the mix.
+"""The brigade as an environment: an action has a packet of a voice, an observation has the mix.
 
     client ─/ws─▶ shard: decode ─PCM─▶ state process: add, read ─PCM─▶ shard: encode ─▶ client
 
-Positions are samples of the brigade's clock, which every observation tells (`clock`). Follow it at
-`delay` samples: read there, and send what you sang to it with the position where you read it.
+Positions are samples of the brigade's clock, which is the `clock` of each observation. Stay `delay`
+samples behind it: read the mix there, and send your voice with the position of the mix you sang to.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .opus import FRAME_SAMPLES, Decoder, Encoder, NotOpus, pack, unpack
 
 
 class BrigadeAction(Action):
-    """One packet of a singer's; or a command of the leader, or both."""
+    """A packet of a singer's voice, a command of the leader, or both."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{}, {"read_at": 0, "frames": 1}]})
 
@@ -104,7 +104,7 @@ class BrigadeEnvironment(Environment[BrigadeAction, BrigadeObservation, State]):
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """Return who this is."""
+        """Return the environment's name and description."""
         return EnvironmentMetadata(
             name="brigade",
             description="Lets people sing over the network, each hearing those ahead.",

@@ -248,7 +248,7 @@ def _configuration(plan: base.ReplicaPlan, inside: int) -> Json:
                 "Config": {"max-size": LOG_FILE_SIZE, "max-file": LOG_FILES},
             },
             "Memory": plan.memory_bytes or 0,
-            "MemorySwap": plan.memory_bytes or 0,  # no more than memory alone: no swap
+            "MemorySwap": plan.memory_bytes or 0,  # the sum of memory and swap: so no swap
             "NanoCpus": int((plan.cpus or 0) * 10**9),
             "DeviceRequests": _device_requests(plan),
             "OomScoreAdj": OOM_SCORE_ADJ,
@@ -416,5 +416,5 @@ def exit_of(found: Json, events: Iterable[Json] = (), back_at: float = 0.0) -> b
 
 
 def _seconds(moment: str) -> float:
-    """Return Docker's spelling of a time in seconds since the epoch."""
+    """Return the seconds since the epoch of a time in Docker's format."""
     return datetime.fromisoformat(moment).timestamp()

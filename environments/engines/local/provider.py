@@ -120,7 +120,7 @@ class LocalProvider(providers.Provider):
         links = [host_options.link_imports(program.links, imports)] if program.links else []
         config = replace(
             program.config,
-            host=spec.host,  # the gateway's, by now, if there is one
+            host=spec.host,  # behind a gateway, the gateway's host
             token=spec.token,
             max_sessions=max_sessions,
             import_paths=(*links, *program.config.import_paths),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The number of the first tables, from which the next migration upgrades.
 
-This one is never run: `migrate.open_database` makes a fresh database of the tables as they are
-today, and stamps it with the latest revision.
+This migration never runs: `migrate.open_database` makes a fresh database with today's tables,
+and stamps it with the latest revision.
 """
 
 from __future__ import annotations

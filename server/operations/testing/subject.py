@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The subject of a test, one replica as its clients and its processes show it, and findings.
+"""The subject of a test, which is one replica, seen from clients and processes; and findings.
 
-The actions that are played are given ones, the schema's examples, or random ones that it allows.
-Nothing is hidden of the frames, which the sessions of `rollouts` and `client` turn into results:
+The played actions are given ones, the schema's examples, or random ones that the schema allows.
+The frames are whole, whereas the sessions of `rollouts` and `client` turn them into results:
 
     {"type": "reset", "data": {…}}     {"type": "observation", "data": {observation, reward, done}}
     {"type": "step", "data": action}   the same
@@ -42,11 +42,11 @@ SETTLE_SECONDS = 10.0  # until what has ended has released everything
 POLL_INTERVAL_SECONDS = 0.05
 
 
-CONNECT_SECONDS = 60.0  # of an environment that loads a model for its first session
+CONNECT_SECONDS = 60.0  # enough for an environment that loads a model for its first session
 
 
 class SessionFailed(Exception):
-    """The session is of no more use: it was refused, silent or lost, or its answer is no frame."""
+    """The session cannot be used: it was refused, silent or lost, or its answer is no frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class TrialSession:
         return await self.ask({"type": "state"})
 
     async def ask(self, message: Json | str) -> Frame:
-        """Send a message, or text that is none, and return the answer."""
+        """Send a message, or a text that is not a valid message, and return the answer."""
         assert self._session is not None
         what = message["type"] if isinstance(message, dict) else "text"
         started = time.monotonic()
@@ -127,7 +127,7 @@ class TrialSession:
             raise SessionFailed(f"a {what} was answered by no frame: {text[:200]!r}") from exc
 
     async def end(self) -> bool:
-        """Send the close message; whether the server closes the connection."""
+        """Send the close message; return whether the server closes the connection."""
         assert self._session is not None
         return await self._session.end(self.answer_seconds)
 
@@ -139,7 +139,7 @@ class Holdings:
     memory_bytes: int
     descriptors: int
     threads: int
-    processes: int  # also those that have ended, and were not waited for
+    processes: int  # including zombies
     tasks: int | None
 
 
@@ -152,7 +152,7 @@ class Actions:
     origin: str  # the words for it in the report
 
     def player(self, seed: object) -> Player:
-        """Return what draws actions, the same ones for the same seed."""
+        """Return a function that draws actions, the same ones for the same seed."""
         rng = random.Random(str(seed))  # noqa: S311  # an action is no secret
         return lambda: rng.choice(self.known) if self.known else sample(self.schema, rng)
 
@@ -167,7 +167,7 @@ class Subject:
     schemas: Json  # of action, observation and state
     actions: Actions
     plan: EnvironmentTestOptions
-    tell: Callable[[str, int, int], None]  # what is done now; how much of how much
+    tell: Callable[[str, int, int], None]  # reports progress: a sentence, done, total
     max_sessions: int = 1
     shares_state: bool = False  # among all sessions
 
@@ -245,7 +245,7 @@ class Subject:
 
 
 def actions_of(schema: Json, given: Sequence[Json]) -> Actions:
-    """Choose: what the user has given, or else the examples in the schema, or else random ones.
+    """Choose actions: the user's, or else the examples in the schema, or else random ones.
 
     An example is one of the model (`model_config = {"json_schema_extra": {"examples": [{…}]}}`).
     """
@@ -280,7 +280,7 @@ class CheckResult:
     """The outcome of one check."""
 
     check: str  # its name
-    summary: str = ""  # one line that says what was looked at, and what came of it
+    summary: str = ""  # one line: what was checked, and the result
     findings: list[Finding] = field(default_factory=list)
     figures: Json = field(default_factory=dict)  # what was measured, by name
     seconds: float = 0.0
