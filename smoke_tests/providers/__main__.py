@@ -23,6 +23,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
@@ -41,10 +42,11 @@ FEW = 5  # facts that may have failed by chance; more of them have a common caus
 
 
 class Recorder:
-    """A pytest plugin that keeps the outcome of each fact."""
+    """A pytest plugin that keeps the outcome of each fact, and the words read of its exits."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}
+        self.words: dict[str, dict[str, str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = report.nodeid.rpartition("::")[2].partition("[")[0]
@@ -57,6 +59,9 @@ class Recorder:
             self.outcomes[name] = reason.removeprefix("Skipped: ")
         elif report.when == "call":
             self.outcomes.setdefault(name, page.HOLDS)
+            for what, words in report.user_properties:
+                if what == page.WORDS:
+                    self.words[name] = cast("dict[str, str]", words)
 
 
 def try_provider(name: str, facts: Sequence[str]) -> page.Result:
@@ -65,26 +70,29 @@ def try_provider(name: str, facts: Sequence[str]) -> page.Result:
     If a few facts fail while others run, they are tested again alone; those that hold then are
     printed as flaky.
     """
-    outcomes = try_facts(name, OTHER_PROCESSES.get(name, PROCESSES), facts)
+    tries = Recorder()
+    outcomes = tries.outcomes
+    try_facts(tries, name, OTHER_PROCESSES.get(name, PROCESSES), facts)
     failed = [fact for fact, outcome in outcomes.items() if outcome == FAILS]
     if 0 < len(failed) <= FEW:
         print(f"\n{name}: {', '.join(failed)} failed; tried again, alone:")
-        outcomes |= try_facts(name, 0, failed)
+        try_facts(tries, name, 0, failed)
         for fact in failed:
             if page.is_settled(outcomes[fact]):
                 print(f"flaky: {name} {fact}  (failed beside others; mend it)")
     tried = {fact: outcomes.get(fact, "not tried") for fact in facts}
     today = dt.datetime.now(dt.UTC).date()
-    return page.Result(today.isoformat(), WITH_EXAMPLE[name]().engine_version(), tried)
+    words = {fact: tries.words[fact] for fact in facts if tries.words.get(fact)}
+    return page.Result(today.isoformat(), WITH_EXAMPLE[name]().engine_version(), tried, words)
 
 
-def try_facts(name: str, processes: int, facts: Sequence[str]) -> dict[str, str]:
-    recorder = Recorder()
+def try_facts(tries: Recorder, name: str, processes: int, facts: Sequence[str]) -> None:
+    for fact in facts:
+        tries.outcomes.pop(fact, None)
     options = ["-q", "-n", str(processes), "--dist=worksteal", "-r", "fE", "-p", "no:cacheprovider"]
     options.append(f"--timeout={OTHER_SECONDS.get(name, SECONDS)}")
     options += ["-k", " or ".join(f"{fact}[" for fact in facts)]
-    pytest.main([*options, "--provider", name, str(page.FOLDER)], plugins=[recorder])
-    return recorder.outcomes
+    pytest.main([*options, "--provider", name, str(page.FOLDER)], plugins=[tries])
 
 
 def report(name: str, outcomes: dict[str, str], seconds: float) -> list[str]:

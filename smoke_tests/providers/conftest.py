@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from .harness import Harness, home_of, running
-from .page import DOES_NOT_APPLY
+from .page import DOES_NOT_APPLY, WORDS
 from .under_test import PROVIDERS, WITH_EXAMPLE, UnderTest
 
 MakeHarness = Callable[[str], Harness]
@@ -50,7 +50,9 @@ def make_harness(
 
         def make(folder: str) -> Harness:
             (tmp_path / folder).mkdir()
-            return homes.enter_context(home_of(provider, tmp_path / folder))
+            harness = homes.enter_context(home_of(provider, tmp_path / folder))
+            request.node.user_properties.append((WORDS, harness.words))
+            return harness
 
         yield make
 

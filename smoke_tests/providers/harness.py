@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -85,6 +85,8 @@ class Harness:
 
     machine: Machine
     provider: UnderTest
+    # The words that a person has read of an exit, by where: `client`, `status`, `log`.
+    words: dict[str, str] = field(default_factory=dict)
 
     def launch(self, *options: str, name: str = NAME, start: str = "") -> Answer:
         """Run `openenv launch` to its end, whether or not it succeeds."""
@@ -136,7 +138,9 @@ class Harness:
             return bool(replica["state"] == "READY" and replica["restarts"] >= restarts)
 
         eventually(is_back, within=60)
-        return self.replica(name)
+        replica = self.replica(name)
+        self.words["status"] = replica["message"] or ""
+        return replica
 
     def until_ready(self, name: str = NAME) -> None:
         eventually(lambda: name in self.names(), within=60)
@@ -164,6 +168,8 @@ class Harness:
 
     def until_printed(self, text: str, name: str = NAME) -> None:
         eventually(lambda: text in self.log(name), within=60)
+        line = next(line for line in self.log(name).splitlines() if text in line)
+        self.words.setdefault("log", line)
 
     @contextmanager
     def session(self, name: str = NAME, address: str | None = None) -> Iterator[Session]:
@@ -211,7 +217,9 @@ class Harness:
             message = {"type": "step", "data": {"do": do, "argument": argument}}
             session.socket.send(json.dumps(message))
             with suppress(ConnectionClosed):
-                return str(session.socket.recv(timeout=60))
+                told = str(session.socket.recv(timeout=60))
+                self.words.setdefault("client", json.loads(told)["data"].get("message", ""))
+                return told
         return ""
 
     def told(self, text: str, name: str = NAME) -> Json:
@@ -221,6 +229,7 @@ class Harness:
             return [one for one in self.replica(name)["exits"] if text in one["message"]]
 
         eventually(lambda: found() and text in self.machine.ok("status", name).out, within=30)
+        self.words.setdefault("status", found()[0]["message"])
         return found()[0]
 
     def tell_server(self, action: str, name: str = NAME) -> None:

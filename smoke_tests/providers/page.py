@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .others import System, read_others
@@ -20,6 +20,8 @@ HEADING = "# Facts of the providers\n"
 HOLDS = "holds"
 DOES_NOT_APPLY = "does not apply: "  # prefix of the reason
 DOES_NOT_HOLD = "does not hold: "
+WORDS = "words"  # a property of a test: what a person reads of an exit, and where
+WHERE = ("client", "status", "log")
 INTRODUCTION = """\
 The conformance suite tries each fact on each provider, with a real daemon and the commands that a
 user types. `python -m smoke_tests.providers` runs it on your machine; each fact is a test in
@@ -41,6 +43,7 @@ class Result:
     tried_on: str  # YYYY-MM-DD
     engine: str  # its name and version; empty if there is none, or it was not recorded
     facts: dict[str, str]  # `holds` or the reason, by fact
+    words: dict[str, dict[str, str]] = field(default_factory=dict)  # of exits, by fact and where
 
 
 Results = dict[str, Result]  # by provider
@@ -94,6 +97,7 @@ def render(results: Results, systems: list[System]) -> str:
             if fact.group == group
         ]
         parts.append(_table([group, *columns], rows))
+    parts += [_words(results, fact) for fact in facts() if fact.group.startswith("Exits")]
     if notes:
         parts.append("\n".join(f"{number}. {why}" for why, number in notes.items()) + "\n")
     return "\n".join([*parts, *map(_section, systems)])
@@ -111,6 +115,17 @@ def _runs(results: Results) -> str:
 def _table(head: list[str], rows: list[list[str]]) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in [head, *rows]]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:], ""])
+
+
+def _words(results: Results, fact: Fact) -> str:
+    """Return the words that a person reads of an exit; nothing if no provider has recorded any."""
+    said = {name: result.words.get(fact.name) for name, result in results.items()}
+    rows = [
+        [f"`{name}`", *(words.get(where, "\u2013").replace("|", "\\|") for where in WHERE)]
+        for name, words in said.items()
+        if words
+    ]
+    return f"{fact.sentence}\n\n{_table(['words', *WHERE], rows)}" * bool(rows)
 
 
 def _notes(results: Results) -> dict[str, int]:
