@@ -34,6 +34,7 @@ from ..system.text.json_lines import Json
 from .errors import SessionError
 
 ANSWER_SECONDS = 60.0  # as long as OpenEnv's client waits
+SHOWN_BYTES = 200  # of an answer that is no message
 PING_SECONDS = 20.0  # keeps idle sessions open behind a proxy
 
 # Errors after which the server closes the session.
@@ -67,8 +68,9 @@ class _Connecting:
     lost_hint: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.answer_timeout > 0:
-            raise ValueError(f"timeout: {self.answer_timeout} is no number of seconds above 0")
+        seconds: object = self.answer_timeout
+        if not isinstance(seconds, int | float) or not seconds > 0:
+            raise ValueError(f"timeout: {seconds!r} is no number of seconds above 0")
 
 
 class AsyncSession(_Connecting):
@@ -130,8 +132,12 @@ class AsyncSession(_Connecting):
             said = "the connection was lost" if exc.close is None else "closed by the server"
             message = f"the session has ended: {(exc.close and exc.close.reason) or said}"
             raise SessionError(message, hint=self.lost_hint) from exc
-        answer = json.loads(text)
-        found: Json = answer.get("data") or {}
+        try:
+            answer = json.loads(text)
+            found: Json = answer.get("data") or {}
+        except (ValueError, AttributeError):
+            shown = text[:SHOWN_BYTES].decode(errors="replace")
+            raise SessionError(f"the answer is no message of OpenEnv's protocol: {shown}") from None
         if answer.get("type") != "error":
             return found
         message, code = error_text(found.get("message"), found.get("errors")), found.get("code")

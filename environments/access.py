@@ -91,7 +91,8 @@ def check_sessions(replica: RunFile) -> None:
     """Refuse a replica whose app has no sessions; raises `NotAnswering`."""
     info = (read_status_file(replica.run_dir) or {}).get("info") or {}
     if info.get("serving") == Serving.HTTP:
-        hint = f"call its own routes, such as {info.get('route') or '/'} at {replica.address}"
+        example = f", such as {info['route']}," if info.get("route") else ""
+        hint = f"call its own routes{example} at {replica.address}"
         raise NotAnswering(f"{replica.environment}: {NO_SESSIONS}", hint)
 
 

@@ -73,9 +73,7 @@ DRAIN_ROUTE = "/openenvd/drain"
 DRAIN_HEADER = "OpenEnvd-Drain"
 
 # The answer to a client that begins a session with an app without any; errors show it, too.
-NO_SESSIONS = (
-    "this app has no sessions: it has no WebSocket at /ws, and answers HTTP requests alone"
-)
+NO_SESSIONS = "this app has no sessions: no WebSocket at /ws speaks OpenEnv's protocol"
 
 EXIT_FAILED_TO_START = 3  # it could not be imported or served; a `failed` line said why
 DEFAULT_SESSIONS = 1024  # at once, by default, when the class supports concurrent sessions

@@ -154,8 +154,8 @@ def _code_for(name: str, base_url: str, replica: Json) -> list[str]:
     if replica.get("serving") == WITHOUT_SESSIONS:
         if replica.get("route") is None:
             return [f"  call it at {base_url}: the app does not show its routes"]
-        method, _, path = replica["route"].partition(" ")
-        body = " -H 'Content-Type: application/json' -d '{}'" if method == "POST" else ""
+        method, path, *bodies = replica["route"].split(" ", 2)
+        body = "".join(f" -H 'Content-Type: application/json' -d '{each}'" for each in bodies)
         return [f"  curl -X {method}{body} '{base_url}{path}'"]
     imported, opening = "openenvd import Client", f'Client().environment("{name}").connect()'
     if passthrough.is_installed():

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import logging
 import operator
 import sys
@@ -58,6 +59,10 @@ def import_app(config: HostConfig, note: Callable[[str], None]) -> Any:
         except (Exception, SystemExit) as exc:  # some packages exit where there is no GPU
             failures[candidate] = exc
             continue
+        if _is_asgi2(app):
+            from uvicorn.middleware.asgi2 import ASGI2Middleware
+
+            return ASGI2Middleware(app)  # as uvicorn does
         if not _is_asgi(app):
             raise LoadError(_no_asgi(candidate, app))
         if failures and candidate in config.app_fallbacks:
@@ -86,6 +91,12 @@ def _is_asgi(app: Any) -> bool:
     parameters = signature.parameters.values()
     fixed = [each for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD]
     return inspect.iscoroutinefunction(call) or len(fixed) >= 3
+
+
+def _is_asgi2(app: Any) -> bool:
+    """Return whether an app is called as in ASGI 2: `await app(scope)(receive, send)`."""
+    call = inspect.isclass(app) and inspect.getattr_static(app, "__call__", None)
+    return inspect.iscoroutinefunction(call) and len(inspect.signature(call).parameters) == 3
 
 
 def _no_asgi(candidate: str, app: Any) -> str:
@@ -121,15 +132,36 @@ def _routes(app: Any) -> Iterable[Any]:
 
 
 def example_route(app: Any) -> str | None:
-    """Return a route of an app without sessions to try, as `POST /reset`; None: it shows none."""
-    shown = [
-        f"{method} {route.path}"
-        for route in _routes(app)
-        for method in sorted(getattr(route, "methods", None) or ())
-        if getattr(route, "include_in_schema", True)
-    ]
-    known = [each for each in ("POST /reset", "GET /health") if each in shown]
-    return next(iter([*known, *(each for each in shown if each.startswith("GET "))]), None)
+    """Return a route of an app without sessions to try, as `POST /reset {}`; None: it shows none.
+
+    The body of a `POST` has the fields that its model requires.
+    """
+    shown = list(_shown_routes(app))
+    resets = [each for each in shown if each[0] == "POST" and each[1].endswith("/reset")]
+    health = [each for each in shown if each[:2] == ("GET", "/health")]
+    found = [*resets, *health, *(each for each in shown if each[0] == "GET")]
+    return " ".join(found[0]).rstrip() if found else None
+
+
+def _shown_routes(app: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield method, path and a body with the required fields, `{}` if there are none."""
+    for route in _routes(app):
+        path = prefix + getattr(route, "path", "")
+        methods = getattr(route, "methods", None) or ()
+        if not methods and hasattr(route, "app"):  # mounted
+            yield from _shown_routes(route.app, path)
+        elif getattr(route, "include_in_schema", True):
+            yield from ((method, path, _body_of(route, method)) for method in sorted(methods))
+
+
+def _body_of(route: Any, method: str) -> str:
+    if method != "POST":
+        return ""
+    field = getattr(route, "body_field", None)  # FastAPI's
+    model = getattr(getattr(field, "field_info", None), "annotation", None)
+    required = getattr(model, "model_fields", None) or {}
+    values = {name: "…" for name, each in required.items() if each.is_required()}
+    return json.dumps(values, ensure_ascii=False)
 
 
 def _candidates(config: HostConfig, failures: Mapping[str, BaseException]) -> Iterator[str]:

@@ -73,6 +73,7 @@ _ASKED = (("GET", "/health"), ("GET", "/capacity"))
 ANSWERED_POLL_SECONDS = 0.02  # between two checks whether requests before a handshake are answered
 CHECK_SECONDS = 30.0  # for the middleware to answer
 ASK_SECONDS = 5.0  # for an app that is asked whether it has sessions
+_STATE: Message = {"type": "websocket.receive", "text": '{"type": "state"}'}
 _LOOPBACK = ("127.0.0.1", 80)
 _USUAL_HEADERS = {b"host": b"127.0.0.1", b"user-agent": b"openenvd", b"accept": b"*/*"}
 _READING = ("collections.abc", "starlette.datastructures", "starlette.requests", __name__)
@@ -86,12 +87,12 @@ log = logging.getLogger("openenvd.env_host")
 
 @dataclass(eq=False)
 class AppAsItIs:
-    """An app that is not upstream's. If it has no sessions, handshakes of sessions are refused.
+    """An app that is not upstream's. If it has no `/ws`, handshakes of sessions are refused.
 
     An engine's agent and the gateway ask for `/health` and `/capacity` to see that the server is
     ready; an app without sessions may answer 404, and then the answer is made here. `route` is a
-    path that a user can try. Unless the app has a visible route for sessions (`has_route`), it is
-    asked when it starts.
+    path that a user can try. The app is asked for sessions when it starts; if it shows a route for
+    them (`has_route`), it may refuse that handshake.
     """
 
     _app: Any
@@ -115,7 +116,8 @@ class AppAsItIs:
             await self._start(scope, receive, send)
             return
         asked = (scope.get("method"), scope["path"])  # a WebSocket has no method
-        if self._has_sessions is False and asked == (None, "/ws"):
+        is_refused = self._has_sessions is False and not self._has_route
+        if is_refused and asked == (None, "/ws"):
             await receive()
             headers, body = [(b"content-type", b"text/plain")], NO_SESSIONS.encode()
             await send_answer(send, NOT_FOUND, headers, body, "websocket.http.response")
@@ -139,8 +141,8 @@ class AppAsItIs:
     async def _ask(self, lifespan: Message) -> None:
         if self._has_sessions is None:
             given: Message = {"state": {**lifespan.get("state", {})}}
-            is_there = self._has_route or await _may_have_sessions(self._app, _asking() | given)
-            self._has_sessions = is_there
+            scope = _asking() | given
+            self._has_sessions = await _may_have_sessions(self._app, scope, self._has_route)
             # No route handles this method: only what stands around the routes runs.
             given |= {"type": "http", "scheme": "http", "method": "OPTIONS"}
             path = (self._route or "GET /health").split()[1]
@@ -308,29 +310,44 @@ async def refuse_failing(app: Any) -> None:
         log.warning(_DOUBT, "handshake", why)
 
 
-async def _may_have_sessions(app: Any, scope: Message) -> bool:
-    """Try to begin a session; return False if the app answers as if it had no such route."""
-    sent, failure = await _exchange(scope, app, ASK_SECONDS)
-    if not sent:
-        return isinstance(failure, TimeoutError)
-    first = sent[0]
+async def _may_have_sessions(app: Any, scope: Message, has_route: bool) -> bool:
+    """Begin a session and ask for its state.
+
+    Returns False if the app shows no route for sessions and answers as if it had none, or if the
+    first message of its WebSocket is none of OpenEnv's protocol.
+    """
+    sent, failure = await _exchange(scope, app, ASK_SECONDS, _STATE)
+    first: Message = sent[0] if sent else {"type": None}
+    if first["type"] == "websocket.accept":
+        said = next((each for each in sent if each["type"] == "websocket.send"), None)
+        return said is None or _is_message(said.get("text") or said.get("bytes") or "")
+    if has_route or not sent:
+        return has_route or isinstance(failure, TimeoutError)
     if first["type"] == "websocket.close":  # with a reason, the app refuses an unknown client
         return not (first.get("code", 1000) == 1000 and not first.get("reason"))
-    if first["type"] == "websocket.http.response.start":
-        return bool(first["status"] != NOT_FOUND)
-    return bool(first["type"] == "websocket.accept")
+    is_answer = first["type"] == "websocket.http.response.start"
+    return is_answer and bool(first["status"] != NOT_FOUND)
+
+
+def _is_message(said: str | bytes) -> bool:
+    """Return whether this is a message of OpenEnv's protocol."""
+    try:
+        message = json.loads(said)
+    except ValueError:
+        return False
+    return isinstance(message, dict) and {"type", "data"} <= message.keys()
 
 
 async def _exchange(
-    scope: Message, app: Any, seconds: float
+    scope: Message, app: Any, seconds: float, *more: Message
 ) -> tuple[list[Message], Exception | None]:
-    """Send a handshake or a request through an app, and leave.
+    """Send a handshake or a request, and `more` messages, through an app, and leave.
 
     Returns what it sent, and what it raised.
     """
     sent: list[Message] = []
     begins = "websocket.connect" if scope["type"] == "websocket" else "http.request"
-    received = iter([{"type": begins}])
+    received = iter([{"type": begins}, *more])
 
     async def receive() -> Message:
         return next(received, {"type": f"{scope['type']}.disconnect", "code": 1005})

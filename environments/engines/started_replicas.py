@@ -43,7 +43,7 @@ class StartedReplica:
     notes: tuple[str, ...] = ()  # for the user
     sessions_fail: str | None = None  # why no environment could be created
     serving: str | None = None  # a `schema.protocol.Serving`
-    route: str | None = None  # a route to try on a server without sessions: `POST /reset`
+    route: str | None = None  # a route to try on a server without sessions: `POST /reset {}`
 
     def to_json(self) -> dict[str, Any]:
         """Return the replica as plain JSON."""

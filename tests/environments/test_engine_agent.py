@@ -811,7 +811,7 @@ def test_an_app_without_sessions_is_told_with_a_route_to_try(world: World) -> No
     (world.home / "foreign.py").write_text(FOREIGN)
     run_file = world.ready_host(app_candidates=("foreign:app",))
     info = wait_for(run_file, lambda status: True)["info"]
-    assert (info["serving"], info["route"]) == ("http", "POST /reset")
+    assert (info["serving"], info["route"]) == ("http", "POST /reset {}")
     assert info["notes"] == [f"{protocol.NO_SESSIONS}; it is served as it is"]
     with pytest.raises(NotAnswering, match=protocol.NO_SESSIONS):
         check_sessions(run_file)

@@ -15,6 +15,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from openenvd import client
+from openenvd.env_host.environment.upstream_project import example_route
 from openenvd.rollouts.session.session import Session, SessionFailed
 from openenvd.schema.protocol import DEFAULT_SESSIONS, EXIT_FAILED_TO_START, NO_SESSIONS, HostConfig
 
@@ -310,6 +312,21 @@ app = FastAPI()
 def reset():
     return {"observation": 0}
 """
+ASGI_2 = """
+class Two:
+    def __init__(self, scope):
+        self.scope = scope
+    async def __call__(self, receive, send):
+        await app(self.scope, receive, send)
+"""
+NEEDS_A_TASK = """
+class R(pydantic.BaseModel):
+    task: str
+    seed: int = 0
+def named(r: R): ...
+app = FastAPI()
+app.post("/reset")(named)
+"""
 OWN_MIDDLEWARE = """
 class Own(GZipMiddleware):
     async def __call__(self, *call):
@@ -337,7 +354,8 @@ OWN_SESSIONS = """
 @inner.websocket("/ws")
 async def ws(socket: WebSocket):
     await socket.accept()
-    await socket.send_text("my own")
+    await socket.receive_text()
+    await socket.send_text('{"type": "state", "data": {}}')
 """
 
 
@@ -374,7 +392,7 @@ def test_an_app_without_sessions_says_so_at_the_handshake(
     assert ready["serving"] == serving
     if serving == "as_is":
         return
-    assert ready["route"] == (None if "made" in more else "POST /reset")
+    assert ready["route"] == (None if "made" in more else "POST /reset {}")
     assert any(note.startswith(NO_SESSIONS) for note in ready["notes"])
     assert host.http("POST", "/reset", {}) == (200, {"observation": 0})
     for path in ("/health", "/capacity"):
@@ -383,6 +401,40 @@ def test_an_app_without_sessions_says_so_at_the_handshake(
     with pytest.raises(SessionFailed) as failed:
         asyncio.run(Session.open(address))
     assert str(failed.value) == f"{address}: {NO_SESSIONS}"
+
+
+def test_an_own_websocket_that_does_not_speak_the_protocol_is_no_session(
+    start: StartHost, tmp_path: Path
+) -> None:
+    own = OWN_SESSIONS.replace('{"type": "state", "data": {}}', "my own")
+    (tmp_path / "app.py").write_text(FOREIGN + own.replace("inner", "app"))
+    host = start(None, app_candidates=("app:app",))
+    assert host.ready()["notes"] == [f"{NO_SESSIONS}; it is served as it is"]
+    with (
+        client.Session(f"http://127.0.0.1:{host.port}") as session,
+        pytest.raises(client.SessionError, match="no message of OpenEnv's protocol: my own"),
+    ):
+        session.reset()
+
+
+def test_a_class_of_asgi_2_is_served_as_uvicorn_serves_it(serve: StartHost, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(FOREIGN + ASGI_2)
+    assert serve(None, app_candidates=("app:Two",)).http("POST", "/reset", {})[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("more", "route"),
+    [
+        ("app = FastAPI(); app.get('/health')(reset); app.mount('/env', inner)", "GET /health"),
+        ("inner.post('/reset')(reset); app = FastAPI(); app.mount('/env', inner)", "/env/reset {}"),
+        ("app = FastAPI(); app.post('/api/reset')(lambda: 0)", "POST /api/reset {}"),
+        (NEEDS_A_TASK, 'POST /reset {"task": "…"}'),
+    ],
+)
+def test_a_route_to_try_begins_an_episode_if_one_does(more: str, route: str) -> None:
+    names: dict[str, Any] = {}
+    exec(f"import pydantic\n{FOREIGN}{more}", names)
+    assert str(example_route(names["app"])).endswith(route)
 
 
 def test_an_app_may_be_made_by_a_function(serve: StartHost, tmp_path: Path) -> None:
