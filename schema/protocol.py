@@ -210,7 +210,8 @@ class HostConfig(ServeOptions):
     @property
     def refuses_unreset(self) -> bool | None:
         """Return whether steps before a first reset are refused; None: as the class says."""
-        return self.manifest.get("reset_first") if self.reset_first is None else self.reset_first
+        said = self.manifest.get("reset_first") if self.reset_first is None else self.reset_first
+        return said if isinstance(said, bool) else None
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` can read."""

@@ -282,12 +282,14 @@ class Builder:
                 message = f"{needed}, and uv cannot look for one"
                 failure = exc.explained(message, "uv python list shows what it finds")
                 raise Unusable(f"{message}: {exc.cause}", failure) from exc
-            ours = sys.version.split()[0]
-            why = f"{needed}; there is none on this machine (this is {ours})"
             place = self._project.folder / "pyproject.toml"
-            hint = (
-                f"install one (uv python install '{wanted}'), or change requires-python in {place}"
-            )
+            hint = f"correct requires-python in {place}"
+            if exc.cause.startswith(f"{_NO_PYTHON} for executable name"):  # it cannot be parsed
+                why = f"{needed}, which is no range of versions"
+            else:
+                ours = sys.version.split()[0]
+                why = f"{needed}; there is none on this machine (this is {ours})"
+                hint = f"install one (uv python install '{wanted}'), or {hint}"
             raise NoPython(why, PreparationFailed(why, hint)) from exc
 
     def _install_locked(self, way: Way, exported: Path) -> None:

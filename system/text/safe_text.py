@@ -110,6 +110,7 @@ _KNOWN_KEY = (
     r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|npm_|pypi-|dckr_pat_|whsec_"
     r"|nvapi-|xai-|ya29\.|SG\.|[rs]k_(?:live|test)_|gsk_|pplx-|dop_v1_|lin_api_|ntn_|ASIA|hvs\."
     r"|shp(?:at|ca|pa|ss)_|AGE-SECRET-KEY-|tskey-|figd_|csk-|secret_|HRKU-)[\w.-]{8,}"
+    r"|\b\d{8,10}:[\w-]{35}\b"
     r"|\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----"
     r"|(?<=://)[\w.-]{0,64}hooks?\.[\w.]+/\S+|(?<=://)[^\s/]{1,64}/[\w/]{0,64}hooks?/\S+"

@@ -16,10 +16,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_580,
-    "code lines": 46_733,
+    "shipped lines": 72_638,
+    "code lines": 46_772,
     "modules": 383,
-    "test lines": 64_537,
+    "test lines": 64_626,
     "words of pages": 25_021,
     "words of decisions": 7_659,
     "folders at the root": 15,

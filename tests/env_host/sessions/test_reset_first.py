@@ -55,6 +55,7 @@ def test_a_session_goes_on_after_a_refused_step(serve: StartHost, isolate: bool)
     [
         ("Undeclared", None, None, "SESSION_NOT_RESET"),
         ("Undeclared", False, None, "observation"),
+        ("Undeclared", 0, None, "SESSION_NOT_RESET"),
         ("Undeclared", False, True, "SESSION_NOT_RESET"),
         ("Free", None, None, "observation"),
         ("Free", True, None, "SESSION_NOT_RESET"),
@@ -63,7 +64,7 @@ def test_a_session_goes_on_after_a_refused_step(serve: StartHost, isolate: bool)
     ],
 )
 def test_the_launch_decides_over_the_manifest_and_that_over_the_class(
-    serve: StartHost, name: str, manifest: bool | None, option: bool | None, answer: str
+    serve: StartHost, name: str, manifest: int | None, option: bool | None, answer: str
 ) -> None:
     declared = {} if manifest is None else {"reset_first": manifest}
     with serve(f"resets:{name}", reset_first=option, manifest=declared).open() as client:

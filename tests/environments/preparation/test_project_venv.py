@@ -351,6 +351,7 @@ def test_nothing_is_compiled_without_a_word_and_never_for_the_sake_of_a_lock_fil
     ("wanted", "why"),
     [
         ('requires-python = ">=4.5"', "needs Python >=4.5; there is none"),
+        ('requires-python = ">=abc"', "needs Python >=abc, which is no range of versions"),
         ('requires-python = "==3.98.*"', "and uv cannot look for one: Querying Python"),
         (
             '[tool.uv.sources]\nthing = { path = "../not-there" }',
@@ -378,7 +379,7 @@ def test_another_file_serves_where_what_pyproject_wants_is_not_found(
     assert why in told
     assert told.endswith("; installing from requirements.txt")
     is_lock_named = any(line.startswith("uv.lock is not used") for line in said)
-    assert is_lock_named is ("there is none" not in why)  # which is said once
+    assert is_lock_named is ("needs Python" not in why)  # which is said once
 
 
 @pytest.mark.usefixtures("index")

@@ -167,6 +167,7 @@ RANDOM = "q7Zk2Lw9Xc4Vb8Nm3Ht6Rj1Pf5"
             "A=h;Password=p;", "SG.abcdefgh.ijklmnop", "ya29.abcdefgh", "dckr_pat_abcdefgh",
             "rk_live_abcdefgh", "whsec_abcdefgh", "nvapi-abcdefgh", "xai-abcdefgh",
             "https://a.blob.core.windows.net/c?sv=1&sig=abc%3D", "110201543:AAHdqTcvCH1vGWJxfSeofS",
+            "123456789:AAH-DEF1234ghIkl-zyx57W2v1u123ew11a",
             "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "-----BEGIN PGP PRIVATE KEY BLOCK-----",
             "https://c.webhook.office.com/webhookb2/a@b/c", "https://hooks.zapier.com/catch/1/a",
             "https://chat.example.com/hooks/abc", "gsk_abcdefgh", "dop_v1_abcdefgh",
