@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting of the daemon, declared once; and where its files are.
+"""Every setting of the daemon, declared once; and the paths of its files.
 
-Flag, environment variable, key of `config.toml` and documentation derive from `Settings`. Standard
-library and platformdirs alone: the CLI imports this module, and must start quickly.
+Flag, environment variable, key of `config.toml` and documentation derive from `Settings`. It needs
+only the standard library and platformdirs: the CLI imports it, and must start quickly.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..system.text.options import Option, option, options_of
 from ..system.text.units import near_matches
 from .layout import Layout
 
-# Below the ephemeral range of Linux (32768) and macOS (49152): a daemon on a higher port was
-# seen to meet its own health poll's outgoing port.
+# Below the ephemeral range of Linux (32768) and macOS (49152): in that range, the outgoing port of
+# a daemon's health poll can equal the daemon's own port.
 FIRST_PORT = 8585
-PORTS = 1000  # looked at from there on, when none is asked for
-MAX_COUNT = 1_000_000_000  # of anything: what is more was not meant
+PORTS = 1000  # tried from there on, if no port is set
+MAX_COUNT = 1_000_000_000  # of anything: a larger number is a mistake
 DURABILITIES = ("process", "power")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOG_FORMATS = ("text", "json")
@@ -37,7 +37,7 @@ _FILES = frozenset({"gateway_certificate", "gateway_key"})  # relative to where 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings in force. Each is declared here and nowhere else."""
+    """The effective settings. Each is declared here and nowhere else."""
 
     port: int | None = option(
         None,
@@ -92,12 +92,12 @@ class Settings:
 
     @property
     def syncs(self) -> bool:
-        """Return whether what is acknowledged is on the disk."""
+        """Return whether a request is on the disk before it is acknowledged."""
         return self.durability == "power"
 
 
 class Setting(Option):
-    """One setting as flags, variables and documentation need it; a default of None: its help says.
+    """One setting for flags, variables and documentation; its help explains a default of None.
 
     Its value is a number from `least` (0) to `most` (`MAX_COUNT`), one of its choices, or any text.
     """
@@ -117,14 +117,14 @@ class Setting(Option):
         return f"--{self.name.replace('_', '-')}"
 
     def parse(self, text: str) -> Any:
-        """The value that the variable's `text` spells. Raises `ValueError`, naming the variable."""
+        """Parse the variable's `text`. Raises `ValueError`, which names the variable."""
         try:
             return self.check(self.kind(text))
         except ValueError as exc:
             raise ValueError(f"{self.variable}={text!r}: it must be {self.range}") from exc
 
     def take(self, value: Any, folder: Path) -> Any:
-        """The value that a file in `folder` has. Raises `ValueError`, saying what it may be."""
+        """Read the value from a file in `folder`. Raises `ValueError`, which names valid values."""
         kinds = (int, float) if self.kind is float else (self.kind,)
         if isinstance(value, kinds) and not isinstance(value, bool):
             if self.name in _FILES and value:
@@ -134,21 +134,21 @@ class Setting(Option):
         raise ValueError(f"it must be {self.range}")
 
     def check(self, value: Any) -> Any:
-        """The value, if it may be one. Raises `ValueError`, saying what it may be."""
+        """Return a valid value. Raises `ValueError`, which names valid values."""
         if self.name in _FILES and value:
             return os.path.abspath(os.path.expanduser(value))  # noqa: PTH100, PTH111
         if self.kind is str and not self.choices:
             return value
         if self.choices:
             value = value.lower()
-        # Not the other way round: a `nan` is neither more nor less than anything.
+        # This form also refuses `nan`, whose comparisons are all false.
         if value in self.choices if self.choices else (self.least or 0) <= value <= self._most:
             return value
         raise ValueError(f"{value} is not {self.range}")
 
     @property
     def range(self) -> str:
-        """Return what it may be, as a phrase."""
+        """Describe the valid values in a phrase."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.kind is str:
@@ -161,7 +161,7 @@ SETTINGS = tuple(Setting(**asdict(each)) for each in options_of(Settings))
 
 
 class Given(NamedTuple):
-    """The value of a setting that is not left to its default."""
+    """The value of a setting that was set explicitly."""
 
     value: Any
     origin: str  # a flag, a variable, or the file's name
@@ -170,7 +170,7 @@ class Given(NamedTuple):
 def given_settings(
     paths: Paths, flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ
 ) -> dict[str, Given]:
-    """Read all that is given: a flag counts before a variable, and that before `config.toml`.
+    """Read the given settings: a flag overrides a variable, and that overrides `config.toml`.
 
     Raises `ValueError`, which names the place of an invalid value.
     """
@@ -191,7 +191,7 @@ def _given_in_file(path: Path) -> dict[str, Given]:
     except (OSError, ValueError) as exc:
         why = why_refused(path, exc) if isinstance(exc, OSError) else exc
         raise ValueError(f"{path} cannot be read: {why}") from exc
-    import tomllib  # 2 MB that few need
+    import tomllib  # takes 2 MB, and is rarely needed
 
     try:
         found = tomllib.loads(text)
@@ -218,9 +218,9 @@ def _named(key: str, path: Path) -> Setting:
 
 
 def flags_of_killed(paths: Paths) -> dict[str, Any]:
-    """The flags of the daemon before, if it was killed: whatever command starts the next one.
+    """Return the previous daemon's flags if it was killed, so that the next one has them, too.
 
-    One that is stopped takes `daemon.json` along.
+    A daemon that is stopped removes `daemon.json`, and its flags are not kept.
     """
     known: dict[str, Any] = {}
     try:
@@ -235,7 +235,7 @@ def flags_of_killed(paths: Paths) -> dict[str, Any]:
 
 
 class Paths(Layout):
-    """The paths of one daemon: what replicas need (`Layout`), and the rest."""
+    """The paths of one daemon: those that replicas need (`Layout`), and the others."""
 
     def __init__(self, home: Path) -> None:
         super().__init__(home)
@@ -243,7 +243,7 @@ class Paths(Layout):
         self.daemon_lock = home / "daemon.lock"  # held by the daemon for as long as it runs
         self.daemon_file = home / "daemon.json"  # its pid, start time, version, address, socket
         self.config_file = home / "config.toml"  # the settings that the user has written down
-        self.token = home / "token"  # that every call needs
+        self.token = home / "token"  # required by every call
         # Leads a browser to the dashboard's one-time link; removed at sign-in.
         self.sign_in_page = home / "sign-in.html"
         self.database = home / "requests.db"
@@ -253,7 +253,7 @@ class Paths(Layout):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Paths:
-        """`OPENENV_HOME`, or the platform's state folder (`~/.local/state/openenvd` on Linux).
+        """Return the paths in `OPENENV_HOME` or the platform's state folder.
 
         Raises:
             ValueError: It is an address.
@@ -269,5 +269,5 @@ class Paths(Layout):
         return cls(user_state_path("openenvd"))
 
     def request_log(self, request_id: str) -> Path:
-        """The log of one request."""
+        """Return the log of one request."""
         return self.request_logs / f"{request_id}.log"

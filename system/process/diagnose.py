@@ -4,8 +4,8 @@
     the process's parent ──▶ `Evidence` ──▶ `diagnose_exit` ──▶ `ExitReason`
 
 `diagnose_exit` is a pure function of the evidence, tested by a table. Its questions come in the
-order that `exit_reason.py` lists. Of what exits below a server the server itself counts and
-reports: `explain_child`.
+order that `exit_reason.py` lists. A server itself counts and reports the exits below it, which
+`explain_child` explains.
 
 Two rules keep a `kill -9` by hand from being reported as out of memory. An unchanged counter of the
 cgroup rules memory out, whatever happened elsewhere on the machine. A changed one proves only that
