@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all tests share."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small disks of real file systems in memory, and what fills them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

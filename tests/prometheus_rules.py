@@ -4,8 +4,6 @@
 Source: https://github.com/prometheus/client_golang, prometheus/testutil/promlint, validations.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line in this process (`command`) or as a process of its own (`process`)."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

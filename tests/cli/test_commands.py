@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each command against a daemon that answers as scripted, over a real socket."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Completion: what is offered, and that real shells offer it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

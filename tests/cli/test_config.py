@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`openenv config`, and the variables and names that a command line gives."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`openenv dashboard`: the link, and the browser that it is opened in."""
 
-from __future__ import annotations
-
 import stat
 import subprocess
 from collections.abc import Callable

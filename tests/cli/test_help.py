@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The help pages of `launch` and `rollout`, and `--set`, which has what they do not show."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures and outcomes as people see them, their exit codes, tables and bars."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

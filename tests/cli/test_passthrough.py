@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upstream's commands through ours: a stand-in package takes upstream's place."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

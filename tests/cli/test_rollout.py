@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`openenv rollout`: what is sent, and what is told of the result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`openenv status --watch`: on a terminal, and where the daemon goes and comes back."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

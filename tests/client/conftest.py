@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A home of its own, and a fake daemon in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

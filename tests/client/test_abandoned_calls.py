@@ -6,8 +6,6 @@ pytest, of `AsyncClient`, of rollouts, and of `openenv test`. Afterwards a sessi
 answer of its own to each call, or says with each call why it has ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding, starting and stopping a daemon: real processes, each a few lines of Python."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

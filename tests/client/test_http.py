@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls and streams over a real Unix socket."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

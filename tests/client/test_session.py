@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our own sessions, at a real WebSocket server that breaks the protocol in each way."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

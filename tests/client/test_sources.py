@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is launched, and what it is called."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

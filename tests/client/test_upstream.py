@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`OpenEnvdProvider` as upstream's client calls it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -12,8 +12,6 @@ What may differ, and why: sentences of error texts that are ours (`OWN_WORDS`), 
 status 500, which upstream leaves blank, and what `_known` names.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@
 Its modules import upstream's package, which the tests' own Python need not have.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 MODELS = """

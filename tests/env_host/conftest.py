@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real env hosts as child processes; none of them, nor a child of theirs, survives its test."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A state for tests of shared worlds."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

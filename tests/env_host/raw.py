@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A WebSocket client that sends the bytes it is told to, over a real socket."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`/capacity` and `/metrics`: what they say of real shards, and the words for how they do."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

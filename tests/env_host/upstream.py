@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stand-in for upstream's package, on the real FastAPI: its routes, and what the host touches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 SERVER = '''

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A home of its own for every test, which leaves no process behind."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

@@ -20,8 +20,6 @@ each process and writes down how it ended, so that no agent needs to be its pare
 it that what is started twice runs once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

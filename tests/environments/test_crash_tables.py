@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each line of a table of failures, in a docstring, has a test with real processes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import ModuleType

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent of an engine of real processes: replicas survive it, and the next one finds them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

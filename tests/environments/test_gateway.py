@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gateway: the real Envoy below a real shim, before small servers that stand for replicas."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which GPUs there are, and which a replica gets."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where things lie: the same for the daemon and for the workers that start replicas."""
 
-from __future__ import annotations
-
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decisions about replicas, as tables of plain values: restarts, numbers, shares and weights."""
 
-from __future__ import annotations
-
 import pytest
 
 from openenvd.environments.replica_policy import (

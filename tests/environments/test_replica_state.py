@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state machine of a replica: the whole product of states and events, with a clock of ours."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of a replica after the messages of its server, and after its exits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

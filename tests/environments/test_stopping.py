@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How replicas are waited for together: real run files and sockets, at which the tests answer."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator

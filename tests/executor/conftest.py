@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures that start executors; and nothing may survive a test."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

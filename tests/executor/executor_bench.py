@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An executor under test, with a recorder of its events."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import select

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests have workers do. Imported by workers by its dotted name."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import multiprocessing

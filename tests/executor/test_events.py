@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """In which order events are delivered, and which event a failed task or an exit becomes."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every way a task can end: the right event each time, and the neighbours unharmed."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

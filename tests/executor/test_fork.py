@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that the zygote forks for others: they are no workers, and outlive the daemon."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kills for memory: by the kernel, in real cgroups; and by our watchdog, where there are none."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan, scaling, frames and admission: pure functions, by table."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The zygote that is forked before its daemon becomes one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A task's log holds everything that was printed, however it ended; there is none of nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from openenvd.executor.messages import LONG, SHORT, Died

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`load_tests` is no part of the installed package: it is found at the repository's root."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`load_tests/scaling.py`: a small measurement against a real server, and what it refuses."""
 
-from __future__ import annotations
-
 import csv
 import json
 import socket

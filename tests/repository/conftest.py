@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`smoke_tests` and `load_tests` are no part of the package: they are found at the root."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

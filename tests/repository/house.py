@@ -8,8 +8,6 @@ read, and parsed by `ast`. What git does not track does not count; where there i
 source distribution), every file counts but those that `.gitignore` names.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

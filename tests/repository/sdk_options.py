@@ -4,8 +4,6 @@
 python tests/repository/sdk_options.py      write the module
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

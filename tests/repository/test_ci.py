@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `.ci/run` leaves out has not changed, and what it installs is what the project allows."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess

@@ -5,8 +5,6 @@ Blocks of commands and of Python run in `smoke_tests/`; what of them can be know
 here.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is built and deployed is what is there: packages, licence headers, the chart."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Single pages say what is so: comparison, guarantees, habits, providers, commands; the prose."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

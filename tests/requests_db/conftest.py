@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real SQLite file for every test, and the two sides that use it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any

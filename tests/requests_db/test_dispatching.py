@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claiming, recording and releasing, through the dispatcher's connection."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was acknowledged survives the death of the process that acknowledged it."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

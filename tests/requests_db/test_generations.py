@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history of an environment follows its launches and its states."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from typing import Any

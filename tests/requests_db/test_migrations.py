@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The revisions are those of the files, and whatever is at the path is met with the right words."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environments and replicas as the reconciler writes them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looking at requests and events."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import func, select

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is collected, and what stays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

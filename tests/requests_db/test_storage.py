@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Full disks, folders without permission, damaged files: named, and mended without a restart."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The API's store: calls share a transaction, and reads wait for no writer."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sqlite3

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Submitting and cancelling, through the API's store."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any

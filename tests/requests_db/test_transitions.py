@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of transitions, the guards in the SQL and the constraints of the tables agree."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from itertools import product
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real env hosts that serve the environments of `worlds.py`."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Episodes and folders for the tests of what is written and read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

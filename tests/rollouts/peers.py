@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers that do as no library would: what they send is written by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ssl

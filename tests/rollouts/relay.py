@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A port before a server: it can go, with all connections, and come back."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Coroutine

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers are taken apart as text; errors become typed reasons; steps take turns in the loop."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

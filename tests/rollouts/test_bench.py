@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan of a measurement, the processes that count for a target, and the table of results."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

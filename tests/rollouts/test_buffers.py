@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that episodes share: in order, given back however they end; and how many may run."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 

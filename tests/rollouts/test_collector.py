@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collector against real env hosts: what comes back, is tried again, and is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rollout takes of its process: room for descriptors."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollouts into a folder: continued where they were interrupted, every episode exactly once."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

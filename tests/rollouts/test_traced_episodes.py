@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Episodes as traces, of real env hosts and a real tracer."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections to servers that do wrong: each end has its reason, and no socket outlives it."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import socket

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of a daemon, each real: a database's file, an event bus, shims with their servers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is woken by which event, and what becomes of those that do not read."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

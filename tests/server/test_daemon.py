@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon that cannot start reports the reason in one line through the ready pipe; stopping."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where settings are given: flags, variables, a file; and which of them counts."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

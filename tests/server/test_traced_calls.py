@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The spans of calls, and the trace that they continue."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages about a full disk, and about a folder that permits no access."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a missing extra is installed."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bundled `benchmark`: says who served it, waits as told, on the loop or on a thread."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bucket brigade: the codec, the mixing buffer, and singers of several shards in one song."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

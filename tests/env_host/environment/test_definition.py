@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is learned of a class, what is decided by it, and where its environments are created."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -7,8 +7,6 @@ The host needs some of them itself (SIGCHLD, SIGUSR1, descriptors), in other pro
 that serve sessions, or until they serve.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

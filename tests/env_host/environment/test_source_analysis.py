@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is read in the code of an environment: bound to a thread, or shared by processes."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from collections.abc import Iterator

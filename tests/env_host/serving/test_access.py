@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strangers are refused on every route and handshake, before anything of the environment runs."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upstream's clients cannot tell our server from upstream's."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every message is answered or its connection closed: what nobody expects of a client."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

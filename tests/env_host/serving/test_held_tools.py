@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a session holds its environment's MCP connection, which belongs to one event loop."""
 
-from __future__ import annotations
-
 import pytest
 
 from ..conftest import StartHost

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HTTP routes of a bare class, and JSON-RPC on `/mcp`."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A project's middleware refuses and accepts what it does where its app is served by uvicorn."""
 
-from __future__ import annotations
-
 import json
 import select
 from contextlib import ExitStack

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a project serves besides sessions keeps its state: the same process answers all of it."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Observations and states are written in one pass where that says the same as upstream's two."""
 
-from __future__ import annotations
-
 import datetime as dt
 import enum
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that go on although nobody waits for them: they are counted, and their shards replaced."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 from typing import Any

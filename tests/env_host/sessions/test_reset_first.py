@@ -6,8 +6,6 @@ another world; the real one, whose server is killed, is in the smoke tests (`tes
 `providers/test_sessions.py`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """HTTP MCP sessions with several shards: every request reaches the shard that has its session."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions over `/ws`: what a client receives, and what happens to its environment."""
 
-from __future__ import annotations
-
 import os
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of many sessions on one thread, until one of them blocks: real threads, a real loop."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

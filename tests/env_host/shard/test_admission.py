@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections that wait for a slot: in which order they are served, and that any may leave."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

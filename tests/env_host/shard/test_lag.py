@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lag of an event loop: the arithmetic with a told time, the stack with a loop that is held."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

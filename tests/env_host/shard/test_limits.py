@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a client may send to a real env host, over HTTP and as a message."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shards as processes: they share a socket, fill up, hand over, and die without the others."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A state process of a `Ledger`, and this process as a shard of it."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator

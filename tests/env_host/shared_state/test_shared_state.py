@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One state, many shards: real processes, killed and stopped in the middle of calls."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

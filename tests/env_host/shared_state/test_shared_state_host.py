@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared worlds as clients see them: a whole host, its state process killed, its shards killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

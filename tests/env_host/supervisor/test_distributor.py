@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backlog and distributor with a real listener and real inboxes; the test plays the shards."""
 
-from __future__ import annotations
-
 import os
 import resource
 import socket

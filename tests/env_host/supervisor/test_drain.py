@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A drained host (SIGUSR1) serves its sessions to their end, begins none, and exits with 0."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An environment that cannot be created: the host says why, until one can."""
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import suppress

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Isolated sessions: a process for each, forked from the host."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess

@@ -4,8 +4,6 @@
 Here each has an address of its own, so that a test decides which one a connection arrives at.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

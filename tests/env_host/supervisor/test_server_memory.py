@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose a kill for memory was that the kernel has counted, of files and of real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who accepts, who waits, who is isolated, and how many: plain values, no processes."""
 
-from __future__ import annotations
-
 import uuid
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting: what the host says when it is ready, and when it cannot be."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import subprocess

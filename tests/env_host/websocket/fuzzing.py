@@ -12,8 +12,6 @@
 Where we differ from `websockets` on purpose, see `DIFFERENCES`.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import socket

@@ -4,8 +4,6 @@
 OPENENVD_FUZZ_EXAMPLES=10000 pytest --timeout 0 tests/env_host/websocket/test_ws_frames.py
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from functools import partial

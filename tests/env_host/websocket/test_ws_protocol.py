@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The WebSocket under a session, over real sockets: what peers do that clients should not."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--engine-option` of Docker and Swarm: what each becomes, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

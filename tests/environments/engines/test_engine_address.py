@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which engine is asked is decided at a launch, and not by whoever starts its agent again."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import secrets

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which engines work here is asked in a process of its own."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The values that an engine and its agent exchange."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime

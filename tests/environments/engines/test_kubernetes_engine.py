@@ -5,8 +5,6 @@ The mock keeps objects and serves them; it has no scheduler and no nodes, judges
 no notice of selectors. It cannot show what Kubernetes really does with these requests.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

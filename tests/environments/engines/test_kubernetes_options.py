@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Kubernetes is asked for, which cluster is asked, and what pods say of themselves."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replicas on this machine: real shims, the real env host, found again by their run files."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

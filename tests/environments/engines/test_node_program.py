@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What programs are given on their nodes, by Slurm's jobs and by Ray's actors."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path

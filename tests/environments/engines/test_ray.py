@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ray's options and address, and the process of its driver, without Ray."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions to replicas' servers: what each answer means, and that none waits for another."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slurm's options, ends of jobs and commands; a list of jobs stands for Slurm."""
 
-from __future__ import annotations
-
 import json
 import signal
 from dataclasses import replace

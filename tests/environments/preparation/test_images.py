@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an image is built from; `smoke_tests/engines/test_docker.py` builds one."""
 
-from __future__ import annotations
-
 import io
 import json
 import shlex

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the user told pip is told to uv, unless uv was told something itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A project's own Python: made by the real uv from a folder of wheels, with no network."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which virtual environments go: real folders, real run files."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -3,8 +3,6 @@
 is tested in `test_shim.py`, which runs for both kinds.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What replicas are said to hold."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

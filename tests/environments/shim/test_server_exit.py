@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a shim keeps of the kernel's counters until a killed server is reaped."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

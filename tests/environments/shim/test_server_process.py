@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting a server: its output goes to the log, and a failed start has its reason."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

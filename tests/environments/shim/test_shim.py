@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shim's failure cases, one by one, as its docstring lists them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which app of a project is served, wherever its author has put and named it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

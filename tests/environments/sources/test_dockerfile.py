@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A project's Dockerfile: what it installs, and what it starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

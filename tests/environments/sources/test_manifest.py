@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`openenv.yaml`: what is taken from it, and how mistakes in it are told."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from pathlib import Path

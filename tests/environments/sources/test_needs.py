@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a project's dependencies are installed: which files count, and which lock file does not."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a replica runs, and with which variables."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

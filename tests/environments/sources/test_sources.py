@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolves a source, as the user wrote it, to the environment it names."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

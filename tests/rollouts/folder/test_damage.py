@@ -4,8 +4,6 @@
 The product of what is done, when it is done, and to what.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections import Counter

@@ -4,8 +4,6 @@
 What `rollouts/folder/__init__.py` says of failures, line for line.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

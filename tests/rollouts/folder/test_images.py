@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which values of an observation are images, and which are not."""
 
-from __future__ import annotations
-
 import base64
 import struct
 import zlib

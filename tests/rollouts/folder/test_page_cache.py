@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Large files are dropped from the page cache, as far as the kernel has written them back."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

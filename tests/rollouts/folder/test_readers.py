@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was written is read back, also while it is written, packed, or after it was damaged."""
 
-from __future__ import annotations
-
 import math
 import os
 import pickle

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the dashboard is shown of a folder of rollouts."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

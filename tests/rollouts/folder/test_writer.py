@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer: bounded, never on the event loop, and honest when the disk fails."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence

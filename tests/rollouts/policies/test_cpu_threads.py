@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads for what is not the loop's work: two at once, and none that hangs holds the others up."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import subprocess

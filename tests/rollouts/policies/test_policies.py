@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies: drawn from a schema, named by the user, or a model behind a real HTTP server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

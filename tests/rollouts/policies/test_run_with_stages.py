@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollouts into a folder with stages: groups begin alike, are weighed, and are there as a whole."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Advantages, filters, groups, and training samples."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

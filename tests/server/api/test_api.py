@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon as a process, spoken to over its real sockets."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

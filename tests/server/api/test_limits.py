@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real daemon, and strangers on its TCP port and its Unix socket."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

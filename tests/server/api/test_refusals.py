@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the API refuses before anything is written, through the real application."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`/v1/rollouts`: what a rollout of this daemon has written, and how it went."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

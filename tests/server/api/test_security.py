@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may call the daemon: tokens, links that work once, sessions of cookie and key."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

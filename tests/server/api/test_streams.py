@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams that are taken up again, over the real tables; `test_api.py` has them over the wire."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

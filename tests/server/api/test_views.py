@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is shown of environments and requests, from their shims' last words, and what is hidden."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

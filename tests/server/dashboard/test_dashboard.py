@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard over the daemon's real TCP port, as a browser calls it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

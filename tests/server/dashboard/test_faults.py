@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults as the dashboard shows them: what is wrong, the evidence, and what to do next."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import replace

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What viewers of the dashboard are sent: a snapshot, then what has changed, within bounds."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

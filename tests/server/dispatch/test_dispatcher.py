@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the dispatcher claims when memory is short, and what it makes of a kill for memory."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing

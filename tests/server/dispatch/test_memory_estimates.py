@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What peaks teach: a pure estimate by table, and what is kept of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

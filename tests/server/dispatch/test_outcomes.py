@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How an end is told to the user, and when a request that was killed for memory runs again."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The spans of requests, from what the dispatcher reports."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From an accepted payload to a durable request, over the real tables."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, cast
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Logs: reading them from the end, following them, and which are removed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which folders of sockets go, and that nobody's goes while he is about to use it."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What killed shims and daemons leave behind, or is long unused, and who takes it away."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

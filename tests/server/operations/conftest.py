@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The homes of the tests of environments, and operations as a worker calls them."""
 
-from __future__ import annotations
-
 import json
 import pkgutil
 import secrets

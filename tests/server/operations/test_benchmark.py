@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`benchmark`, as a worker calls it: against environments that were really launched."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

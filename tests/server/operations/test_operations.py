@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations as a worker calls them: from a JSON payload to a JSON result, or a clear failure."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

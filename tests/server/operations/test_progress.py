@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phases with how long they took before, and what a count's rest takes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

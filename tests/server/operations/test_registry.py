@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations there are, and what the daemon and a worker need to know of each."""
 
-from __future__ import annotations
-
 import pkgutil
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rollout as a worker calls it: cancelled in the middle, with variables, wrongly asked for."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets

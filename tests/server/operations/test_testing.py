@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `openenv test` takes for a leak, a blocked loop, a difference, and what it plays."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Watches of replicas that are not followed, and requests that the reconciler submits by itself."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environments that scale themselves: what is submitted, when, and why."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`scale` and `restart` as the daemon carries them out: real replicas, and sessions that go on."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

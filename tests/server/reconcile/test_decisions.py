@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reconciler's decisions: plain values in, one step out."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the gateway is told of an environment, by how its replicas are."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests for an environment without a replica, as Envoy sends them to the daemon's socket."""
 
-from __future__ import annotations
-
 import asyncio
 import stat
 from collections.abc import AsyncIterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reconciler, with the real tables and real shims: what it makes of every end."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

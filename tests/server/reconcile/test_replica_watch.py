@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A replica's watch, against a shim's socket that the test speaks for."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

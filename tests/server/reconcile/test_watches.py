@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The index of watches: by environment, and how full the replicas of a launch are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

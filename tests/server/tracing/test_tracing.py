@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """OpenTelemetry: when it is started, which trace a process continues, and its page."""
 
-from __future__ import annotations
-
 import re
 import socket
 import subprocess

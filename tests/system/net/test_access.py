@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The token of an environment in base URLs, queries and headers."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

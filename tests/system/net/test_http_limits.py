@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one HTTP connection may send, and how long it may take: both of uvicorn's parsers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

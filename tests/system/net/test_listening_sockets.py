@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The listening sockets of one address."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """WebSocket frames as bytes are what the `websockets` library reads and writes."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

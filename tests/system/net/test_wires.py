@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages with descriptors, lines of JSON, signals as bytes, words for exits, back-off."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

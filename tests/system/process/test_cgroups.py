@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cgroups: real ones where the machine lets us, trees of files for version 2."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

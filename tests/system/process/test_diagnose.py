@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of deaths: what is known, and what is made of it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

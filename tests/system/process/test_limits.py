@@ -4,8 +4,6 @@
 SkyPilot #10559: 40 launches hit the limit of processes, and no message said which.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process is its pid and its start; nothing else is ever signalled. Locks and niceness."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole trees are stopped, whatever has become of their parents."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of a log, and how it is kept bounded under a writer."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

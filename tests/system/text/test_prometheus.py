@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics in Prometheus' text format."""
 
-from __future__ import annotations
-
 import pytest
 
 from openenvd.system.text.prometheus import metric_family

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Foreign text on a terminal: which sequences are removed, and that none is put together."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
