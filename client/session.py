@@ -92,8 +92,7 @@ class AsyncSession(_Connecting):
                 self.base_url, connect_seconds=self.connect_timeout, ping_seconds=PING_SECONDS
             )
         except (SessionFailed, ValueError) as exc:
-            text = f"no session could be opened: {exc}"
-            raise SessionError(text, hint=self.lost_hint) from exc
+            raise SessionError(f"no session could be opened: {exc}", hint=self.lost_hint) from exc
         self._end = None
         return self
 

@@ -20,7 +20,6 @@ from ..shim.client import is_alive
 from .host_options import IMPORTS
 
 LAST_LINES = 20  # of a replica's log, in a failure
-LOOKED_LINES = 120  # among which those are found, if most are our own frames
 READY = ("ready", "asleep")  # states of a shim's status; one that is asleep has been ready
 ALIVE = ("starting", *READY)
 _IMPORT_MACHINERY = 'File "<frozen importlib'
@@ -102,8 +101,7 @@ def raise_if_ended(run_file: run_files.RunFile, status: StatusLine) -> None:
         raise errors.ReplicaFailed(f"{who} was stopped before it was ready")
     reason = ExitReason.from_json(how)
     message = f"{who} {reason.sentence()} before it was ready"
-    full = f"full log: openenv logs {run_file.environment}" if lines else None
-    hint = _hint_on(lines) or full
+    hint = _hint_on(lines) or (f"full log: openenv logs {run_file.environment}" if lines else None)
     raise errors.ReplicaFailed(
         _with_heading(message, lines),
         "give it more: --memory 2G" if reason.is_oom else hint,
@@ -141,7 +139,7 @@ def not_ready(
     run_file: run_files.RunFile, timeout_seconds: float, why: str | None, ready: int
 ) -> errors.EnvironmentsError:
     """Return the error of a replica that was not ready in time; `ready` others were."""
-    lines = last_lines(run_file.log_path, LOOKED_LINES)
+    lines = last_lines(run_file.log_path, 6 * LAST_LINES)  # most may be frames of ours
     lines = readable(lines, run_file.run_dir / IMPORTS)[-LAST_LINES:]
     message = f"{_describe(run_file)} was not ready after {timeout_seconds:g} s"
     if why is not None:

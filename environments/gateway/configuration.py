@@ -50,13 +50,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ...schema.protocol import (
-    ATTEMPTS_HEADER,
-    ENVIRONMENT_HEADER,
-    GENERATION_HEADER,
-    REPLICA_HEADER,
-    RETRY_HEADER,
-)
+from ...schema import protocol
 from ...system.net.access import PARAMETER
 from ...system.net.listening_sockets import http_address
 from ...system.text.json_lines import Json
@@ -88,7 +82,7 @@ _NO_REPLICA = (
 )
 
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-_ENDPOINT_METADATA = {GENERATION_HEADER: "generation", REPLICA_HEADER: "replica"}
+_ENDPOINT_METADATA = {protocol.GENERATION_HEADER: "generation", protocol.REPLICA_HEADER: "replica"}
 _ONE_IS_ENOUGH = 100 * 65536  # percent: a single healthy replica gets all new sessions
 _SESSION_DIGITS = 4  # of a session's id name its replica (`env_host/shard/connections.py`)
 
@@ -375,7 +369,9 @@ def routes_to(backend: Backend) -> Iterable[Json]:
 def _handshake(match: Json, backend: Backend) -> Json:
     route = _request(match, backend)
     route["route"]["retry_policy"]["retry_on"] += ",reset"
-    route["request_headers_to_add"].append(_added(ATTEMPTS_HEADER, str(backend.most_asked)))
+    route["request_headers_to_add"].append(
+        _added(protocol.ATTEMPTS_HEADER, str(backend.most_asked))
+    )
     return route
 
 
@@ -389,7 +385,7 @@ def _request(match: Json, backend: Backend) -> Json:
             "base_interval": _seconds(RETRY_SECONDS),
             "max_interval": _seconds(MAX_RETRY_SECONDS),
         },
-        "retriable_headers": [{"name": RETRY_HEADER, "present_match": True}],
+        "retriable_headers": [{"name": protocol.RETRY_HEADER, "present_match": True}],
         "retry_host_predicate": [
             {
                 "name": "envoy.retry_host_predicates.previous_hosts",
@@ -407,7 +403,7 @@ def _request(match: Json, backend: Backend) -> Json:
             "idle_timeout": "0s",
             "retry_policy": retries,
         },
-        "request_headers_to_add": [_added(ENVIRONMENT_HEADER, backend.name)],
+        "request_headers_to_add": [_added(protocol.ENVIRONMENT_HEADER, backend.name)],
         "metadata": {
             "filter_metadata": {"envoy.filters.http.lua": {"has_replicas": True, **sessions}}
         },
@@ -486,7 +482,7 @@ def _policy(name: str, **settings: Any) -> Json:
 
 
 def _health_check(backend: Backend) -> Json:
-    named = [_added(ENVIRONMENT_HEADER, backend.name), *_ENDPOINT_HEADERS]
+    named = [_added(protocol.ENVIRONMENT_HEADER, backend.name), *_ENDPOINT_HEADERS]
     if backend.token is not None:
         named.append(_added("authorization", f"Bearer {backend.token}"))
     http = {"path": backend.health_path, "host": "127.0.0.1", "request_headers_to_add": named}

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from ...schema.errors import GatewayFailed, NotReady, PortInUse, with_last_lines
 from ...schema.layout import GATEWAY, Layout, make_private
-from ...schema.replica import RunFileData, StatusLine
+from ...schema.replica import RunFileData
 from ...system.files.installation import install_command
 from ...system.files.log_files import last_lines
 from ...system.memory.limits import read_limits
@@ -366,7 +366,9 @@ def _wait_until_ready(gateway: Gateway) -> None:
             if link.status["state"] == "exited":
                 link.send("start")
                 first += 1
-            status = link.wait(lambda s: _is_settled(s, first), timeout=_READY_SECONDS)
+            status = link.wait(
+                lambda s: s["generation"] >= first and s["state"] != "starting", _READY_SECONDS
+            )
     except TimeoutError:
         lines = last_lines(run_file.log_path, _LAST_LINES)
         text = f"the gateway did not listen after {_READY_SECONDS:g} s"
@@ -381,10 +383,6 @@ def _wait_until_ready(gateway: Gateway) -> None:
     lines = status.get("log_tail") or []
     run_files.stop_replicas([run_file.run_dir])
     raise GatewayFailed(with_last_lines(text, lines), f"its log: {run_file.log_path}")
-
-
-def _is_settled(status: StatusLine, generation: int) -> bool:
-    return bool(status["generation"] >= generation and status["state"] != "starting")
 
 
 def _answers(gateway: Gateway) -> bool:

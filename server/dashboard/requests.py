@@ -22,13 +22,7 @@ from ..api.request_notes import may_have_run_before, reason_at
 from ..api.routes_daemon import FAILED_LAUNCHES_SHOWN, worth_showing
 from ..api.routes_rollouts import last_mark, mark_of
 from ..api.views import error_view, short_request_view
-from .environments import (
-    WAITING_SECONDS,
-    Faults,
-    death_of_attempt,
-    fault_of_request,
-    waiting_request,
-)
+from . import environments
 from .live_state import LiveState, Turn
 
 MAX_WAITING = 50  # of each schedule
@@ -46,7 +40,7 @@ _FINAL = [state for state in RequestState if state.is_final]
 class RequestSource:
     """Kind `requests`, and the faults of requests."""
 
-    def __init__(self, deps: Dependencies, faults: Faults) -> None:
+    def __init__(self, deps: Dependencies, faults: environments.Faults) -> None:
         self._deps = deps
         self._faults = faults
         self._attempts: dict[str, Json] = {}  # died, and were followed by another attempt
@@ -77,12 +71,14 @@ class RequestSource:
         for schedule in Schedule:
             room = self._deps.executor.room(schedule)
             waiting = await read(queries.first_pending(schedule, MAX_WAITING))
-            too_long = sum(now - request.created_at > WAITING_SECONDS for request in waiting)
+            too_long = sum(
+                now - request.created_at > environments.WAITING_SECONDS for request in waiting
+            )
             for place, request in enumerate(waiting):
                 reason = reason_at(self._deps, request, place, room)
                 shown[request.id] = self._view(request) | {"place": place, "pending_reason": reason}
-                if place == 0 and now - request.created_at > WAITING_SECONDS:
-                    late.append(waiting_request(request, reason, too_long))
+                if place == 0 and now - request.created_at > environments.WAITING_SECONDS:
+                    late.append(environments.waiting_request(request, reason, too_long))
         self._faults.put(state, "queue", late)
         running = await read(
             queries.list_requests(states=[RequestState.RUNNING], limit=MAX_RUNNING)
@@ -132,7 +128,7 @@ class RequestSource:
         request = await self._deps.store.read(queries.request(request_id or ""))
         if request is not None:
             for event in await self._deps.store.read(queries.retries_of(request.id)):
-                death = death_of_attempt(request, event)
+                death = environments.death_of_attempt(request, event)
                 self._attempts[death["id"]] = death
             self._faults.put(state, "attempts", list(self._attempts.values()))
 
@@ -144,7 +140,7 @@ class RequestSource:
         # The last launch of each name with success: a failure before it is over.
         ready = {launch.environment: launch.seq for launch in reversed(launches)}
         faults = [
-            fault_of_request(request)
+            environments.fault_of_request(request)
             for request in failed
             if request.error is not None
             and (request.schedule is Schedule.LONG or request.error.kind is ErrorKind.OOM_KILLED)

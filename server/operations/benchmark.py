@@ -124,11 +124,8 @@ class Benchmark(base.Operation):
             "figures": [str(path) for path in figures],
             # By wait, the largest batch of which 95 % succeeded.
             "max_batch": [
-                {
-                    "wait_seconds": wait,
-                    "sessions": presentation.max_batch(summaries, target.name, wait),
-                }
-                for wait in sorted({s.wait_seconds for s in summaries})
+                {"wait_seconds": w, "sessions": presentation.max_batch(summaries, target.name, w)}
+                for w in sorted({s.wait_seconds for s in summaries})
             ],
             "table": lines,
         }

@@ -16,8 +16,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_638,
-    "code lines": 46_772,
+    "shipped lines": 72_600,
+    "code lines": 46_736,
     "modules": 383,
     "test lines": 64_202,
     "words of pages": 25_021,

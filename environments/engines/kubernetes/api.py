@@ -40,13 +40,8 @@ MAX_MESSAGE_CHARS = 300  # of a server's message
 _ERROR_CHANNEL = 3  # of a command's WebSocket, on which its result comes
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _CONFIG_ERRORS = (  # which the library raises for files that are missing or invalid
-    ConfigException,
-    OSError,
-    yaml.YAMLError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
+    *(ConfigException, OSError, yaml.YAMLError),
+    *(ValueError, TypeError, LookupError, AttributeError),
 )
 _NO_CONFIG = "kubectl config view; or name a file: export KUBECONFIG=…"
 # Wheels do not contain docs/.
