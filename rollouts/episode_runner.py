@@ -135,13 +135,11 @@ class Attempt:
                 await self._play()
         except TimeoutError as exc:
             _forget_frames(exc)
-            seconds = self._rules.episode_timeout_seconds
-            return self._ended(
-                episodes.FailureReason.EPISODE_TIMED_OUT, f"it took more than {seconds:g} s"
-            )
+            late = f"it took more than {self._rules.episode_timeout_seconds:g} s"
+            return self._ended(EpisodeFailed(episodes.FailureReason.EPISODE_TIMED_OUT, late))
         except EpisodeFailed as exc:
             _forget_frames(exc)
-            return self._ended(exc.reason, str(exc), exc.traceback)
+            return self._ended(exc)
         return self._ended()
 
     async def _play(self) -> None:
@@ -245,15 +243,10 @@ class Attempt:
         self._size_bytes += size_bytes
         self._context.stats.step(size_bytes)
 
-    def _ended(
-        self,
-        reason: episodes.FailureReason | None = None,
-        message: str = "",
-        traceback: str = "",
-    ) -> episodes.Episode:
+    def _ended(self, end: EpisodeFailed | None = None) -> episodes.Episode:
         failure = None
-        if reason is not None:
-            failure = episodes.Failure(reason, message, self._steps, traceback)
+        if end is not None:
+            failure = episodes.Failure(end.reason, str(end), self._steps, end.traceback)
         last = self._answer.observation_json
         status = (
             episodes.EpisodeStatus.DONE if self._answer.done else episodes.EpisodeStatus.TRUNCATED

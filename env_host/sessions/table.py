@@ -232,11 +232,10 @@ class SessionTable:
         self._detach(session)
         self.abandoned.add(session)
         if abandoned:
-            call, since = "its creation", session.last_used
-            if session.calls is not None:
-                call, since = f"its {session.call_name}", session.call_began
-            seconds = asyncio.get_running_loop().time() - since
-            if session.calls is None and session.running and seconds >= SLOW_SECONDS:
+            call = "its creation" if session.calls is None else f"its {session.call_name}"
+            began = session.call_began or session.last_used
+            seconds = asyncio.get_running_loop().time() - began
+            if session.calls is None and seconds >= SLOW_SECONDS:
                 session.note_slow_creation()
             text = "session %s ended while %s was still running, after %.1f s"
             log.warning(text, session.id, call, seconds, extra={"session": session.id})

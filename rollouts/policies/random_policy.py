@@ -67,12 +67,11 @@ def action_schema(address: str) -> Json:
         with urllib.request.urlopen(request, timeout=SCHEMA_SECONDS) as response:  # noqa: S310
             found = json.load(response)
         schema: Json = found["action"]
-    except (OSError, ValueError, KeyError, TypeError, HTTPException) as exc:
-        if isinstance(exc, (OSError, HTTPException)) and not isinstance(exc, HTTPError):
-            raise NoEnvironment(
-                f"nothing answers at {address}: {getattr(exc, 'reason', exc)}"
-            ) from exc
+    except (HTTPError, ValueError, KeyError, TypeError) as exc:
         raise NoEnvironment(f"{url} has no schema of actions: {exc}") from exc
+    except (OSError, HTTPException) as exc:
+        why = getattr(exc, "reason", exc)
+        raise NoEnvironment(f"nothing answers at {address}: {why}") from exc
     return schema
 
 

@@ -16,11 +16,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_600,
-    "code lines": 46_736,
+    "shipped lines": 72_591,
+    "code lines": 46_727,
     "modules": 383,
     "test lines": 64_202,
-    "words of pages": 25_021,
+    "words of pages": 25_002,
     "words of decisions": 7_659,
     "folders at the root": 15,
     "large classes": 2,
