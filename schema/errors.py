@@ -10,7 +10,7 @@
     ├── NotRunning               it has no replicas, or not the one that is asked for
     ├── ReplicaFailed            it exited before it was ready: how, and its last lines
     ├── NotReady                 it did not get ready in time: how long, and its last lines
-    └── OperationFailed          what may work another time
+    └── OperationFailed          the request may work another time
         ├── PreparationFailed    the project's dependencies cannot be installed: uv's last lines
         ├── EngineFailed         an engine is missing, does not answer, or refuses: how to fix it
         ├── NoProcesses          the system allows too few: where that was found, what is left
@@ -18,7 +18,7 @@
         ├── GatewayFailed        Envoy is not installed, or cannot be started as it is set up
         └── NotAnswering         nothing answers at the environment's address
 
-A message is one line; what a log said last follows it, indented.
+A message is one line; the last lines of a log follow it, indented.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class EngineFailed(OperationFailed, OSError):
     """
 
     def __str__(self) -> str:
-        """Return the message, which is no system call's."""
+        """Return the message, without a system call's error number."""
         return self.message
 
 
@@ -147,7 +147,7 @@ class NotAnswering(OperationFailed):
 
     @property
     def may_pass(self) -> bool:
-        """Return whether it may answer in a moment: it has not refused what was asked."""
+        """Return whether it may answer soon, because it has not refused the request."""
         return self.status is None or self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 

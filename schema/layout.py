@@ -57,10 +57,10 @@ class Layout:
 
     @property
     def home_label(self) -> str:
-        """Names this home on an engine, which other machines and users may use, too.
+        """The name of this home on an engine, which other machines and users may use, too.
 
-        It is drawn when it is first asked for, and kept in the home: the names of machines, users
-        and folders change.
+        It is random, drawn at its first use, and kept in the home, because the names of machines,
+        users and folders change.
         """
         path = self.home / "home-id"
         if not path.exists():
@@ -76,11 +76,11 @@ class Layout:
         return self.environment_logs / environment / f"{replica_id}.log"
 
     def replica_socket(self, replica_id: str) -> Path:
-        """Named by a digest: a replica's id can be longer than a socket's path may be."""
+        """Return a path with a digest, since a replica's id can be too long for a socket's path."""
         return self.sockets / f"{_digest(replica_id)}.sock"
 
     def doors(self, environment: str) -> str:
-        """Return how paths of control sockets begin; a replica's number and `.door` follow."""
+        """Return the beginning of control sockets' paths, before a replica's number and `.door`."""
         return f"{self.sockets}/{_digest(environment)}-"
 
 

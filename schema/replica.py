@@ -92,10 +92,10 @@ class Capacity(TypedDict, total=False):
     step_timeouts: int
     lag_p99_seconds: float
     lag_max_seconds: float
-    shards: dict[str, int]  # how many are in which state
+    shards: dict[str, int]  # number of shards by state
     abandoned: list[Json]  # steps that run although their sessions have ended
     left: list[Json]  # programs that sessions have left behind
-    held_since: float  # from when the loop of a shard has been blocked
+    held_since: float  # the time since which the loop of a shard is blocked
     isolated_session_bytes: int
 
 
@@ -131,7 +131,7 @@ class StatusLine(TypedDict, total=False):
     ready_at: float | None
     info: ServerInfo | None
     sessions: int
-    sessions_fail: str | None  # why no environment could be created when last one was to be
+    sessions_fail: str | None  # why the last attempt to create an environment failed
     capacity: Capacity | None
     failed: str | None  # why the server gave up, in its own words
     exit: Json | None  # an `ExitReason` of this generation; null while its server runs or sleeps
@@ -142,7 +142,7 @@ class StatusLine(TypedDict, total=False):
     exit_kinds: dict[str, int]  # how many exited so, also of those that are not kept
     shard_exits: int  # how many of them were the server's children
     oom_kills: int | None
-    is_draining: bool  # since it was asked to, also when it has ended
+    is_draining: bool  # stays true when it has ended
     shim: Process
     # Of a replica on an engine.
     agent: Process  # instead of `shim`: the agent is not ended for one replica

@@ -117,7 +117,7 @@ class LaunchOptions(ServeOptions):
 
     @property
     def sleep_seconds(self) -> float | None:
-        """For how long it must be unused before its server ends; None: it never does."""
+        """The seconds that it must be unused before its server ends; None: it never does."""
         return sleep_seconds_of(asdict(self))
 
     def _check_sleep(self) -> None:
@@ -193,7 +193,7 @@ def check_room(max_surge: str | None, max_unavailable: str | None) -> None:
 
 
 def sleep_seconds_of(spec: Mapping[str, Any]) -> float | None:
-    """For how long an environment must be unused before its last server ends."""
+    """Return the seconds that an environment must be unused before its last server ends."""
     seconds: float | None = spec.get("idle_timeout_seconds")
     if seconds is None and spec.get("min_replicas") == 0:
         seconds = spec.get("scale_down_seconds")
@@ -218,7 +218,7 @@ class EnvironmentSpec(LaunchOptions):
         return replace(self, token=token, allow_origin=origins)
 
     def with_range(self) -> EnvironmentSpec:
-        """This spec, with `replicas` raised to `min_replicas` if it is less."""
+        """Return this spec, with at least `min_replicas` as `replicas`."""
         return replace(self, replicas=max(self.replicas, self.min_replicas or 1))
 
     @property
@@ -246,7 +246,7 @@ _UNUSABLE = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def validate_name(name: str) -> str:
-    """The name itself, when it can be one. Raises `InvalidName`."""
+    """Return the name if it is valid. Raises `InvalidName`."""
     if (reason := why_not(name)) is not None:
         raise InvalidName(reason, f"give it another one: --name {suggest_name(name)}")
     return name
@@ -270,7 +270,7 @@ def why_not(name: str) -> str | None:
 
 
 def suggest_name(text: str) -> str:
-    """The nearest thing to `text` that is a valid name; `env` when nothing is left."""
+    """Return a valid name similar to `text`, or `env` if no character can be kept."""
     name = _UNUSABLE.sub("-", text.strip()).rstrip("-_.").lstrip("-.")
     return name[:MAX_NAME_LENGTH] or "env"
 

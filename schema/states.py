@@ -21,7 +21,7 @@ from enum import StrEnum
 
 
 class InvalidTransition(Exception):
-    """A state was asked for that does not follow from the present one."""
+    """The requested state does not follow from the present one."""
 
     def __init__(self, subject: str, before: str, after: str) -> None:
         super().__init__(f"{subject} cannot go from {before} to {after}")
@@ -116,7 +116,7 @@ REQUEST_TRANSITIONS: Mapping[RequestState, frozenset[RequestState]] = {
     **dict.fromkeys(FINAL_STATES, frozenset()),
 }
 
-# In which of its states an environment takes sessions, of which its first may have to wait.
+# States in which an environment takes sessions, even if the first one has to wait.
 SERVING = frozenset({EnvironmentState.READY, EnvironmentState.DEGRADED, EnvironmentState.ASLEEP})
 
 _OBSERVED = SERVING | {EnvironmentState.FAILED}
@@ -137,7 +137,7 @@ ENVIRONMENT_TRANSITIONS: Mapping[EnvironmentState, frozenset[EnvironmentState]] 
 }
 
 
-# In which of its states a generation that is ready may take an environment over.
+# States of an environment in which a ready generation may take it over.
 UPDATABLE = SERVING | {EnvironmentState.FAILED}
 
 _ENDED = frozenset({GenerationState.RETIRED, GenerationState.FAILED})
