@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -196,16 +197,21 @@ class DockerCli:
             stdin=stdin,
         )
         if code != 0:
-            end = [text for line in lines if (text := plain(line).rstrip())][-LAST_LINES:]
+            end = list(filter(None, map(_readable, lines)))[-LAST_LINES:]
             text = f"docker {what} exited with code {code}; its last lines:"
             raise errors.PreparationFailed(
                 errors.with_last_lines(text, end), hint_on("\n".join(end))
             )
 
     def _relay(self, line: str) -> None:
-        text = plain(line).rstrip()
+        text = _readable(line)
         if text and not text.lstrip().startswith(_TEDIOUS):
             self._say(f"  docker: {text}")
+
+
+def _readable(line: str) -> str:
+    """Return a line of Docker's output; the classic builder shows the values of ENV."""
+    return re.sub(r"( : ENV \w+=).*", r"\1…", plain(line).rstrip())
 
 
 def prune_images(layout: Layout) -> list[str]:

@@ -179,10 +179,6 @@ class Unusable(Exception):
         self.failure = failure or PreparationFailed(why)
 
 
-class NoPython(Unusable):
-    """There is no Python that a way allows."""
-
-
 class Builder:
     """Makes one virtual environment."""
 
@@ -208,8 +204,8 @@ class Builder:
             except Unusable as exc:
                 if following is None:
                     raise exc.failure from exc
-                if isinstance(exc, NoPython) and following.requires_python == way.requires_python:
-                    continue  # which fails for the same reason
+                if not self._venv.exists() and following.requires_python == way.requires_python:
+                    continue  # which has no Python either
                 self._say(f"{way.name} is not used: {exc}; installing from {following.name}")
         libraries = self._venv / HOST_LIBRARIES
         libraries.mkdir(exist_ok=True)
@@ -290,7 +286,7 @@ class Builder:
                 ours = sys.version.split()[0]
                 why = f"{needed}; there is none on this machine (this is {ours})"
                 hint = f"install one (uv python install '{wanted}'), or {hint}"
-            raise NoPython(why, PreparationFailed(why, hint)) from exc
+            raise Unusable(why, PreparationFailed(why, hint)) from exc
 
     def _install_locked(self, way: Way, exported: Path) -> None:
         known = read_text(self._venv / "pyvenv.cfg")

@@ -86,9 +86,9 @@ def choose_app(
         UnknownSource: It has one, which cannot be imported, or none of several is named.
     """
     dockerfile, text = read_dockerfile(folder)
-    commands = list(started(text, folder, scripts))
-    own = next(_all_found(folder, commands), None)
-    asked = next(_all_found(folder, [_parse(named)] if named else []), None)
+    commands = started(text, folder, scripts)
+    own, command = next(((f, c) for c in commands if (f := _find(folder, c))), (None, Started("")))
+    asked = _find(folder, _parse(named)) if named else None
     # Those that the project itself can import, by their own names.
     servers = [_parse(target) for command, target in scripts.items() if command == "server"]
     usual = _all_own(folder, [*map(Started, _USUAL), *servers])
@@ -100,7 +100,6 @@ def choose_app(
         note = f"serving {own.reference}, which {dockerfile} starts"
         note += f"; {place} names {named}" if asked in others else ""
         needs_note = bool(others) or own.path != folder / "server" / "app.py"
-        command = next(each for each in commands if _find(folder, each) == own)
         further = (_find_folder(each, folder) for each in command.further)
         package = own.asked.removesuffix(f".{own.module}")
         return App(
@@ -111,14 +110,13 @@ def choose_app(
             package=package if package != own.asked else None,
             note=note if needs_note else None,
         )
-    if named is None and not usual:
-        _explain(folder, [*commands, *map(Started, _USUAL), *servers])
     if named is not None:
-        if asked is None and not usual and (located := _locate(folder, _parse(named))):
-            _explain_file(*located[:2])
+        if asked is None and not usual:
+            _explain_module(folder, _parse(named))
         other = usual[0].reference if usual else DEFAULT_APP
         return App(f"{asked.asked}:{asked.attribute}" if asked else named, place, fallback=other)
     if not usual:
+        _explain(folder, [*commands, *map(Started, _USUAL), *servers])
         return None
     first = usual[0]
     note = f"serving {first.reference}, the only app that was found in {folder}"
@@ -129,23 +127,23 @@ def choose_app(
 
 def _explain(folder: Path, likely: Iterable[Started]) -> None:
     """Raise `UnknownSource` if the project has apps of which none can be served."""
-    for located in (_locate(folder, each) for each in likely):
-        if located is not None:
-            _explain_file(*located[:2])
+    for each in likely:
+        _explain_module(folder, each)
     modules = sorted(_modules(folder), key=lambda each: each.module)
-    if apps := [each.reference for each in _all_own(folder, modules)]:
+    if apps := [app.reference for app in _all_own(folder, modules)]:
         which = " or ".join(apps)
         message = f"no Dockerfile or {MANIFEST_NAME} names the app of {folder}; it may be {which}"
         hint = f"write it into {folder / MANIFEST_NAME}: `app: {apps[0]}`"
         raise UnknownSource(message, hint)
-    for located in (_locate(folder, each) for each in modules):
-        if located is not None:
-            _explain_file(*located[:2])
+    for each in modules:
+        _explain_module(folder, each)
 
 
-def _explain_file(module: str, path: Path) -> None:
-    """Raise `UnknownSource` if a file that makes an app is no Python, or makes it too late."""
-    if not _MAKERS.search(text := read_text(path)):
+def _explain_module(folder: Path, asked: Started) -> None:
+    """Raise `UnknownSource` if a module that makes an app is no Python, or makes it too late."""
+    module, path, _ = _locate(folder, asked) or ("", folder, None)
+    text = read_text(path)
+    if len(text) > MAX_SOURCE_CHARACTERS or not _MAKERS.search(text):
         return
     try:
         tree = ast.parse(text)
@@ -154,24 +152,19 @@ def _explain_file(module: str, path: Path) -> None:
         raise UnknownSource(message, "correct it and launch again") from None
     except (ValueError, RecursionError, MemoryError):
         return
-    for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                maker = f"{name}()"
-            case ast.If() if _is_main_block(node):
-                maker = "the block of `__main__`"
-            case _:
-                continue
+    functions = (e for e in ast.walk(tree) if isinstance(e, ast.FunctionDef | ast.AsyncFunctionDef))
+    makers: dict[ast.AST, str] = {each: f"{each.name}()" for each in functions}
+    makers |= {each: "the block of `__main__`" for each in tree.body if _is_main_block(each)}
+    for node, maker in makers.items():
         inside = [*ast.walk(node)]
         calls = [each for each in inside if isinstance(each, ast.Call)]
         lines = [c.lineno for c in calls if _MAKERS.fullmatch(ast.unparse(c.func).split(".")[-1])]
-        if not lines:
-            continue
-        message = f"{path}, line {lines[0]}: {maker} makes the app, so no server can import it"
         hint = "assign it at the top of the file: `app = …`"
         if any(isinstance(each, ast.Return) and each.value for each in inside):
             hint += f"; or name the function in {MANIFEST_NAME}: `app: {module}:{maker}`"
-        raise UnknownSource(message, hint)
+        if lines and _EVERYTHING not in _contents(text, module)[0]:
+            what = f"{path}, line {lines[0]}: {maker} makes the app"
+            raise UnknownSource(f"{what}, so no server can import it", hint)
 
 
 def _is_main_block(node: ast.AST) -> bool:
@@ -183,16 +176,10 @@ def _parse(reference: str) -> Started:
     return Started(module, attribute.removesuffix("()"), attribute.endswith("()"))
 
 
-def _all_found(folder: Path, asked: Iterable[Started]) -> Iterator[_Found]:
-    """Yield the apps of those modules that exist and have one."""
-    return (found for each in asked if (found := _find(folder, each)) is not None)
-
-
 def _all_own(folder: Path, asked: Iterable[Started]) -> list[_Found]:
     """Return the apps of those modules that the project can import by their own names."""
-    found = _all_found(folder, asked)
-    own = (each for each in found if each.folder is None)
-    return [each for each in own if each.module in (each.asked, f"{each.asked}.{_MAIN}")]
+    found = (each for each in (_find(folder, one) for one in asked) if each and not each.folder)
+    return [each for each in found if each.module in (each.asked, f"{each.asked}.{_MAIN}")]
 
 
 def _modules(folder: Path) -> list[Started]:

@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
-from typing import NamedTuple
 
 from ...system.text.units import MB
 
@@ -48,8 +46,9 @@ _MAX_PATH_CHARACTERS = 255
 # Variables of an image that are its own matter: its programs, its build, and where it listens.
 _IMAGES_OWN = re.compile(
     r"PATH|HOME|USER|HOST|PORT|PYTHON(PATH|HOME|UNBUFFERED|DONTWRITEBYTECODE)|VIRTUAL_ENV"
-    r"|DEBIAN_FRONTEND|(LD|UV|PIP|POETRY|OPENENVD?)_.*"
+    r"|DEBIAN_FRONTEND|OPENENV_HOME|(LD|UV|PIP|POETRY|OPENENVD)_.*"
 )
+_UNKNOWN = re.compile(r"\$[\w{]")  # a variable that was not substituted
 _OF_AN_ADDRESS = re.compile(r".*(URL|ROUTE|PREFIX|ENDPOINT|(BASE|ROOT)_PATH).*")
 # An absolute path in a variable, perhaps in a list or an address such as `sqlite:////app/x.db`.
 _PATH = re.compile(r"(?:(?<![^:,;=\s])|(?<=sqlite:///)|(?<=file://))/(?!/)[^:,;\s]*")
@@ -112,29 +111,25 @@ def installed(text: str) -> Installed:
     return Installed(*(list(dict.fromkeys(each)) for each in astuple(found)))
 
 
-def started(text: str, folder: Path, scripts: Mapping[str, str]) -> Iterator[Started]:
-    """Yield the apps and modules that a Dockerfile starts, the likeliest first.
+def started(text: str, folder: Path, scripts: Mapping[str, str]) -> list[Started]:
+    """Return the apps and modules that a Dockerfile starts, the likeliest first.
 
     Shell scripts are searched in the project's folder. `scripts` are the commands that the project
     itself declares: `module:function` by name.
     """
     last = dict(_instructions(text))
-    image, arguments = _variables(text)
-    variables = {**arguments, **image}
+    _, variables = _variables(text)
     named = [last[name] for name in ("ENTRYPOINT", "CMD") if name in last]
     in_exec_form = [word for rest in named for word in _exec_form(rest)]
     workdir = PurePosixPath("/", _expanded(last.get("WORKDIR", ""), variables))
     copies = list(_copies(text, folder))
+    files = {str(place): path for place, path in copies if path.is_file()}
+    files |= {PurePosixPath(place).name: path for place, path in files.items()}
 
     def find(word: str) -> Path | None:
-        copied = (
-            path
-            for place, path in copies
-            if path.is_file() and (place == workdir / word or place.name == word)
-        )
-        return next(copied, None) or find_file(word, folder)
+        return files.get(str(workdir / word)) or files.get(word) or find_file(word, folder)
 
-    in_blocks: list[Started] = []
+    all_found: list[tuple[bool, Started]] = []
     for words in [in_exec_form, *(_words_of(rest) for rest in named if not _exec_form(rest))]:
         directory, depth = last.get("WORKDIR", ""), 0
         for command in _commands(words, find):
@@ -149,40 +144,27 @@ def started(text: str, folder: Path, scripts: Mapping[str, str]) -> Iterator[Sta
                 paths = [*variables.get("PYTHONPATH", "").split(":"), *copied]
                 further = tuple(filter(None, paths))
                 found = replace(found, folder=found.folder or directory, further=further)
-                if depth > 0:
-                    in_blocks.append(found)
-                else:
-                    yield found
-    yield from in_blocks
+                all_found.append((depth > 0, found))
+    return [each for _, each in sorted(all_found, key=lambda each: each[0])]
 
 
-class Variables(NamedTuple):
-    """The variables that an image gives to its server."""
-
-    here: Mapping[str, str] = MappingProxyType({})  # with paths here in place of the image's
-    only_there: tuple[str, ...] = ()  # names of those that have no meaning outside of the image
-
-
-def variables_here(text: str, folder: Path) -> Variables:
+def variables_here(text: str, folder: Path) -> dict[str, str | None]:
     """Return the variables by which a Dockerfile configures its server, as they are here.
 
-    A path of the image at which the project lies there becomes the project's. A variable with a
-    path that neither the project nor this machine has, or with a value that the text does not tell,
-    is only named.
+    A path of the image at which the project lies there becomes the project's. None stands for a
+    path that neither the project nor this machine has, and for a value that is not known.
     """
     copies = sorted(_copies(text, folder), key=lambda each: len(each[0].parts), reverse=True)
-    here: dict[str, str] = {}
-    only_there = []
+    here: dict[str, str | None] = {}
     for name, value in _variables(text)[0].items():
-        paths = {each: _path_here(each, copies) for each in _PATH.findall(value)}
-        is_address = value.startswith("/") and _OF_AN_ADDRESS.fullmatch(name) is not None
         if _IMAGES_OWN.fullmatch(name):
             continue
-        if re.search(r"\$[\w{]", value) or (None in paths.values() and not is_address):
-            only_there.append(name)
-        else:
-            here[name] = _PATH.sub(lambda found: paths[found[0]] or found[0], value)  # noqa: B023
-    return Variables(here, tuple(only_there))
+        paths = {each: _path_here(each, copies) for each in _PATH.findall(value)}
+        is_address = value.startswith("/") and _OF_AN_ADDRESS.fullmatch(name)
+        is_known = not _UNKNOWN.search(value) and (is_address or None not in paths.values())
+        own = _PATH.sub(lambda found: paths[found[0]] or found[0], value)  # noqa: B023
+        here[name] = own if is_known else None
+    return here
 
 
 def _path_here(text: str, copies: list[tuple[PurePosixPath, Path]]) -> str | None:
@@ -198,13 +180,13 @@ def _path_here(text: str, copies: list[tuple[PurePosixPath, Path]]) -> str | Non
 
 def _copies(text: str, folder: Path) -> Iterator[tuple[PurePosixPath, Path]]:
     """Yield each path in the image to which a file or folder of the project is copied, and it."""
-    image, arguments = _variables(text)
+    _, variables = _variables(text)
     directory = PurePosixPath("/")
     for name, rest in _instructions(text):
         if name not in ("WORKDIR", "COPY", "ADD") or "--from=" in rest:
             continue
         words = _exec_form(rest) or rest.split()
-        *sources, target = (_expanded(word, {**arguments, **image}) for word in words)
+        *sources, target = (_expanded(word, variables) for word in words)
         if name == "WORKDIR":
             directory /= target
         is_folder = target.endswith(("/", ".")) or len(sources) > 1
@@ -215,7 +197,7 @@ def _copies(text: str, folder: Path) -> Iterator[tuple[PurePosixPath, Path]]:
 
 
 def _variables(text: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the variables that ENV gives to the last stage, and those that ARG defines."""
+    """Return the variables that ENV gives to the last stage; and all, with those of ARG."""
     stages: dict[str, dict[str, str]] = {}
     image: dict[str, str] = {}
     arguments: dict[str, str] = {}
@@ -235,7 +217,7 @@ def _variables(text: str) -> tuple[dict[str, str], dict[str, str]]:
             found = (m for each in words if (m := _ASSIGNMENT.fullmatch(each)))
             values = {each[1]: _expanded(each[2], known) for each in found}
             (image if name == "ENV" else arguments).update(values)
-    return image, arguments
+    return image, {**arguments, **image}
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:

@@ -97,7 +97,7 @@ def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | Non
             config = HostConfig(spec.name, env_class=reference, import_paths=(str(folder),))
         case Project(folder=folder):
             config, links = _project_config(source, own)
-            env = dict(source.variables.here)
+            env = {name: text for name, text in source.variables.items() if text is not None}
             folder = source.app.cwd or folder
         case Image(reference=image):
             raise UnknownSource(f"{image} is an image already", "launch it as it is")

@@ -28,7 +28,7 @@ from typing import Any
 from ...schema.errors import UnknownSource
 from ...system.text.units import near_matches
 from .app_place import App, choose_app
-from .dockerfile import Variables, read_dockerfile, variables_here
+from .dockerfile import read_dockerfile, variables_here
 from .manifest import MANIFEST_NAME, Manifest, is_reference, read_manifest
 from .needs import Way, read_toml, table_in, ways_of
 
@@ -115,7 +115,7 @@ class Project:
     app: App = field(default_factory=App)
     dockerfile: str = ""  # its path in the folder
     # By which its Dockerfile configures its server
-    variables: Variables = field(default_factory=Variables)
+    variables: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def ways(self) -> list[Way]:
@@ -125,14 +125,13 @@ class Project:
     def notes(self, given: Iterable[str] = ()) -> tuple[str, ...]:
         """Return sentences for the user, who has `given` some variables, about how it was read."""
         notes = [self.app.note] if self.app.note is not None else []
-        if taken := [each for each in self.variables.here if each not in given]:
-            notes.append(f"{self.dockerfile} sets {', '.join(taken)} (-e NAME=VALUE overrides)")
-        if lacking := [each for each in self.variables.only_there if each not in given]:
+        own = [(name, value) for name, value in self.variables.items() if name not in given]
+        if taken := ", ".join(name for name, value in own if value is not None):
+            notes.append(f"{self.dockerfile} sets {taken} (-e NAME=VALUE overrides)")
+        if lacking := [name for name, value in own if value is None]:
+            why = "not passed on, as it is a path that is not here, or not known; give it with"
             options = " ".join(f"-e {each}=…" for each in lacking)
-            notes.append(
-                f"{', '.join(lacking)} of {self.dockerfile} not passed on: the value is a path"
-                f" that is not here, or is not known; give it with {options}"
-            )
+            notes.append(f"{', '.join(lacking)} of {self.dockerfile}: {why} {options}")
         warnings = (f"warning: {each}" for each in self.manifest.warnings)
         return (*warnings, *(f"note: {each}" for each in notes))
 

@@ -16,10 +16,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_591,
-    "code lines": 46_727,
+    "shipped lines": 72_561,
+    "code lines": 46_705,
     "modules": 383,
-    "test lines": 64_202,
+    "test lines": 64_217,
     "words of pages": 25_002,
     "words of decisions": 7_659,
     "folders at the root": 15,

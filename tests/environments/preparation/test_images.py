@@ -17,7 +17,7 @@ from openenvd.environments.preparation.image_build import DockerCli
 from openenvd.environments.preparation.image_context import Context, Recipe, context_of, dockerfile
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import digest_in_repository, image_of, resolve, tag_of
-from openenvd.schema.errors import EngineFailed, UnknownSource
+from openenvd.schema.errors import EngineFailed, PreparationFailed, UnknownSource
 from openenvd.schema.protocol import HostConfig
 from openenvd.schema.spec import DEFAULT_BASE, EnvironmentSpec
 
@@ -301,6 +301,19 @@ def test_without_docker_the_message_says_what_to_install(
     with pytest.raises(EngineFailed, match="not installed") as failed:
         DockerCli(print)
     assert "apt install docker.io" in str(failed.value.hint)
+
+
+def test_values_of_variables_are_not_shown_of_a_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\necho 'Step 3/9 : ENV KEY=\"secret\"'\nexit 1\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said: list[str] = []
+    with pytest.raises(PreparationFailed, match="ENV KEY=…") as failed:
+        DockerCli(said.append).run("build")
+    assert "secret" not in f"{said} {failed.value}"
 
 
 @pytest.mark.parametrize(

@@ -377,7 +377,7 @@ def test_another_file_serves_where_what_pyproject_wants_is_not_found(
     assert why in told
     assert told.endswith("; installing from requirements.txt")
     is_lock_named = any(line.startswith("uv.lock is not used") for line in said)
-    assert is_lock_named is ("needs Python" not in why)  # which is said once
+    assert is_lock_named is ("Python" not in why)  # which is said once
 
 
 @pytest.mark.usefixtures("index")

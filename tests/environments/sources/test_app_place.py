@@ -201,7 +201,9 @@ def test_a_package_is_imported_rather_than_the_module_beside_it(tmp_path: Path) 
     )
 
 
-@pytest.mark.parametrize("text", ["", "def app(): ...\n", "class App: ...\n"])
+@pytest.mark.parametrize(
+    "text", ["", "def app(): ...\n", "class App: ...\n", "from x import *\ndef f(): FastAPI()\n"]
+)
 def test_a_folder_without_an_app_has_none(tmp_path: Path, text: str) -> None:
     put(tmp_path, "main.py", text)
     assert choose_app(tmp_path, None, "", {}) is None

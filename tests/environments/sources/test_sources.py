@@ -140,6 +140,6 @@ def test_a_folder_with_an_app_needs_no_manifest(tmp_path: Path) -> None:
     assert isinstance(found, Project)
     notes = "\n".join(found.notes(["LEVEL", "MORE"]))
     assert "Dockerfile sets KEY (-e NAME=VALUE overrides)" in notes
-    assert "DATA of Dockerfile not passed on" in notes
+    assert "DATA of Dockerfile: not passed on" in notes
     assert notes.endswith("give it with -e DATA=…")
     assert not any(word in notes for word in ("secret", "LEVEL", "gone", "MORE"))
