@@ -19,7 +19,7 @@ BOUNDS = {
     "shipped lines": 72_561,
     "code lines": 46_705,
     "modules": 383,
-    "test lines": 64_217,
+    "test lines": 64_795,
     "words of pages": 25_002,
     "words of decisions": 7_659,
     "folders at the root": 15,
