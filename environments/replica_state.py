@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 LEFT_GRACE_SECONDS = 5.0  # for a server to end whose sessions were not over in time
 GIVE_UP_SECONDS = 5.0  # for a killed process to be reaped; one stuck in the kernel takes longer
 MAX_SECONDS = 3650 * 86_400.0  # until a deadline; a later one was set before a reboot
-KEPT_EXITS = 8  # how many exits a status shows
+KEPT_EXITS = 4  # how many exits for lack of memory a status has, and how many others
 _NOTHING_SERVED: StatusLine = {"sessions": 0, "sessions_fail": None, "capacity": None}
 _NOTHING_KNOWN: StatusLine = {"ready_at": None, "info": None, "exit": None, **_NOTHING_SERVED}
 _REPORTED = (*_NOTHING_KNOWN, "log_tail")
@@ -286,11 +286,10 @@ class ExitHistory:
         """Add an exit: its report, with `reason` and `at`."""
         kind = _kind_of(report)
         self._kinds[kind] = self._kinds.get(kind, 0) + (report.get("programs") or 1)
-        ranked = sorted(
-            [report, *self.last],
-            key=lambda each: (_kind_of(each) != "oom_killed", -(each.get("at") or 0.0)),
-        )
-        self.last = ranked[:KEPT_EXITS]
+        ranked = sorted([report, *self.last], key=lambda each: -(each.get("at") or 0.0))
+        for_memory = [each for each in ranked if _kind_of(each) == "oom_killed"]
+        others = [each for each in ranked if _kind_of(each) != "oom_killed"]
+        self.last = for_memory[:KEPT_EXITS] + others[:KEPT_EXITS]
         self._below += not (report.get("server") or report.get("programs"))
 
     def add_server(self, reason: Json, at: float) -> None:

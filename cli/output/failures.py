@@ -35,7 +35,7 @@ _EXITED = {
     "timed_out": "stopped at a time limit",
     "lost": "ended from outside",
 }
-_MAX_EXITS = 3  # shown of each replica
+_MAX_EXITS = 2  # shown of each replica for lack of memory, and for other causes
 _COMMANDS = ("openenv ", "pip ")
 _PLAIN_WORD = re.compile(r"[a-z]+[\s,;]")
 _SETTLED = (ReplicaState.ASLEEP, ReplicaState.DRAINING, ReplicaState.STOPPED)
@@ -86,14 +86,17 @@ def _remarks(name: str, replica: Json) -> Iterator[str]:
 
 def exit_lines(where: str, replica: Json, now: float) -> Iterator[str]:
     """Describe the latest process exits of a replica or of the gateway, and count all by kind."""
-    exits = replica.get("exits") or []
-    for one in exits[:_MAX_EXITS]:
+    exits: list[Json] = replica.get("exits") or []
+    for_memory = [one for one in exits if (one.get("reason") or {}).get("kind") == "oom_killed"]
+    others = [one for one in exits if one not in for_memory]
+    shown = for_memory[:_MAX_EXITS] + others[:_MAX_EXITS]
+    for one in shown:
         ago = phrases.duration(now - (one.get("at") or now))
         yield f"{where} {ago} ago {plain(one['message'])}"
         if one.get("hint"):
             yield f"    Try: {plain(one['hint'])}"
     kinds = replica.get("exit_kinds") or {}
-    if sum(kinds.values()) > len(exits[:_MAX_EXITS]):
+    if sum(kinds.values()) > len(shown):
         counts = ", ".join(f"{count} {_EXITED.get(kind, kind)}" for kind, count in kinds.items())
         yield f"{where} so far {counts}"
 

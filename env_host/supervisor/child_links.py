@@ -19,6 +19,7 @@ from typing import Any
 
 from ...schema.protocol import ENVIRONMENT_HEADER, Serving
 from ...system.process.descriptors import Message, receive_message
+from ...system.process.diagnose import explain_child
 from ...system.process.proc import exit_sentence, kill
 from ..errors import ShardFailed
 from ..ipc.scoreboard import MICROSECONDS, Field
@@ -73,7 +74,8 @@ class ChildLinks:
             text = "the process with the shared state (pid %d, epoch %d) %s; its sessions ended"
             log.warning(text, *fields.values(), how, extra=fields)
             sessions = self._context.reporter.sessions
-            self._context.reporter.report_exit(gone | {"sessions": sessions})
+            gone |= {"sessions": sessions, "reason": explain_child(gone).to_json()}
+            self._context.reporter.report_exit(gone)
 
     def _on_link(self, child: Child) -> None:
         if child.link.fileno() < 0:  # reaped in this very iteration, by an earlier event

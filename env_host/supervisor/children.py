@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...system.memory.cgroups import Cgroup
+from ...system.process.diagnose import explain_child
 from ...system.process.proc import exit_sentence, reap
 from ...system.text.json_lines import Json
-from .memory import KillCount, cap_sentence, memory_clause, was_for_memory
+from .memory import KillCount, cap_sentence
 
 if TYPE_CHECKING:
     from ..startup import ChildConfig
@@ -38,6 +39,7 @@ class Child:
     started_at: float  # monotonic
     connection_fd: int | None = None  # an isolated session's, until its session has begun
     group: Cgroup | None = None
+    kills_before: int = 0  # counted for the whole server, when it was started
     kills: KillCount | None = None  # in its group, if it has one
     cap_bytes: int | None = None  # of memory, of an isolated session
     holds_slot: bool = True
@@ -148,32 +150,31 @@ def exit_of(
 ) -> tuple[str, dict[str, Any]]:
     """Collect what is known of an exit, before the child's memory cgroup is removed.
 
-    The child's own cgroup, if it has one, is preferred to `peak_bytes` and to the server's `kills`.
-    Returns how it exited, for people (`was killed by SIGKILL`), and the facts for the shim
-    (`shard_exit` in `protocol.py`).
+    A kill is looked for in the child's own cgroup, if it has one, then in the server's.
+    Returns how it exited, for people (`was killed by SIGSEGV`), and the facts for the shim
+    (`shard_exit` in `protocol.py`), with the `ExitReason`, which is decided here alone.
     """
-    how, out_of_memory = exit_sentence(wait_status), child.killed_for
-    evidence = kills.evidence_of(wait_status)
+    out_of_memory, evidence, pid, started_at = child.killed_for, {}, child.pid, child.started_at
     if child.kills is not None and child.group is not None:
         peak_bytes = child.group.peak_bytes() or peak_bytes
-        own = child.kills.evidence_of(wait_status)
-        if out_of_memory is None and child.cap_bytes and was_for_memory(own, wait_status):
-            out_of_memory, evidence = cap_sentence(child.cap_bytes), own
-    if out_of_memory is None and was_for_memory(evidence, wait_status):
-        how = f"{how}, {memory_clause(kills, evidence)}"
+        evidence = child.kills.evidence_of(pid, wait_status, 0, started_at)
+        if out_of_memory is None and child.cap_bytes and evidence:
+            out_of_memory = cap_sentence(child.cap_bytes)
+    evidence = evidence or kills.evidence_of(pid, wait_status, child.kills_before, started_at)
     facts = {
         "shard": child.index,
-        "pid": child.pid,
+        "pid": pid,
         "generation": child.config.generation,
         "wait_status": wait_status,
         "sessions": sessions,
-        "seconds": time.monotonic() - child.started_at,
+        "seconds": time.monotonic() - started_at,
         "peak_bytes": peak_bytes,
         "isolated": child.is_isolated,
         "out_of_memory": out_of_memory,
-        "detector": None if child.killed_for is None else "watchdog",
-        "limit_bytes": child.cap_bytes,
         "replaced_for": child.replaced_for,
-        **evidence,
     }
-    return out_of_memory or child.replaced_for or how, facts
+    detector = None if child.killed_for is None else "watchdog"
+    limit_bytes = child.cap_bytes if out_of_memory else kills.limit_bytes
+    reason = explain_child(facts | evidence | {"detector": detector, "limit_bytes": limit_bytes})
+    how = reason.sentence(shares_limit=True) if reason.is_oom else exit_sentence(wait_status)
+    return out_of_memory or child.replaced_for or how, facts | {"reason": reason.to_json()}

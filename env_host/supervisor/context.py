@@ -50,6 +50,7 @@ class SupervisorContext:
         self.isolated = IsolatedSessions(self.scoreboard, self.children, self.spawner)
         self.reporter = StatusReporter(self.scoreboard, self.notifier)
         self.programs = ProgramWatch(self.config, self.children, self.reporter)
+        self.spawner.count_kills = lambda: self.programs.kills.count()
         self.restarts = RestartSchedule()
         self.idleness = Idleness(self.config.sleep_after_seconds)
         max_copies = max(0, self.max_fds - 2 * SPARE_FDS - self.backlog.at_once)

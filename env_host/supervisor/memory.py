@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory: who was killed for it, the caps of sessions, and programs that sessions leave running.
 
-    counter of a cgroup ──▶ `evidence_of` an exit     the counter before and after it
-                       └──▶ `take_others`             kills that no process of ours died of
+    counter of a cgroup ──▶ `KillLedger` ──▶ `evidence_of` an exit    the kill that explains it
+                                        └──▶ `take_others`            those that explain none
 
-The kernel counts a kill, sends SIGKILL, and the victim is reaped a moment later. If a process of
-ours is dying when the count rises, it was the victim; if not, the victim was a program that the
-environment had started, whose exit the supervisor does not see. Each kill explains one exit, so
-that a later `kill -9` by hand is not taken for a kill for memory.
+The kernel counts a kill, sends SIGKILL, and the victim is reaped a moment later. `KillLedger` alone
+says which kill explains which exit: each kill explains one, by SIGKILL, of a process that was
+started before it. The kernel log, where it can be read, names the victims. Other kills hit programs
+that the environment had started, whose exits the supervisor does not see.
 
 The group is the replica's own below a shim, and that of its container or job elsewhere. Without one
 (local replicas on machines without cgroups) the machine's counter is read, which proves nothing
@@ -35,13 +35,16 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...system.memory.cgroup_tree import read_keyed
 from ...system.memory.cgroups import Cgroup, own_group
 from ...system.process import proc
+from ...system.process.diagnose import explain_child, of_cgroup
+from ...system.process.oom_evidence import kernel_log_kills, killed_process
+from ...system.text.json_lines import Json
 from ...system.text.units import MB
 
 if TYPE_CHECKING:
@@ -60,6 +63,41 @@ _SESSION = re.compile(r"session-(\d+)-\d+")
 log = logging.getLogger("openenvd.env_host")
 
 
+class KillLedger:
+    """The kills of one group, numbered by the kernel's counter. No I/O."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count  # those before explain nothing
+        self.unexplained: list[int] = []
+
+    def note(self, count: int) -> bool:
+        """Record how many kills are counted by now; return whether there are new ones."""
+        before, self.count = self.count, max(self.count, count)
+        self.unexplained += range(before + 1, count + 1)
+        return count > before
+
+    def since(self, start: int) -> list[int]:
+        """Return the unexplained kills that may have hit a process started when `start` were."""
+        return [number for number in self.unexplained if number > start]
+
+    def explain(self, pid: int, start: int, victims: Collection[int]) -> int | None:
+        """Return the number of the kill that explains an exit by SIGKILL; None: a person's.
+
+        `victims` are pids in the kernel log whose exits are not explained; none if it has no line.
+        """
+        possible = self.since(start)
+        others = sum(victim != pid for victim in victims)
+        if not possible or (pid not in victims and others >= len(possible)):
+            return None
+        self.unexplained.remove(possible[0])  # processes that were started later need later ones
+        return possible[0]
+
+    def take_rest(self) -> int:
+        """Return how many kills hit other processes, each once."""
+        others, self.unexplained = len(self.unexplained), []
+        return others
+
+
 class KillCount:
     """Counts what the kernel killed in one cgroup, or on the machine when `group` is None.
 
@@ -72,8 +110,9 @@ class KillCount:
         self.group = group
         self._known_limit = limit_bytes  # of a group around it
         self._limited = limited or group
-        self._counted = self._explained = self._read()
-        self._counted_at = self._looked_at = time.monotonic()
+        self._ledger = KillLedger(self._read() or 0)
+        self._victims: set[int] = set()  # pids in the kernel log whose exits are explained
+        self._began_at = self._counted_at = self._looked_at = time.monotonic()
 
     @property
     def peak_bytes(self) -> int | None:
@@ -88,75 +127,72 @@ class KillCount:
 
     def due(self, *, is_used: bool) -> float | None:
         """Return when to read the count next (monotonic); None: not before something happens."""
-        is_settled = self.group is None or self._counted == self._explained
-        return self._looked_at + POLL_INTERVAL_SECONDS if is_used or not is_settled else None
+        if self.group is not None and self._ledger.unexplained:
+            return max(self._looked_at, self._counted_at) + SETTLE_SECONDS
+        return self._looked_at + POLL_INTERVAL_SECONDS if is_used else None
 
-    def evidence_of(self, wait_status: int) -> dict[str, Any]:
-        """Return the counter before and after an exit; a kill explains one exit by SIGKILL."""
-        self._count()
-        before, after = self._explained, self._counted
-        if before is None or after is None:
+    def count(self) -> int:
+        """Return how many kills there have been: none of them hits a process that starts now."""
+        now, kills = time.monotonic(), self._read()
+        if self.group is None and now - self._counted_at >= DYING_SECONDS:
+            self._ledger.take_rest()
+        if kills is not None and self._ledger.note(kills):
+            self._counted_at = now
+        return self._ledger.count
+
+    def evidence_of(self, pid: int, wait_status: int, start: int, started_at: float) -> Json:
+        """Return the evidence that the kernel killed a process for memory; empty: there is none.
+
+        The process was started when `start` kills were counted, at `started_at` (monotonic).
+        """
+        self.count()
+        if wait_status & 0x7F != signal.SIGKILL or not self._ledger.since(start):
             return {}
-        if after > before and _was_killed(wait_status):
-            self._explained = before + 1
+        lines = self._logged(started_at, but=self._victims - {pid})
+        number = self._ledger.explain(pid, start, lines)
+        if number is None:
+            return {}
+        self._victims.add(pid)
+        counted = {"kernel_log_line": lines.get(pid)}
         if self.group is None:
-            return {"machine_oom_kills": [before, after]}
-        return {"oom_kills": [before, after], "cgroup": self.group.name}
+            return counted | {"machine_oom_kills": [number - 1, number]}
+        return counted | {"oom_kills": [number - 1, number], "cgroup": self.group.name}
 
     def take_others(self, own_pids: Iterable[int]) -> int:
         """Return how many kills hit none of these processes; each kill is returned once."""
-        if time.monotonic() < self._looked_at + POLL_INTERVAL_SECONDS:
+        now = time.monotonic()
+        if now < (self.due(is_used=True) or 0.0):
             return 0
-        self._count()
-        if self.group is None or self._explained is None or self._counted is None:
+        self._looked_at = now
+        self.count()
+        seconds = now - self._counted_at
+        if self.group is None or seconds < SETTLE_SECONDS:
             return 0
-        if self._counted <= self._explained:
+        if seconds < DYING_SECONDS and any(map(proc.is_dying, own_pids)):
             return 0
-        seconds = self._looked_at - self._counted_at
-        if seconds < SETTLE_SECONDS or (
-            seconds < DYING_SECONDS and any(map(proc.is_dying, own_pids))
-        ):
-            return 0
-        return self._take_unexplained()
+        return self._ledger.take_rest()
 
     def take_rest(self) -> int:
         """Return how many kills are unexplained after the last process of the group was reaped."""
-        self._count()
-        return self._take_unexplained()
+        self.count()
+        return self._ledger.take_rest()
 
-    def _take_unexplained(self) -> int:
-        others, self._explained = (self._counted or 0) - (self._explained or 0), self._counted
-        return others
+    def take_line(self) -> str | None:
+        """Return the kernel's last line about a program that was killed, unless it was returned."""
+        lines = self._logged(self._began_at, but=self._victims)
+        self._victims.update(lines)
+        return list(lines.values())[-1] if lines else None
 
-    def _count(self) -> None:
-        self._looked_at = now = time.monotonic()
-        if self.group is None and now - self._counted_at >= DYING_SECONDS:
-            self._explained = self._counted
-        if (kills := self._read()) != self._counted:
-            self._counted, self._counted_at = kills, now
+    def _logged(self, since: float, *, but: Collection[int]) -> dict[int, str]:
+        """Return what the kernel log says of kills in the group, by pid."""
+        directory = None if self.group is None else self.group.directory
+        found = of_cgroup(kernel_log_kills(since), directory)
+        pids = ((killed_process(line) or (0, ""))[0] for line in found)
+        return {pid: line for pid, line in zip(pids, found, strict=True) if pid not in but}
 
     def _read(self) -> int | None:
         group = self.group
         return read_keyed("/proc/vmstat", "oom_kill") if group is None else group.counted_kills()
-
-
-def was_for_memory(evidence: dict[str, Any], wait_status: int) -> bool:
-    """Return whether a process was killed, and its cgroup's counter moved."""
-    before, after = evidence.get("oom_kills") or (0, 0)
-    return bool(before != after and _was_killed(wait_status))
-
-
-def memory_clause(kills: KillCount, evidence: dict[str, Any]) -> str:
-    """Return the words for a process that was killed for the memory of the whole server."""
-    limit, peak = kills.limit_bytes, kills.peak_bytes
-    known = [proc.shared_limit_sentence(limit)] if limit else []
-    known += [f"they held {peak / MB:.0f} MB together at most"] if peak else []
-    counted = "→".join(map(str, evidence["oom_kills"]))
-    return f"probably for memory: {', '.join([*known, f'oom_kill {counted}'])}"
-
-
-def _was_killed(wait_status: int) -> bool:
-    return os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == signal.SIGKILL
 
 
 @dataclass(eq=False, slots=True)
@@ -270,14 +306,12 @@ class ProgramWatch:
             "sessions": 0,
             "peak_bytes": peak,
             "isolated": cap_bytes is not None,
-            "limit_bytes": limit,
-            "cgroup": kills.group.name,
         }
-        self._reporter.report_exit(facts)
+        known = {"limit_bytes": limit, "kernel_log_line": kills.take_line()}
+        reason = explain_child(facts | known)
+        self._reporter.report_exit(facts | {"reason": reason.to_json()})
         what = "a program" if count == 1 else f"{count} programs"
         whose = "the environment" if cap_bytes is None else "an isolated session"
-        sizes = [f"limit {limit / MB:.0f} MB"] if limit else []
-        sizes += [f"peak {peak / MB:.0f} MB"] if peak else []
-        known = f" ({', '.join(sizes)})" if sizes else ""
-        text = "%s that %s had started: killed by the kernel for memory%s"
-        log.warning(text, what, whose, known)
+        how = reason.sentence(shares_limit=cap_bytes is None)
+        how = how if count == 1 else how.replace("was ", "were ", 1)
+        log.warning("%s that %s had started %s", what, whose, how)

@@ -59,6 +59,7 @@ class Spawner:
     _groups: GroupsBelow | None = field(default=None, init=False)  # of isolated sessions
     _number: int = field(default=0, init=False)  # of the last isolated session
     can_fork: bool = field(default=False, init=False)  # set by `prepare`
+    count_kills: Callable[[], int] = int  # by the kernel for memory, set by the context
     state_address: str | None = None  # of the state process, if sessions share a state
     _timers: dict[int, tuple[float, float]] = field(init=False)  # that the environment has set
 
@@ -152,6 +153,7 @@ class Spawner:
             **place,
         )
         new = Child(0, config, link, time.monotonic(), config.connection_fd, group)
+        new.kills_before = self.count_kills()
         new.kills = None if group is None else KillCount(group)
         new.cap_bytes = self.config.session_memory_bytes if new.is_isolated else None
         parent = os.getpid()

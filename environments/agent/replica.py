@@ -337,7 +337,7 @@ class EngineReplica:
             return found
         served = {"sessions": int(found["sessions"]), "capacity": summary_of(found)}
         is_new = self.status.note_served({"sessions_fail": None, **found, **served})
-        if self.status.note_reported(found.get("exits", []), self.plan.memory_bytes):
+        if self.status.note_reported(found.get("exits", [])):
             self._clients.publish()
         elif is_new:
             self._clients.send_status()

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from ...schema.replica import Process, ServerInfo, StatusLine
-from ...system.process.diagnose import explain_child
 from ...system.process.exit_reason import ExitKind
 from ...system.text.json_lines import Json, encode_line
 from ..engines.base import Instance
@@ -89,12 +88,11 @@ class EngineReplicaStatus(ReplicaStatus):
         self.exits.add_server(reason, at)
         self.last_exit, self.runs = reason, runs
 
-    def note_reported(self, exits: list[Json], limit_bytes: int | None) -> bool:
+    def note_reported(self, exits: list[Json]) -> bool:
         """Record exits of processes below the server, oldest first; return whether any is new."""
         new = [facts for facts in exits if facts["number"] > self.reported]
         for facts in new:
-            reason = explain_child(facts, limit_bytes=limit_bytes).to_json()
-            self.exits.add({**facts, "life": self.life.generation, "reason": reason})
+            self.exits.add({**facts, "life": self.life.generation})
             self.reported = facts["number"]
         return bool(new)
 

@@ -169,7 +169,8 @@ class Server:
             self._status.failed = message.get("failed", self._status.failed)
             self._status.note_served(message)
             if "shard_exit" in message:
-                self._status.exits.add(self._evidence.explain_child(message["shard_exit"]))
+                self._evidence.note_child(message["shard_exit"])
+                self._status.exits.add(message["shard_exit"])
 
     def _note_exit(self) -> Event:
         """Record how the server exited; nothing of it is left, or it cannot be ended."""

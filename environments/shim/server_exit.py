@@ -6,8 +6,8 @@ not taken for the cause of an exit. `system/process/diagnose.py` interprets them
 an exit, so that shims stay small. If our modules are gone (after an upgrade), the bare facts are
 reported.
 
-The exit of a shard is observed by the server, which is its parent, and counts kills, too
-(`explain_child` in `diagnose.py`); the kernel's log is read by the shim.
+The exit of a shard is observed and explained by the server, which is its parent (`explain_child` in
+`diagnose.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class ExitEvidence:
         self._since = 0.0  # monotonic
         self._counters = [OomCounters()]  # before the last kills, and at the last look
         self._moved_at = 0.0  # when they last changed; monotonic
-        self._explained_pids: set[int] = set()  # whose lines in the kernel's log are explained
 
     @property
     def oom_kills(self) -> int | None:
@@ -99,39 +98,12 @@ class ExitEvidence:
             print(f"shim: cannot explain an exit: {exc!r}", file=sys.stderr)  # noqa: T201
             return bare_exit(pid, status)
 
-    def explain_child(self, facts: Json) -> Json:
-        """Return the server's report of a child's exit, with its `reason`."""
-        report = facts
-        try:
-            from ...system.process.diagnose import explain_child
-
-            line = self._kernel_line(facts)
-            name = {} if self._cgroup is None else {"cgroup": self._cgroup.name}
-            reason = explain_child(
-                {**facts, **name}, limit_bytes=self._limit_bytes, kernel_log_line=line
-            )
-            report = {"at": time.time(), **facts, "reason": reason.to_json()}
-        except Exception as exc:
-            print(f"shim: cannot explain a shard's exit: {exc!r}", file=sys.stderr)  # noqa: T201
+    def note_child(self, report: Json) -> None:
+        """Take what killed a process below the server for no evidence of the server's own end."""
         self.look()
         if killed := _victims(report):  # others may have been killed as well
             before, last = self._counters
             self._counters = [_after_kills(before, last, killed), last]
-        return report
-
-    def _kernel_line(self, facts: Json) -> str | None:
-        """Return the kernel's line about a child's exit, if a process was killed for memory."""
-        own, of_machine = facts.get("oom_kills"), facts.get("machine_oom_kills")
-        is_any = bool(facts.get("programs")) or (own is not None and own[0] != own[1])
-        if not is_any and (of_machine is None or of_machine[0] == of_machine[1]):
-            return None
-        from ...system.process.diagnose import kernel_line
-
-        pid, known = facts["pid"], self._explained_pids - {facts["pid"]}
-        self._explained_pids.add(pid)
-        return kernel_line(
-            self._cgroup, pid, since_monotonic=self._since, is_any=is_any, known=known
-        )
 
 
 def _kills(counters: OomCounters) -> int | None:
@@ -150,13 +122,8 @@ def _victims(report: Json) -> int:
 
 def _after_kills(before: OomCounters, last: OomCounters, kills: int) -> OomCounters:
     """Return the earlier counters, advanced by a number of kills, up to the last ones."""
-    pairs = ((before.oom_kills, last.oom_kills), (before.vmstat, last.vmstat))
-    return OomCounters(
-        *(
-            last if first is None or last is None else min(last, first + kills)
-            for first, last in pairs
-        )
-    )
+    pairs = zip(before, last, strict=True)
+    return OomCounters(*(b if a is None or b is None else min(b, a + kills) for a, b in pairs))
 
 
 def bare_exit(pid: int, status: int | None) -> Json:

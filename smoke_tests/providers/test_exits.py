@@ -77,14 +77,13 @@ def test_memory_beyond_the_limit(harness: Harness) -> None:
     """A step beyond the memory limit is killed; client, status and log say why; others go on."""
     harness.launched("--memory", "300M")
     word = harness.tell("hold", 600)
-    assert "probably for memory" in word or "ran out of memory" in word, word
-    assert "MB together at most, oom_kill" in word or "ran out of memory" in word, word
-    exited = harness.told("was killed by the kernel at ")
+    assert "killed by the kernel at " in word or "ran out of memory" in word, word
+    exited = harness.told("killed by the kernel at ")
     assert exited["reason"]["kind"] == "oom_killed"
     assert exited["reason"]["limit_bytes"] == 300 << 20
     assert "300 MB together" in exited["message"]
     assert "--memory 600M" in exited["hint"]
-    harness.until_printed("probably for memory")
+    harness.until_printed("killed by the kernel at ")
     assert harness.ask("life")
     assert harness.replica()["restarts"] == 0
 
@@ -98,7 +97,7 @@ def test_memory_of_a_child(harness: Harness) -> None:
         assert exited["reason"]["kind"] == "oom_killed"
         assert exited["reason"]["limit_bytes"] == 300 << 20
         assert exited["reason"]["peak_bytes"] > 200 << 20
-        harness.until_printed("killed by the kernel for memory")
+        harness.until_printed("that the environment had started was killed by the kernel")
         assert session.ask("life")
     assert harness.replica()["restarts"] == 0
 
@@ -108,12 +107,12 @@ def test_kill_from_outside_after_one_for_memory(harness: Harness, victim: str) -
     """A replica that a person kills is not reported as out of memory after an earlier such kill."""
     harness.launched("--memory", "300M")
     harness.tell(victim, 600)
-    harness.told("was killed by the kernel at ")
+    harness.told("killed by the kernel at ")
     harness.provider.kill(harness.machine, harness.replica(), signal.SIGKILL)
     replica = harness.until_restarted()
     killed = {"signal_number": int(signal.SIGKILL), "signal": "SIGKILL"}
     assert_exit(replica, kind="signaled", limit_bytes=300 << 20, **killed)
-    assert harness.told("was killed by the kernel at ")["reason"]["kind"] == "oom_killed"
+    assert harness.told("killed by the kernel at ")["reason"]["kind"] == "oom_killed"
 
 
 def test_crash_of_a_session(harness: Harness) -> None:
@@ -144,16 +143,16 @@ def test_deaths_after_the_engine_is_restarted(harness: Harness) -> None:
     """After a restart of the engine, kills for memory and kills by hand are still told apart."""
     harness.launched("--memory", "300M")
     harness.tell("hold", 600)
-    harness.told("was killed by the kernel at ")
+    harness.told("killed by the kernel at ")
     harness.provider.stop_engine()
     harness.provider.start_engine()
     harness.until_served()
-    harness.told("was killed by the kernel at ")
+    harness.told("killed by the kernel at ")
     restarts = harness.replica()["restarts"]
     harness.provider.kill(harness.machine, harness.replica(), signal.SIGKILL)
     replica = harness.until_restarted(restarts=restarts + 1)
     assert replica["exit"]["kind"] == "signaled"
-    harness.told("was killed by the kernel at ")
+    harness.told("killed by the kernel at ")
 
 
 def test_clients_see_an_exit(harness: Harness) -> None:

@@ -296,7 +296,8 @@ def own_group(*, is_ours: bool) -> Cgroup | None:
     found = locate("memory")
     if found is None or (is_ours and found.outside_ours() == found):
         return None
-    group = Cgroup(found.directory, found.path, found.version)
+    name = found.path.removeprefix(found.outside_ours().path).strip("/") or found.path
+    group = Cgroup(found.directory, name, found.version)
     return None if group.counted_kills() is None else group
 
 

@@ -4,8 +4,8 @@
     the process's parent ──▶ `Evidence` ──▶ `diagnose_exit` ──▶ `ExitReason`
 
 `diagnose_exit` is a pure function of the evidence, tested by a table. Its questions come in the
-order that `exit_reason.py` lists. A server itself counts and reports the exits below it, which
-`explain_child` explains.
+order that `exit_reason.py` lists. What exits below a server is explained by the server itself:
+`explain_child`.
 
 Two rules keep a `kill -9` by hand from being reported as out of memory. An unchanged counter of the
 cgroup rules memory out, whatever happened elsewhere on the machine. A changed one proves only that
@@ -15,7 +15,7 @@ cgroup rules memory out, whatever happened elsewhere on the machine. A changed o
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from . import oom_evidence as oom
 from .exit_reason import Certainty, Detector, ExitKind, ExitReason
 from .proc import split_wait_status
 
+_MEASURED = ("limit_bytes", "peak_bytes", "seconds")
 _NOT_COUNTED = oom.OomCounters()
 
 
@@ -120,17 +121,10 @@ def kernel_line(
     *,
     since_monotonic: float,
     is_any: bool,
-    known: Collection[int] = (),
 ) -> str | None:
-    """Return the kernel log's line on a kill of `pid`.
-
-    If `is_any`, a line on another kill in its cgroup may be returned, but not of a `known` pid.
-    """
+    """Return the kernel log's line on a kill of `pid`, or if `is_any` of another in its cgroup."""
     directory = None if cgroup is None else cgroup.directory
     lines = of_cgroup(oom.kernel_log_kills(since_monotonic), directory)
-    if known:
-        victims = [(oom.killed_process(line) or (0, ""))[0] for line in lines]
-        lines = [line for line, victim in zip(lines, victims, strict=True) if victim not in known]
     return telling_line(lines, pid) if is_any else _line_about(lines, pid)
 
 
@@ -164,52 +158,37 @@ def diagnose_exit(evidence: Evidence) -> ExitReason:
     )
 
 
-def explain_child(
-    facts: Mapping[str, Any], *, limit_bytes: int | None, kernel_log_line: str | None = None
-) -> ExitReason:
-    """Return how a process below a server, which still runs, has exited.
+def explain_child(facts: Mapping[str, Any]) -> ExitReason:
+    """Return how a process below a server that lives on exited; the server itself calls this.
 
-    The server has reported the `facts` (`shard_exit` in `schema/protocol.py`): it counts kills in
-    its own cgroup, and assigns them to exits. Its processes share the limit.
+    The `facts` are those that it reports (`shard_exit` in `schema/protocol.py`), with `limit_bytes`
+    and the evidence of a kill for memory, if one explains this exit. All processes of a server have
+    the limit together, so that without a line of the kernel log the kill is only probably its own.
     """
-    pid, seconds, peak_bytes = facts["pid"], facts.get("seconds"), facts.get("peak_bytes")
-    if facts.get("out_of_memory"):  # it exceeded its own cap, which the server set
-        return ExitReason(
-            ExitKind.OOM_KILLED,
-            pid,
-            signal_number=signal.SIGKILL,
-            detector=Detector(facts.get("detector") or Detector.CGROUP),
-            limit_bytes=facts.get("limit_bytes"),
-            peak_bytes=peak_bytes,
-            seconds=seconds,
-        )
+    pid, line = facts["pid"], facts.get("kernel_log_line")
+    known: dict[str, Any] = {name: facts.get(name) for name in _MEASURED}
+    killed = {**known, "signal_number": signal.SIGKILL}
+    if facts.get("out_of_memory"):  # over the cap of its own, which the server put on it
+        detector = Detector(facts.get("detector") or Detector.CGROUP)
+        return ExitReason(ExitKind.OOM_KILLED, pid, detector=detector, **killed)
     if why := facts.get("replaced_for"):
-        return ExitReason(ExitKind.STOPPED, pid, seconds=seconds, evidence=why)
-    if facts.get("programs"):  # programs of an environment, which the server cannot name
-        victim, name = oom.killed_process(kernel_log_line or "") or (0, None)
-        return ExitReason(
-            ExitKind.OOM_KILLED,
-            victim,
-            signal_number=signal.SIGKILL,
-            detector=Detector.CGROUP,
-            limit_bytes=facts.get("limit_bytes") or limit_bytes,
-            peak_bytes=peak_bytes,
-            victim_pid=victim or None,
-            victim_name=name,
-        )
+        return ExitReason(ExitKind.STOPPED, pid, seconds=known["seconds"], evidence=why)
+    if facts.get("programs"):  # that an environment had started: the server does not know which
+        victim, name = oom.killed_process(line or "") or (0, None)
+        killed |= {"detector": Detector.CGROUP, "victim_name": name}
+        return ExitReason(ExitKind.OOM_KILLED, victim, victim_pid=victim or None, **killed)
     of_group = facts.get("oom_kills") or (None, None)
     of_machine = facts.get("machine_oom_kills") or (None, None)
     before, after = map(oom.OomCounters, of_group, of_machine)
     evidence = Evidence(
         pid,
         facts["wait_status"],
+        was_alone=False,
         before=before,
         after=after,
-        kernel_log_line=kernel_log_line,
+        kernel_log_line=line,
         cgroup_name=facts.get("cgroup"),
-        peak_bytes=peak_bytes,
-        limit_bytes=limit_bytes,
-        seconds=seconds,
+        **known,
     )
     return diagnose_exit(evidence)
 

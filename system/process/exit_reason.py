@@ -134,7 +134,7 @@ class ExitReason:
             return self._with_limit(text, shares_limit=shares_limit)
         text = _KILLED_BY.get(self.detector, "was killed for using too much memory")
         if self.certainty is Certainty.PROBABLE:
-            text = "was probably killed for using too much memory"
+            text = text.replace("was ", "was probably ", 1)
         if self.peak_bytes is not None:
             text += f" at {self.peak_bytes / MB:.0f} MB"
             text += ", pages that it shares included" if shares_limit else ""

@@ -234,3 +234,14 @@ def test_an_estimate_is_shown_where_there_is_one(progress: dict[str, Any], shown
 @pytest.mark.parametrize("progress", [{}, {"done": 1}, {"done": 0, "total": 0}, {"done": "x"}])
 def test_there_is_no_bar_without_a_total(progress: dict[str, float]) -> None:
     assert drawn(progress) == "launch [red]trial: running\n"
+
+
+def test_kills_for_memory_hide_no_later_exits_of_other_kinds() -> None:
+    kinds = ["oom_killed"] * 4 + ["signaled", "exited", "exited"]
+    exits = [
+        {"reason": {"kind": kind}, "message": f"{kind} {n}", "at": 1.0}
+        for n, kind in enumerate(kinds)
+    ]
+    replica = {"exits": exits, "exit_kinds": {"oom_killed": 4, "signaled": 1, "exited": 2}}
+    found = [line.partition(" ago ")[2] for line in failures.exit_lines("r:", replica, 3.0)]
+    assert found == ["oom_killed 0", "oom_killed 1", "signaled 4", "exited 5", ""]

@@ -11,6 +11,7 @@ import pytest
 
 from openenvd.schema.protocol import HostConfig
 
+from ..environments.shim.conftest import cgroups as cgroups
 from .hosts import Host, wait_until_exited
 from .samples import PLAIN, SAMPLES, THREADED
 from .upstream import write_upstream

@@ -82,15 +82,17 @@ def an_exit(kind: str, at: float, **facts: Any) -> dict[str, Any]:
 
 def test_no_exit_hides_a_kill_for_memory_and_own_exits_are_counted_apart() -> None:
     history = ExitHistory()
-    history.add(an_exit("oom_killed", 1.0))
+    for at in range(KEPT_EXITS + 1):
+        history.add(an_exit("oom_killed", at / 10))
     for number in range(2 * KEPT_EXITS):
         history.add(an_exit("exited", 1.15 + number))
     told = history.to_json()
     kept = [(one["reason"]["kind"], one["at"]) for one in told["exits"]]
-    latest = [("exited", 1.15 + n) for n in reversed(range(KEPT_EXITS + 1, 2 * KEPT_EXITS))]
-    assert kept == [("oom_killed", 1.0), *latest]
-    assert told["exit_kinds"] == {"oom_killed": 1, "exited": 2 * KEPT_EXITS}
-    assert told["shard_exits"] == 2 * KEPT_EXITS + 1
+    for_memory = [("oom_killed", at / 10) for at in reversed(range(1, KEPT_EXITS + 1))]
+    latest = [("exited", 1.15 + n) for n in reversed(range(KEPT_EXITS, 2 * KEPT_EXITS))]
+    assert kept == [*for_memory, *latest]
+    assert told["exit_kinds"] == {"oom_killed": KEPT_EXITS + 1, "exited": 2 * KEPT_EXITS}
+    assert told["shard_exits"] == 3 * KEPT_EXITS + 1
     history = ExitHistory()
     history.add_server({"kind": "exited", "pid": 7, "exit_code": 3}, 1.0)
     history.add_server({"kind": "stopped", "pid": 8}, 2.0)

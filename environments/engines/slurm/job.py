@@ -198,7 +198,7 @@ class Job:
         self._signals = SignalPipe((*_PASSED_ON, signal.SIGCHLD), ignored=(signal.SIGHUP,))
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._signals, selectors.EVENT_READ, lambda: None)
-        self._notify = NotifyPipe(self._selector, self._explain_children)
+        self._notify = NotifyPipe(self._selector, self._note_children)
         self._evidence = ExitEvidence(self._plan.get("memory_bytes"))
         host = node_address(os.environ)
         self._listeners = listen(host, int(self._plan["port"]))
@@ -225,7 +225,7 @@ class Job:
                 key.data()
             for number in self._signals.take() - {signal.SIGCHLD}:
                 server.send_signal(number)
-        self._explain_children()
+        self._note_children()
         code = server.returncode
         self._report.exit_code = code if code >= 0 else 128 - code
         status = code << 8 if code >= 0 else -code
@@ -235,11 +235,11 @@ class Job:
         self._write_report()
         return code
 
-    def _explain_children(self) -> None:
+    def _note_children(self) -> None:
         """Count kills for memory that the server reports of its children as theirs."""
         for message in self._notify.messages():
             if "shard_exit" in message:
-                self._evidence.explain_child(message["shard_exit"])
+                self._evidence.note_child(message["shard_exit"])
 
     def _write_report(self) -> None:
         """Write the report, if the disk is not full and the file server answers."""

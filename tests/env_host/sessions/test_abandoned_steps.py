@@ -16,8 +16,7 @@ from openenvd.env_host.supervisor.shard_policies import (
     Replacement,
     replacement_of,
 )
-from openenvd.system.process.diagnose import explain_child
-from openenvd.system.process.exit_reason import ExitKind
+from openenvd.system.process.exit_reason import ExitKind, ExitReason
 
 from ..conftest import Gate, StartHost
 from ..hosts import WAIT_SECONDS, Client, Host, until
@@ -84,7 +83,7 @@ def test_a_shard_whose_sessions_are_starved_is_replaced_at_once(
         assert code == 1011
     told = host.note_that_has("shard_exit")
     assert (told["pid"], told["replaced_for"], told["sessions"]) == (pid, STARVED, 1)
-    reason = explain_child(told, limit_bytes=None)
+    reason = ExitReason.from_json(told["reason"])
     assert (reason.kind, reason.sentence()) == (ExitKind.STOPPED, STARVED)
     with host.open() as client:
         client.ask("reset")

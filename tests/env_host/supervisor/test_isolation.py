@@ -141,7 +141,7 @@ def test_a_session_over_its_cap_is_killed_alone(serve: StartHost, is_watched: bo
     assert is_watched or "64 MB" in answer["data"]["message"]
     told = host.note_that_has("shard_exit")
     assert told["out_of_memory"]
-    assert is_watched or told["limit_bytes"] == 64 * MEGABYTE
+    assert is_watched or told["reason"]["limit_bytes"] == 64 * MEGABYTE
     assert ("their memory is checked" in host.log.read_text()) is is_watched
 
 

@@ -106,21 +106,20 @@ KILLED = {"wait_status": 9, "pid": 5, "shard": 0, "sessions": 2}
 
 def test_a_replicas_status_explains_each_report_of_its_server_once() -> None:
     status = EngineReplicaStatus()
-    first = {**KILLED, "number": 1, "at": 10.0, "oom_kills": [0, 1], "cgroup": "/"}
-    second = {**KILLED, "number": 2, "at": 11.0, "oom_kills": [1, 1], "cgroup": "/"}
-    assert status.note_reported([first], 300)
-    assert status.note_reported([first, second], 300)
-    assert not status.note_reported([first, second], 300)
+    first = {**KILLED, "number": 1, "at": 10.0, "reason": {"kind": "oom_killed"}}
+    second = {**KILLED, "number": 2, "at": 11.0, "reason": {"kind": "signaled"}}
+    assert status.note_reported([first])
+    assert status.note_reported([first, second])
+    assert not status.note_reported([first, second])
     told = status.to_json()
     assert [one["reason"]["kind"] for one in told["exits"]] == ["oom_killed", "signaled"]
-    assert "cgroup of its container, oom_kill 0→1" in told["exits"][0]["reason"]["evidence"]
     assert (told["shard_exits"], status.oom_reported_at) == (2, 10.0)
     again = EngineReplicaStatus(told)
-    assert not again.note_reported([first, second], 300)
+    assert not again.note_reported([first, second])
     again.advance(Event.EXITED, 0.0)
     again.advance(Event.START, 0.0)
     assert again.oom_reported_at is None
-    assert again.note_reported([first], 300)
+    assert again.note_reported([first])
     assert again.to_json()["exit_kinds"] == {"oom_killed": 2, "signaled": 1}
 
 

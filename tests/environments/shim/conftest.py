@@ -83,16 +83,10 @@ for line in lines():
             os._exit(0)
         _, status = os.wait()
         report(sessions=os.waitstatus_to_exitcode(status))
-    elif order == "lose_shard":
-        if os.fork() == 0:
-            block = bytearray(b"x") * (int(words[0]) << 20)
-            os.kill(os.getpid(), signal.SIGKILL)
-        pid, status = os.wait()
-        report(shard_exit={"shard": 2, "pid": pid, "wait_status": status, "sessions": 3,
-                           "oom_kills": [0, int(words[1])]})
     elif order == "lose_capped":
-        report(shard_exit={"pid": 5, "wait_status": 9, "isolated": True, "detector": "watchdog",
-                        "out_of_memory": "was killed for memory", "limit_bytes": 1 << 20})
+        report(shard_exit={"pid": 5, "wait_status": 9, "isolated": True,
+                        "out_of_memory": "was killed for memory", "reason":
+                        {"kind": "oom_killed", "detector": "watchdog", "limit_bytes": 1 << 20}})
     elif order == "orphan":
         reading, writing = os.pipe()
         if os.fork() == 0:

@@ -610,23 +610,6 @@ def test_kill_of_a_grandchild_for_memory_leaves_the_server_alone(replica: Make) 
     assert "was killed: cgroup" in (reason.evidence or "")
 
 
-def lost_shard(replica: Replica, order: str) -> ExitReason:
-    """How the shard exited that the server is made to lose."""
-    replica.tell(order)
-    status = replica.wait(lambda s: s["shard_exits"] > 0)
-    assert status["state"] == "ready"
-    assert (status["shard_exits"], status["exit"]) == (1, None)
-    return ExitReason.from_json(status["exits"][0]["reason"])
-
-
-def test_shard_killed_for_memory_is_explained_by_the_replicas_group(replica: Make) -> None:
-    _needs_cgroups()
-    one = replica(memory_limit_bytes=48 * MB).ready()
-    reason = lost_shard(one, "lose_shard 200 1")
-    assert (reason.kind, reason.detector) == (ExitKind.OOM_KILLED, Detector.CGROUP)
-    assert reason.limit_bytes == 48 * MB
-
-
 def test_server_that_ignores_sigterm_is_killed_after_the_shortest_grace(replica: Make) -> None:
     one = replica().ready()
     one.tell("ignore_sigterm")
