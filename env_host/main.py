@@ -95,6 +95,8 @@ def read_inputs() -> Inputs:
         raise ConfigError(f"{protocol.HOST_CONFIG_VARIABLE} is not a configuration: {exc}") from exc
     if not config.app_candidates and not config.env_class:
         raise ConfigError(f"{protocol.HOST_CONFIG_VARIABLE} names neither an app nor a class")
+    if config.umask is not None:
+        os.umask(config.umask)
     # Processes that the environment starts must not inherit the token.
     del os.environ[protocol.HOST_CONFIG_VARIABLE]
     os.environ.pop(protocol.HOST_OPTIONS_VARIABLE, None)

@@ -14,8 +14,8 @@ The shim sets environment variables, and reads the *notify pipe*, one JSON objec
      "isolated_session_bytes"}}        the last: once it could be measured
                                                                  every 5 s, when it has changed
     {"shard_exit": {"shard": 2, "pid", "generation", "wait_status", "sessions": 3, "seconds",
-     "peak_bytes", "isolated": false, "out_of_memory": null, "detector": null,
-     "limit_bytes": null, "oom_kills": [0, 1], "cgroup", "number": 1, "at"}}
+     "peak_bytes", "isolated": false, "out_of_memory": null,
+     "replaced_for": null, "reason": {…}, "number": 1, "at"}}
                                                                  a child has exited; with
      "shared_state": true and no shard: the process that held the shared state; with
      "programs": n: that many programs of the environment were killed for memory
@@ -25,8 +25,7 @@ The shim sets environment variables, and reads the *notify pipe*, one JSON objec
     {"sleeps": true}                                             once, before it exits unused
     {"stopped_by": 15}                                           a signal, before it exits with 0
 
-`oom_kills` are counted in the server's cgroup, before the exit and after; `machine_oom_kills`
-instead on the whole machine, where there is no such group. `number` counts the reports.
+`reason` is an `ExitReason`, which the server alone decides. `number` counts the reports.
 
 `serving` is a `Serving`; `max_sessions` is null when sessions are not counted (with `as_is` and
 `http`, which lack shards). `route` is one to try where there are no sessions. `notes`, if any, are
@@ -54,6 +53,7 @@ HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
 # JSON, and the address to listen on, `HOST:PORT`.
 HOST_OPTIONS_VARIABLE = "OPENENVD_HOST_OPTIONS"
 LISTEN_ADDRESS_VARIABLE = "OPENENVD_LISTEN"
+UMASK_VARIABLE = "OPENENVD_UMASK"  # of the user's shell, octal, for the daemon's children
 CONTAINER_PORT = 8000  # upstream's images listen there, too
 
 # Headers of every response, handshakes included, that identify the environment, launch and replica.
@@ -204,6 +204,7 @@ class HostConfig(ServeOptions):
     cores: int | None = None  # the same; None: as many as it may run on
     headers: dict[str, str] = field(default_factory=dict)  # of every answer: whose it is
     sleep_after_seconds: float | None = None  # without a connection; None: never
+    umask: int | None = None  # of the user's shell; None: as the process is started
     owns_cgroup: bool = False  # nothing else runs in its cgroup: that of a container, or of a job
     drain_secret: str | None = None  # what `DRAIN_ROUTE` wants; None: there is no such route
 

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 from setproctitle import getproctitle
 
 from ..executor.spawning.source import FORK_IS_SAFE
+from ..schema.protocol import UMASK_VARIABLE
 from ..schema.settings import SETTINGS, Paths, Settings, flags_of_killed, given_settings
 from ..system.net.traceparent import VARIABLE
 from ..system.process.forking import close_all_but
@@ -89,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     for item in SETTINGS:
         parser.add_argument(item.flag, type=item.kind, help=item.help)
     options = parser.parse_args(arguments)
-    os.umask(0o077)
+    os.environ[UMASK_VARIABLE] = oct(os.umask(0o077))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # its starter may ignore it
     close_all_but(fd for fd in (options.ready_fd,) if fd is not None)
     try:

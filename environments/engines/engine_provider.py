@@ -72,7 +72,8 @@ class EngineProvider(providers.Provider):
             program = {"image": "", "command": prepared.argv, "links": links}
             program["folder"] = str(prepared.folder)
             # If there is a gateway, the prepared configuration has its address and token.
-            config = replace(prepared.config, host=spec.host, token=spec.token)
+            umask = providers.user_umask()
+            config = replace(prepared.config, host=spec.host, token=spec.token, umask=umask)
             home = str(self._layout.home)
             base = providers.child_environment(home=home, given=spec.env, program=prepared.env)
             base[protocol.HOST_CONFIG_VARIABLE] = json.dumps(config.to_json())

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
+from ...schema import protocol
 from ...schema.errors import EngineFailed
 from ...schema.layout import Layout, make_private
 from ...schema.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER, LOOPBACK, REPLICA_HEADER
@@ -298,6 +299,12 @@ def child_environment(
     if max_sessions is not None:
         ours[MAX_SESSIONS_VARIABLE] = str(max_sessions)
     return {**program, **base, **ours, **given}
+
+
+def user_umask() -> int | None:
+    """Return the umask of the shell that started the daemon, whose own is stricter."""
+    text = os.environ.get(protocol.UMASK_VARIABLE)
+    return int(text, 8) if text else None
 
 
 def names_of(data: RunFileData) -> dict[str, str]:

@@ -128,6 +128,7 @@ class LocalProvider(providers.Provider):
             memory_bytes=spec.memory_bytes or limits.available_memory_bytes(),
             cores=_cores_of_one(spec),
             headers=providers.names_of(data),
+            umask=providers.user_umask(),
             replica=number,
             doors=layout.doors(spec.name),
             shares_address=not spec.gateway,

@@ -54,6 +54,17 @@ class Habits:
             path.touch()
             return path.stat().st_mode & 0o777
 
+    @habit(
+        at_import="""
+        import os, habits.process_state
+        habits.process_state.UMASK = os.umask(0)
+        os.umask(habits.process_state.UMASK)
+        """
+    )
+    def umask_at_import(self, how):
+        """The umask that the project is imported with: that of the user's shell."""
+        return globals()["UMASK"]
+
     @habit(at_import="import locale; locale.setlocale(locale.LC_ALL, 'C.UTF-8')")
     def locale(self, how):
         """A locale that the import sets."""
