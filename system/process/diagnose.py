@@ -116,11 +116,7 @@ def gather_evidence(
 
 
 def kernel_line(
-    cgroup: Cgroup | None,
-    pid: int,
-    *,
-    since_monotonic: float,
-    is_any: bool,
+    cgroup: Cgroup | None, pid: int, *, since_monotonic: float, is_any: bool
 ) -> str | None:
     """Return the kernel log's line on a kill of `pid`, or if `is_any` of another in its cgroup."""
     directory = None if cgroup is None else cgroup.directory

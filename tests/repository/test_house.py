@@ -16,11 +16,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_561,
-    "code lines": 46_705,
+    "shipped lines": 72_558,
+    "code lines": 46_692,
     "modules": 383,
-    "test lines": 64_795,
-    "words of pages": 24_998,
+    "test lines": 64_906,
+    "words of pages": 24_997,
     "words of decisions": 7_659,
     "folders at the root": 15,
     "large classes": 2,
