@@ -317,16 +317,16 @@ def _run(client: DaemonClient, operation: str, payload: Json, output: Output) ->
     """Queue a request and follow it; the end of the command cancels it."""
     request = submit(client, operation, payload, {})
     is_late = operation == "test" and sys.stdout.isatty()  # else each check as it ends
-    held: list[str] = []  # lines of the log, which the report replaces
+    lines: list[str] = []  # of the log, which the report replaces
 
-    def is_held(line: str) -> bool:
-        held.extend([line] * is_late)
+    def is_shown_later(line: str) -> bool:
+        lines.append(line)
         return is_late
 
     try:
-        return follow_request(client, request, output, is_shown_later=is_held)
+        return follow_request(client, request, output, is_shown_later=is_shown_later)
     except KeyboardInterrupt:
-        output.result(*map(plain, held))
+        output.result(*map(plain, lines if is_late else ()))
         client.cancel(request["id"])
         raise
 

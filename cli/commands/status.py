@@ -118,12 +118,12 @@ def picture(found: Json, now: float) -> list[Drawn]:
     parts: list[Drawn] = [_headline(found["daemon"])]
     if environments:
         parts += ["", environments_table(environments, now)]
-        for environment in environments:
-            parts += _remarks(environment, now, is_named="generations" in environment)
     for environment in environments:
-        if history := environment.get("generations"):  # only of the target
-            replicas = environment["replicas"]
-            parts += ["", replicas_table(replicas)] * bool(replicas)
+        history = environment.get("generations")  # only of the target
+        parts += _remarks(environment, now, is_named=history is not None)
+        if history and environment["replicas"]:
+            parts += ["", replicas_table(environment["replicas"])]
+        if history:
             parts += ["", generations_table(history, now)]
     if strays := found.get("strays"):
         parts += ["", *_strays(strays)]

@@ -203,7 +203,7 @@ def environments_table(environments: Sequence[Json], now: float) -> Table:
 
 
 def replicas_table(replicas: Sequence[Json]) -> Table:
-    """One line for each replica of an environment."""
+    """Return a table with a line for each replica of an environment."""
     table = Table("REPLICA", "STATE", "SESSIONS", "PID")
     for each in replicas:
         cells = (each["id"], state_cell(each["state"]), str(each["sessions"]))

@@ -195,7 +195,7 @@ class Factory:
         return env
 
     def note_slow(self, seconds: float) -> None:
-        """Take the creation that has run for longest, for `seconds`, for one that fails."""
+        """Record as a failure the creation that has run for longest, which is `seconds`."""
         thread = min(list(self._threads.items()), key=itemgetter(1), default=(0, 0.0))[0]
         if (frame := sys._current_frames().get(thread)) is not None:  # noqa: SLF001
             where = _shown(_place(reversed([*traceback.walk_stack(frame)])))

@@ -300,7 +300,7 @@ def takes_turn(function: Any) -> bool:
 
 
 def policy_failed(exc: BaseException) -> EpisodeFailed:
-    """The failure of an episode whose policy raised `exc`, with the place and its traceback."""
+    """Return the failure of an episode whose policy raised `exc`, with place and traceback."""
     frame = exc.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_OURS):
         frame = frame.tb_next
