@@ -30,7 +30,6 @@ from typing import Any, NamedTuple, cast
 from ...schema import protocol
 from ...schema.errors import EngineFailed
 from ...schema.layout import Layout, make_private
-from ...schema.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER, LOOPBACK, REPLICA_HEADER
 from ...schema.replica import RunFileData
 from ...schema.spec import EnvironmentSpec
 from ...system.process.descriptors import Message, send_message
@@ -273,7 +272,7 @@ def run_file_like(
     alike = {key: value for key, value in other.data.items() if key not in _NOT_ALIKE}
     data = cast("RunFileData", alike) | own
     data |= {"held": False, "spec": _written(spec), "started_by": started_by}
-    headers = server_options(data).get("headers", {}) | {REPLICA_HEADER: own["replica_id"]}
+    headers = server_options(data).get("headers", {}) | {protocol.REPLICA_HEADER: own["replica_id"]}
     return with_options(data, replica=place.number, headers=headers, max_sessions=max_sessions)
 
 
@@ -285,7 +284,7 @@ def child_environment(
     given: Mapping[str, str] = MappingProxyType({}),
     program: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Return all variables of one replica: its program's, ours over them, and the user's."""
+    """Return all variables of one replica; the user's win over ours, ours over the program's."""
     base = {
         name: value
         for name, value in inherited.items()
@@ -310,15 +309,15 @@ def user_umask() -> int | None:
 def names_of(data: RunFileData) -> dict[str, str]:
     """Return the headers in which a replica's server names the replica."""
     return {
-        ENVIRONMENT_HEADER: data["environment"],
-        GENERATION_HEADER: data["request_id"],
-        REPLICA_HEADER: data["replica_id"],
+        protocol.ENVIRONMENT_HEADER: data["environment"],
+        protocol.GENERATION_HEADER: data["request_id"],
+        protocol.REPLICA_HEADER: data["replica_id"],
     }
 
 
 def host_of(spec: EnvironmentSpec) -> str:
     """Return the address that replicas listen on; behind the gateway, it is this machine's own."""
-    return LOOPBACK if spec.gateway else spec.host
+    return protocol.LOOPBACK if spec.gateway else spec.host
 
 
 def with_options(data: RunFileData, **changed: Any) -> RunFileData:

@@ -16,7 +16,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
 
@@ -64,14 +63,14 @@ def entry_of(name: str) -> EngineEntry:
     return entry
 
 
-def address_here(name: str, environ: Mapping[str, str] = os.environ) -> EngineAddress:
-    """Return the engine that variables lead to; those of an address lead to that address.
+def address_here(name: str) -> EngineAddress:
+    """Return the engine that our variables lead to; those of an address lead to that address.
 
     Raises:
         EngineFailed: They lead nowhere.
         EngineRefused: There is no such engine.
     """
-    return EngineAddress.of(name, entry_of(name).address(environ))
+    return EngineAddress.of(name, entry_of(name).address(os.environ))
 
 
 def load(name: str) -> Engine:

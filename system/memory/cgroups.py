@@ -301,12 +301,12 @@ def own_group(*, is_ours: bool) -> Cgroup | None:
     return None if group.counted_kills() is None else group
 
 
-def existing_groups(pattern: str, *, root: str = "") -> list[Cgroup]:
+def existing_groups(pattern: str) -> list[Cgroup]:
     """Find groups `openenvd/<pattern>` below this process's group, without making any."""
     import glob  # shims do not need it
 
     found: list[Cgroup] = []
-    for level in visible_groups("memory", root, outside_ours=True):
+    for level in visible_groups("memory", outside_ours=True):
         for directory in glob.glob(f"{glob.escape(level.directory)}/{TOP}/{pattern}/"):  # noqa: PTH207
             name = directory[len(level.directory) :].strip("/")
             found.append(Cgroup(directory.rstrip("/"), name, level.version))
