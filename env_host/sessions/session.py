@@ -294,6 +294,10 @@ class SessionWatch:
         loop = asyncio.get_running_loop()
         sessions = list(self._table)
         self._next_log = {each.id: self._next_log.get(each.id, 0.0) for each in sessions}
+        creating = [each for each in sessions if each.calls is None and each.running]
+        first = min(creating, key=lambda each: each.call_began, default=None)
+        if first is not None and loop.time() - first.call_began >= HUNG_SECONDS:
+            first.note_slow_creation()  # not of each: it looks at the frames of all threads
         forgotten = 0
         for number, session in enumerate(sessions, 1):
             self._log_hung(session, loop.time())
@@ -308,8 +312,6 @@ class SessionWatch:
 
     def _log_hung(self, session: Session, now: float) -> None:
         seconds = now - session.call_began
-        if session.calls is None and session.running and seconds >= HUNG_SECONDS:
-            session.note_slow_creation()
         if not session.busy or not session.call_name or seconds < HUNG_SECONDS:
             self._next_log[session.id] = 0.0
         elif seconds >= self._next_log[session.id]:

@@ -257,6 +257,18 @@ async def test_a_client_that_leaves_as_its_slot_becomes_free_does_not_keep_it(tu
     peer.close()
 
 
+async def test_of_hung_creations_the_longest_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, noted = table_of(AdmissionOnDemand(is_open=True)), list[Session]()
+    table.max_sessions = 3
+    monkeypatch.setattr(Session, "note_slow_creation", lambda each: noted.append(each))
+    sessions = [await table.reserve() for _ in range(3)]
+    table._sessions = {str(number): each for number, each in enumerate(sessions)}
+    for session, seconds in zip(sessions, (61.0, 99.0, 1.0), strict=True):
+        session.running, session.call_began = 1, asyncio.get_running_loop().time() - seconds
+    await SessionWatch(table)._look(is_round=False)
+    assert noted == [sessions[1]]
+
+
 async def test_hung_calls_are_logged_and_idle_ones_expire(caplog: pytest.LogCaptureFixture) -> None:
     table = table_of(AdmissionOnDemand(is_open=True))
     watch = SessionWatch(table)
