@@ -16,10 +16,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_556,
-    "code lines": 46_690,
+    "shipped lines": 72_558,
+    "code lines": 46_692,
     "modules": 383,
-    "test lines": 64_788,
+    "test lines": 64_800,
     "words of pages": 24_985,
     "words of decisions": 7_659,
     "folders at the root": 15,
