@@ -172,6 +172,8 @@ def test_engine_killed_under_sessions(harness: Harness) -> None:
         harness.until_ready()
         assert session.ask("life") == life
     assert harness.replica()["restarts"] == 0
+    harness.machine.run("down", NAME)  # an engine that has just started may be slow
+    eventually(lambda: NAME not in harness.names(), within=120)
 
 
 def test_engine_gone(harness: Harness) -> None:
