@@ -99,8 +99,8 @@ def home() -> Iterator[dict[str, str]]:
         try:
             yield environ
         finally:
-            run([OPENENV, "down", "--all"], environ)
-            run([OPENENV, "stop"], environ)
+            for command in (["down", "--all"], ["stop"]):
+                subprocess.run([OPENENV, *command], env=environ, check=False, capture_output=True)
 
 
 @contextmanager
@@ -164,7 +164,8 @@ def adopted(names: list[str], each: int, seconds: float, change: list[str]) -> F
             try:
                 return measure(environ, process.stdin, names, each, seconds, change)
             finally:
-                run([OPENENV, "down", "--all"], environ)
+                command = [OPENENV, "down", "--all"]
+                subprocess.run(command, env=environ, check=False, capture_output=True)
                 process.terminate()
 
 
