@@ -19,7 +19,7 @@ BOUNDS = {
     "shipped lines": 72_558,
     "code lines": 46_692,
     "modules": 383,
-    "test lines": 64_800,
+    "test lines": 64_803,
     "words of pages": 24_985,
     "words of decisions": 7_659,
     "folders at the root": 15,
