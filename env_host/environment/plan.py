@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import json
 import logging
 import os
 import resource
 import select
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Never
@@ -44,9 +44,7 @@ MEMORY_SHARE = 0.5  # of the free memory, for isolated sessions when their numbe
 PARTIAL_SHARE = 0.125  # of the same, for messages that have not arrived whole
 TRIAL_SECONDS = 5.0
 SLOW_SECONDS = 10.0  # after which the stack of a factory is logged
-QUICK_SECONDS = 1.0  # a factory that takes less is called again
 _MAX_BYTES = 4096  # more than any answer has
-_SAME = b"\n"  # ends an answer if the factory has returned the same object twice
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -178,7 +176,7 @@ class Trial(NamedTuple):
 
     marking: tuple[bool, str] | None = None  # as `marking_of` returns it
     failure: str | None = None
-    is_shared: bool = False  # another environment would be the same object
+    is_shared: bool = False  # the factory returns an object that was there before, or keeps it
 
 
 def try_factory(definition: Definition, seconds: float | None = TRIAL_SECONDS) -> Trial:
@@ -202,8 +200,6 @@ def try_factory(definition: Definition, seconds: float | None = TRIAL_SECONDS) -
             os.kill(pid, stacks_signal())
             is_answered = bool(select.select([answer], [], [])[0])
         text = answer.read(_MAX_BYTES) if is_answered else b""
-        if text and select.select([answer], [], [], TRIAL_SECONDS)[0]:
-            text += answer.read(_MAX_BYTES)
     with contextlib.suppress(ProcessLookupError):  # with what it has started itself
         os.killpg(pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -213,8 +209,8 @@ def try_factory(definition: Definition, seconds: float | None = TRIAL_SECONDS) -
     if not text:
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
         return Trial(failure=f"the process that created an environment {how}")
-    marking, failure = json.loads(text)
-    return Trial(marking and tuple(marking), failure, text.endswith(_SAME))
+    marking, failure, is_shared = json.loads(text)
+    return Trial(marking and tuple(marking), failure, is_shared)
 
 
 def marking_of(env_class: type) -> tuple[bool, str]:
@@ -223,29 +219,25 @@ def marking_of(env_class: type) -> tuple[bool, str]:
 
 
 def _answer(definition: Definition, writing: int, parent: int) -> Never:
-    """In the child: create, answer, and say whether another environment is the same; exit."""
+    """In the child: create an environment, answer, close it, and exit."""
     try:
         os.setpgid(0, 0)
         die_with_parent(parent)
         if number := stacks_signal():
             faulthandler.register(number, 2)
-        began = time.monotonic()
+        gc.unfreeze()
+        existing = gc.get_objects()
         env: Any = None
         try:
             env = definition.factory()
-            trial = Trial(marking_of(type(env)))
+            is_shared = hasattr(definition.factory, "cache_info")  # of `functools.lru_cache`
+            is_shared |= any(each is env for each in existing)
+            trial = Trial(marking_of(type(env)), is_shared=is_shared)
         except BaseException as exc:  # each session will report it
             text = "%s could not create an environment to inspect"
             log.warning(text, definition.factory_name, exc_info=True)
             trial = Trial(failure=failure_of(exc))
-        os.write(writing, json.dumps(trial[:2]).encode())
-        is_quick = trial.failure is None and time.monotonic() - began < QUICK_SECONDS
-        with contextlib.suppress(BaseException):
-            if is_quick and definition.env_class is None and definition.made_class is None:
-                if (other := definition.factory()) is env:
-                    os.write(writing, _SAME)
-                else:
-                    other.close()
+        os.write(writing, json.dumps(trial).encode())
         with contextlib.suppress(BaseException):
             env.close()
     finally:

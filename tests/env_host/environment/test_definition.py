@@ -171,10 +171,10 @@ def test_a_factory_that_gives_all_sessions_one_environment_is_told(
 def test_the_place_where_a_factory_takes_long_is_logged(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(plan, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(plan, "SLOW_SECONDS", 0.5)
 
     def late() -> EchoEnvironment:
-        time.sleep(1.0)
+        time.sleep(3.0)
         raise OSError("no licence")
 
     failure = try_factory(made(late), None).failure or ""
