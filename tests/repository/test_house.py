@@ -16,10 +16,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_558,
-    "code lines": 46_692,
+    "shipped lines": 72_550,
+    "code lines": 46_684,
     "modules": 383,
-    "test lines": 64_803,
+    "test lines": 64_805,
     "words of pages": 24_985,
     "words of decisions": 7_659,
     "folders at the root": 15,
