@@ -119,13 +119,14 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 def _words(results: Results, fact: Fact) -> str:
     """Return the words that a person reads of an exit; nothing if no provider has recorded any."""
-    said = {name: result.words.get(fact.name) for name, result in results.items()}
-    rows = [
-        [f"`{name}`", *(words.get(where, "\u2013").replace("|", "\\|") for where in WHERE)]
-        for name, words in said.items()
-        if words
+    lines = [
+        f"- `{name}`, {where}: {words[where]}"
+        for name, result in results.items()
+        for words in [result.words.get(fact.name, {})]
+        for where in WHERE
+        if words.get(where)
     ]
-    return f"{fact.sentence}\n\n{_table(['words', *WHERE], rows)}" * bool(rows)
+    return "\n".join([fact.sentence, "", *lines, ""]) * bool(lines)
 
 
 def _notes(results: Results) -> dict[str, int]:
