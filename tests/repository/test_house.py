@@ -19,7 +19,7 @@ BOUNDS = {
     "shipped lines": 72_550,
     "code lines": 46_684,
     "modules": 383,
-    "test lines": 64_805,
+    "test lines": 64_806,
     "words of pages": 24_985,
     "words of decisions": 7_659,
     "folders at the root": 15,
