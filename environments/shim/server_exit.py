@@ -99,7 +99,7 @@ class ExitEvidence:
             return bare_exit(pid, status)
 
     def note_child(self, report: Json) -> None:
-        """Take what killed a process below the server for no evidence of the server's own end."""
+        """Exclude kills of processes below the server from the evidence of its own exit."""
         self.look()
         if killed := _victims(report):  # others may have been killed as well
             before, last = self._counters

@@ -173,9 +173,14 @@ def _path_here(text: str, copies: list[tuple[PurePosixPath, Path]]) -> str | Non
     for place, own in copies:
         if path.is_relative_to(place):
             mine = own / path.relative_to(place)
-            if len(place.parts) > 1 or mine.exists():  # what is copied to `/` has not all of it
+            if len(place.parts) > 1 or _exists(mine):  # what is copied to `/` has not all of it
                 return f"{mine}/" if text.endswith("/") else str(mine)
-    return text if path.is_relative_to("/tmp") or Path(text).exists() else None  # noqa: S108
+    return text if path.is_relative_to("/tmp") or _exists(text) else None  # noqa: S108
+
+
+def _exists(path: Path | str) -> bool:
+    """Return whether a path exists; False also for one that is too long or may not be looked at."""
+    return os.path.exists(path)  # noqa: PTH110  `Path.exists` raises
 
 
 def _copies(text: str, folder: Path) -> Iterator[tuple[PurePosixPath, Path]]:
@@ -191,7 +196,7 @@ def _copies(text: str, folder: Path) -> Iterator[tuple[PurePosixPath, Path]]:
             directory /= target
         is_folder = target.endswith(("/", ".")) or len(sources) > 1
         for path in (Path(os.path.normpath(folder / each.lstrip("/"))) for each in sources):
-            if path.is_relative_to(folder) and path.exists():
+            if path.is_relative_to(folder) and _exists(path):
                 inside = path.name if is_folder and path.is_file() else ""
                 yield directory / target / inside, path
 

@@ -104,6 +104,7 @@ def test_what_a_dockerfile_starts_is_read(
         ('COPY ["data", "/srv/words/"]\nCOPY --from=b out /srv\nENV A=/srv/words/a B=/srv/b',
          {"A": "{p}/data/a"}, ("B",)),
         ("COPY . /\nENV A=/data B=/gone", {"A": "{p}/data"}, ("B",)),
+        (f"COPY {'x' * 300} /\nENV A=/{'x' * 300}", {}, ("A",)),
     ],
 )  # fmt: skip
 def test_the_variables_of_the_image_are_those_of_the_server_here(
