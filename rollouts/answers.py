@@ -33,8 +33,8 @@ _REASONS: dict[Any, FailureReason] = {
     WSErrorCode.INVALID_JSON: FailureReason.PROTOCOL_ERROR,
     WSErrorCode.UNKNOWN_TYPE: FailureReason.PROTOCOL_ERROR,
 }
-# The errors of either parser: invalid text, a wrong type, too deep nesting. An error that is not
-# caught would end the whole rollout because of one answer.
+# Raised by either parser for invalid text, a wrong type, or nesting that is too deep. All are
+# caught, so that one answer cannot end the whole rollout.
 _NOT_READABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError)
 
 

@@ -263,7 +263,7 @@ def reserve_descriptors(sockets: int) -> None:
 
 
 def environment_url(address: str) -> str:
-    """Return the address of a WebSocket session at a server.
+    """Return the WebSocket URL at which a server begins sessions.
 
     Raises `NoEnvironment`: The address is invalid.
     """

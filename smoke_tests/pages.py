@@ -96,7 +96,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def blocks_to_run(page: Path, needs: str) -> list[Block]:
-    """Return the blocks of a page with these needs, which one suite runs."""
+    """Return the blocks of a page that one suite runs: those with this value of `needs`."""
     return [
         block
         for block in blocks(page)

@@ -129,13 +129,13 @@ def _works(one: Json) -> str:
 
 
 def _line(name: str, details: list[str | None], is_good: bool | None) -> str:
-    """Return the line of a part that works, does not work, or (None) is missing but optional."""
+    """Return the line of one part; `is_good` is None if it is missing, and optional."""
     mark = faint("-") if is_good is None else good("✓") if is_good else bad("✗")
     return f"  {mark} {name}  {' · '.join(plain(part) for part in details if part)}".rstrip()
 
 
 class _Missing(ClientError):
-    """The provider does not work on this machine."""
+    """Raised when the provider cannot be used on this machine."""
 
 
 @dataclass

@@ -299,7 +299,7 @@ class Changes:
     def _listen(self) -> None:
         after: str | None = None
         while True:
-            # The end of the stream is handled like a break.
+            # When the stream ends or breaks, it is opened again.
             with contextlib.suppress(ClientError):
                 for event in self.client.changes(after=after):
                     after = event.id

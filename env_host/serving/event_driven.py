@@ -72,7 +72,7 @@ class EventDrivenServer(Server):
         max_body_bytes: int | None = None,
         timing: HttpTiming | None = None,
     ) -> None:
-        """Limit the HTTP connections of each socket, and bodies if `max_body_bytes` is given."""
+        """`max_body_bytes` limits the body of a request; None: there is no limit."""
         super().__init__(config)
         self._max_connections = max_connections
         self._max_body_bytes = max_body_bytes

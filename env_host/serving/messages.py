@@ -118,7 +118,7 @@ def error_frame(message: str, code: WSErrorCode, **details: Any) -> bytes:
 
 
 def text_of(exc: BaseException) -> str:
-    """Return the text of an exception of any class, even if its `__str__` fails."""
+    """Return the message of an exception, or the name of its class if `__str__` raises."""
     try:
         return str(exc)
     except Exception:

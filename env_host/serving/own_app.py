@@ -87,7 +87,7 @@ log = logging.getLogger("openenvd.env_host")
 
 @dataclass(eq=False)
 class AppAsItIs:
-    """An app that is not upstream's. If it has no `/ws`, handshakes of sessions are refused.
+    """A foreign app, served unchanged. If it has no `/ws`, handshakes of sessions are refused.
 
     An engine's agent and the gateway ask for `/health` and `/capacity` to see that the server is
     ready; an app without sessions may answer 404, and then the answer is made here. `route` is a

@@ -289,7 +289,7 @@ class CgroupManager(_GroupMaker):
 
 
 def own_group(*, is_ours: bool) -> Cgroup | None:
-    """Return the memory group of this process; None if the group's kills are not counted.
+    """Return this process's memory cgroup, or None if the kernel does not count its kills.
 
     `is_ours`: only a group that we made, or one below it; other processes share all other groups.
     """

@@ -127,7 +127,7 @@ class TrialSession:
             raise SessionFailed(f"a {what} was answered by no frame: {text[:200]!r}") from exc
 
     async def end(self) -> bool:
-        """Send the close message; return whether the server closes the connection."""
+        """Send the close message; return whether the server closes the connection in time."""
         assert self._session is not None
         return await self._session.end(self.answer_seconds)
 

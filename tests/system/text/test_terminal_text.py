@@ -77,7 +77,7 @@ def test_a_text_of_beginnings_is_read_once(opener: str, end: str) -> None:
     )
 
 
-# Values that are hidden by their form: passwords and tokens in addresses.
+# Passwords and tokens in URLs are hidden, whatever the name of the variable.
 
 
 @pytest.mark.parametrize(
