@@ -742,9 +742,9 @@ def test_down_of_nothing_is_fine(cli: Cli, tmp_path: Path, monkeypatch: pytest.M
     assert cli("down", "--all").code == 0
     cli.has(strays=[])
     assert cli("down", "--strays").out == "no strays\n"
+    assert "openenv launch echo" in cli.shows()
     monkeypatch.setenv("OPENENV_HOME", str(tmp_path / "none"))
     assert cli("stop", "--json").json == {"stopped": False, "pid": None}
-    assert "openenv launch echo" in cli.shows()
 
 
 WORKS: dict[str, Any] = {"version": "29.1", "problem": None, "remedy": None, "notes": []}
