@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import uvloop
@@ -25,6 +25,8 @@ import uvloop
 from ...system.process.standard_streams import open_closed_streams
 
 _T = TypeVar("_T")
+
+SIGNAL_POLL_SECONDS = 1.0
 
 
 class LoopThread:
@@ -51,7 +53,7 @@ class LoopThread:
             raise RuntimeError("Python ends: no session can be used any more")
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
-            return future.result()
+            return _wait_for(future)
         except BaseException:
             future.cancel()
             raise
@@ -67,6 +69,20 @@ def loop_thread() -> LoopThread:
         if not _threads or _threads[-1].pid != os.getpid():
             _threads[:] = [LoopThread()]
         return _threads[-1]
+
+
+def _wait_for(future: Future[_T]) -> _T:
+    """Wait for a future's result, in a thread that handles signals, and return it.
+
+    A signal that arrives just before a thread blocks does not end the wait, and Python handles it
+    only when the wait ends. The wait therefore ends every second.
+    """
+    while True:
+        try:
+            return future.result(SIGNAL_POLL_SECONDS)
+        except TimeoutError:
+            if future.done():  # the coroutine raised it, or has ended since
+                return future.result()
 
 
 def run_on_thread(main: Coroutine[Any, Any, _T]) -> _T:
@@ -87,7 +103,7 @@ def run_on_thread(main: Coroutine[Any, Any, _T]) -> _T:
         # A signal during the start of a thread would prevent the executor's wait for it.
         thread.submit(int).result()
         try:
-            return thread.submit(run).result()
+            return _wait_for(thread.submit(run))
         except BaseException:  # a cancellation, too, which is raised here
             with contextlib.suppress(RuntimeError):  # the loop has ended by now
                 loop.call_soon_threadsafe(task.cancel)

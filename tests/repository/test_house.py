@@ -16,10 +16,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_555,
-    "code lines": 46_686,
+    "shipped lines": 72_571,
+    "code lines": 46_694,
     "modules": 383,
-    "test lines": 64_807,
+    "test lines": 64_813,
     "words of pages": 24_985,
     "words of decisions": 7_659,
     "folders at the root": 15,

@@ -153,14 +153,18 @@ def cancellable() -> Iterator[None]:
 
     before = signal.signal(signal.SIGTERM, raise_it)
     yield
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.parametrize("interrupts", [True, False])
 def test_cancellation_returns_after_the_event_loop_has_ended(
-    cancellable: None, monkeypatch: pytest.MonkeyPatch
+    interrupts: bool, cancellable: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[str] = []
     start = threading.Thread.start
+    if not interrupts:  # as a signal does that arrives just before the main thread blocks
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def start_slowly(thread: threading.Thread) -> None:  # the signal arrives meanwhile
         start(thread)
@@ -171,8 +175,10 @@ def test_cancellation_returns_after_the_event_loop_has_ended(
 
     async def main() -> dict[str, Any]:
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # of this thread
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.Event().wait()
+            await asyncio.sleep(30)
+            ended.append("was not cancelled")
         finally:
             await asyncio.sleep(0.2)
             ended.append("cleaned up")
