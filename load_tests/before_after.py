@@ -11,8 +11,6 @@ other commits. A ratio is after / before: the median over pairs that were measur
 other. Run nothing else at the same time.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -6,8 +6,6 @@ with ours, against its own server (skypilot_peer.py). So does upstream's `openen
 it is installed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import time

@@ -14,8 +14,6 @@ Aims: the first screen in 300 ms and 150 kB, an update in 100 ms, a p99 lag of t
 loop of 10 ms, 20 MB of memory above the idle daemon's, a death shown within a second.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -19,8 +19,6 @@ sweep, `status` in 0.3 s, a free port in 10 ms. `status` after 5,000 failed laun
 daemon's time. No write waits more than 50 ms.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

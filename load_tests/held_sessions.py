@@ -20,8 +20,6 @@ contain the kernel's own memory: `Slab` of /proc/meminfo and the pages of TCP bu
 Aims: 65,536 sessions, 4 kB or less of PSS each.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

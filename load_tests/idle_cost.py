@@ -23,8 +23,6 @@ wake-ups a second and 80 MB; 1,000 environments under 20 % of a core, `status` i
 user's does. Launches have a low priority, so that other work goes first.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -15,8 +15,6 @@ processes, and times one client from its connect to the answer to its first rese
 client, which finds it awake. Aims: asleep, only the shim runs; no client waits for half a second.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

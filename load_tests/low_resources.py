@@ -15,8 +15,6 @@ nothing without a cloud, so (a) is compared with figures from elsewhere: 3 and 3
 Aim: ten times both figures, without a kill.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

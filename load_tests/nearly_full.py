@@ -10,8 +10,6 @@ asked" counts the replicas that Envoy sent one handshake to, by its own counter 
 Aim: no session is refused.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

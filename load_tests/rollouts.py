@@ -24,8 +24,6 @@ reading all totals, and `datasets.load_dataset` over it. A killed rollout leaves
 one that has ended, and those of its last half second: resuming is measured after `close`.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

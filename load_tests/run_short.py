@@ -4,8 +4,6 @@
 python -m load_tests.run_short [--half SEED]
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import subprocess

@@ -30,8 +30,6 @@ repetition, and a fifth of upstream's CPU per session. Through the gateway 100 %
 shares within 5 % of even, otherwise the exit code is 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

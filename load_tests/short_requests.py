@@ -12,8 +12,6 @@ Aims: p50 under 5 ms and p99 under 20 ms; over 500 a second with 50 clients; sta
 0.5 s.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -22,8 +22,6 @@ process, and clients have the other cores: the rate is that of a core that only 
 the clients take less than one core.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import ExitStack, suppress

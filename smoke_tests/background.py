@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs in the background, such as engines and servers of a test: start, wait for, end."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -5,8 +5,6 @@ Tests are skipped without Playwright (`pip install '.[dev]'`) or a Chromium: `ap
 chromium`, or `OPENENVD_CHROMIUM` names one.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ Upstream's package comes from the package index into a virtual environment of it
 runs (`OPENENVD_SMOKE_CACHE`, or the user's cache folder), and made by the `uv` that we depend on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

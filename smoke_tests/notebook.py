@@ -4,8 +4,6 @@
 python notebook.py FILE...      in the folder from which they import
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import inspect

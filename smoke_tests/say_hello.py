@@ -4,8 +4,6 @@
 This checks the README's first command where upstream's package is not installed.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs in `examples/` run as they are shown."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

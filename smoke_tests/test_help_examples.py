@@ -7,8 +7,6 @@ ports (`IDS`, `PORT`), and shortens measurements (`SHORTER`). A command that fol
 interrupted is interrupted after its first output. `NOT_RUN` has the rest.
 """
 
-from __future__ import annotations
-
 import select
 import shlex
 import shutil

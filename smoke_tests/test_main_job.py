@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job: up, launch, status, logs, down; queued, waited for, cancelled."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

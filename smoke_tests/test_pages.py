@@ -4,8 +4,6 @@
 How blocks are read and run is in `pages.py`; what needs an engine runs in that engine's suite.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

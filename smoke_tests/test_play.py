@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`openenv play` in a real terminal and in a pipe; played steps are saved and replayed."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prometheus' own tool accepts the metrics of a real daemon and a real environment."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plugin of pytest, in a pytest of its own, on a real server."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python SDK against a real daemon, also where OpenEnv's package is installed."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces of a real daemon's requests, as an OTLP/HTTP collector receives them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The brigade in one process, as the original was at first: codecs and buffer on one event loop."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An environment whose observations name its launch, its world and the world's number of steps."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

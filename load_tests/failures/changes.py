@@ -21,8 +21,6 @@ Otherwise the exit code is 1. After each round the results are written to the JS
 call with the same file continues until `--kills` processes were killed.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -21,8 +21,6 @@ at the top of the load, and one at the end. The seconds until all sessions of a 
 the cost of scaling.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

@@ -13,8 +13,6 @@ After each folder the results are written to the JSON file, and a later call wit
 continues until `--kills` processes were killed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -24,8 +24,6 @@ Each fault makes the exit code 1. After each round the results are written to
 the JSON file, and a later call with the same file continues until `--kills` processes were killed.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

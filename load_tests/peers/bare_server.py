@@ -8,8 +8,6 @@ the event loop and the kernel. No server of environments can be faster; the figu
 the ratio to this limit. Each process has a listening socket of its own (`SO_REUSEPORT`).
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

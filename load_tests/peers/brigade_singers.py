@@ -7,8 +7,6 @@ miss is an answer that came after the next packet was due: the singer would have
 program follows the original's `stress_helper.py`; the audio is a voice, not silence.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -8,8 +8,6 @@ A session through Envoy takes two of its process's descriptors: with a hard limi
 only CAP_SYS_RESOURCE may raise, Envoy carries fewer than 10,000 sessions.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import statistics

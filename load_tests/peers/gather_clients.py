@@ -7,8 +7,6 @@ The program speaks the protocol of `openenvd.rollouts.bench.generator` (lines of
 so that a batch is measured in the same way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource

@@ -17,8 +17,6 @@ The naive way is prime-rl's orchestrator before its pull request 2609, with adva
 orjson, a better client library, no base64. It ends before it would exceed `most_bytes`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

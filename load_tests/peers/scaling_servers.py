@@ -11,8 +11,6 @@
 `Started.facts` has how long the start took. Processes are identified by pid, never by name.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -12,8 +12,6 @@ server behind proxies, an indexed `=` instead of a `LIKE` scan, and no logging. 
 checkpoints in the commit that finds the log long; ours are made by a thread of their own.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import queue

@@ -9,8 +9,6 @@ submit, and `/api/get`, which answers at the end. Processes of a peer are found 
 because some outlive their parent, and are killed with it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """HTTP over a persistent connection, for many clients in one loop; the daemon's API over it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -7,8 +7,6 @@ A point is the median of a batch's repetitions; the bar through it reaches from 
 greatest. Both axes are logarithmic.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from pathlib import Path

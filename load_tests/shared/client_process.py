@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A child process of a load test, which runs one module. Messages are lines of JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

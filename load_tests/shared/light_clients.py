@@ -17,8 +17,6 @@ which a step was due, not from the moment of sending.
 The process ends at the end of stdin.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -5,8 +5,6 @@ They are not operations of the product: only executors of load tests run them. `
 their workers find this module.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by all load tests: a daemon for a test, its memory, a table with spread, and JSON."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -8,8 +8,6 @@ statuses are sent, one replica after another, each with other sessions than its 
 is drained or stopped reports `stopped`. The daemon's processor time is apart from theirs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -13,8 +13,6 @@ written into that folder first. Renew them with a fresh daemon, without the othe
     OPENENVD_SCREENSHOTS=docs/images pytest -n 0 smoke_tests/dashboard -k pictures
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An environment whose reset prints 200,000 lines at once."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An environment that keeps 20 MB of each step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from openenvd.env_host.bundled.echo.environment import EchoAction, EchoEnvironment, EchoObservation

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An environment whose server holds 400 MB from its start."""
 
-from __future__ import annotations
-
 from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 
 HELD = b"1" * (400 << 20)

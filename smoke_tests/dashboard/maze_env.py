@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An environment with something to see: a walk through a room, as a picture and in numbers."""
 
-from __future__ import annotations
-
 import random
 from typing import Any, Literal
 

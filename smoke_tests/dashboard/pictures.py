@@ -13,8 +13,6 @@ description (`DESCRIBE`), which omits all these and is compared exactly:
 * the colors and sizes of each kind of element that is in both pictures.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import dataclass

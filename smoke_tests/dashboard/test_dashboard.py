@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What people do with the dashboard, in a real browser against a real daemon."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

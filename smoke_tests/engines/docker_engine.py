@@ -7,8 +7,6 @@ filter, so that several engines can run beside each other; docker-proxy forwards
 containers on 127.0.0.1, as it also does with such rules.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

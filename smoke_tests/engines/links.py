@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Network links for tests: bridges and namespaces with names that no other run uses."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ the node's daemons, and their workers end with them. Nodes that are `elsewhere` 
 namespaces of their own on a bridge, whose address on this machine is the head's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -10,8 +10,6 @@ Memory is limited by `task/cgroup` if this machine's cgroups are of version 1. O
 (`limits_memory` is false) `proctrack/linuxproc` follows processes, and none is killed for memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environments whose replicas are containers: the real command, daemon, agent and dockerd."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

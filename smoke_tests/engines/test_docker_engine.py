@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `environments/engines/docker/engine.py` reports of containers of a real dockerd."""
 
-from __future__ import annotations
-
 import dataclasses
 import uuid
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images of environments, built by a real Docker engine, and used without openenvd around them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

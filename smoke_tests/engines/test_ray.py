@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environments whose replicas are Ray actors: the real command, daemon, agent and cluster."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path

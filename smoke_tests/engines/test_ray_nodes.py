@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Ray cluster of three nodes, two of which have addresses of their own; one of these is lost."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environments whose replicas are Slurm jobs: the real command, daemon, agent and cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@
 Slurm itself would mark the node DOWN after 300 s, its default; openenvd acts before that.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

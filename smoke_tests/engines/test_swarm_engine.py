@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `engines/swarm/engine.py` reports of services in a real swarm of one node."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 

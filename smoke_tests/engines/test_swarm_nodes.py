@@ -5,8 +5,6 @@ The agent asks the manager, and learns only from Swarm what is on the other node
 output, its exit, and that the node is gone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wall clock steps by a day, back and ahead, during launches and sessions, without effect."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of a daemon that is killed or replaced, and of read-only folders and full disks."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 `home_of_0_2_0/` has the files that 0.2.0 wrote for `openenv launch echo`. They never change.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

@@ -5,8 +5,6 @@ The tests cover `status`, `logs`, the exit code of the waiting command, the othe
 which notice nothing, and a retry with more memory.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

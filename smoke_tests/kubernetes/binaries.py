@@ -9,8 +9,6 @@ its repository (`staging/`). Helm is a Go module, too. `etcd` comes from a wheel
 from Debian's package; `pause.go` and `device_plugin.go` are our own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

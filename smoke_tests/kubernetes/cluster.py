@@ -13,8 +13,6 @@ There is one node, which has this machine's network; `other_node` adds another o
 namespace of its own with an address on the first one's bridge, and `cut` disconnects the two.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

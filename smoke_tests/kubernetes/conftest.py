@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real node, for all tests of this folder, and homes whose daemons use it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

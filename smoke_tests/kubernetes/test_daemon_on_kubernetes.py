@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An administrator changes a cluster while a real daemon's sessions are open."""
 
-from __future__ import annotations
-
 import subprocess
 
 from ..conftest import eventually

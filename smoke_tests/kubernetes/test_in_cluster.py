@@ -5,8 +5,6 @@ A real dockerd builds `docs/deploy/Dockerfile`, on the base image of our tests. 
 services do not answer on this node, so the API server's own address replaces that of its service.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the engine reports of pods on a real node of Kubernetes."""
 
-from __future__ import annotations
-
 import signal
 import uuid
 from collections.abc import Iterator

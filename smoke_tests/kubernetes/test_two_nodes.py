@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cluster of two nodes, one of which is lost while it has sessions."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -12,8 +12,6 @@ Exit code 1: a fact does not hold, a fact that applies was skipped, or a provide
 not run.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import datetime as dt

@@ -5,8 +5,6 @@ A provider that cannot run here, and a fact that does not apply, are skipped wit
 `python -m smoke_tests.providers` makes a table of the outcomes, and fails for other skips.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

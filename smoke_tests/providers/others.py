@@ -5,8 +5,6 @@ Each system has its version, the day on which it was looked up, notes (a reason 
 and for each fact an outcome with the name of its note, as in `no: websocket`. No system was run.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ The facts are the tests of this folder; `python -m smoke_tests.providers --write
 results (`results.json`). The outcomes of other systems (`others.json`) are written by hand.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ action of `{"do": "server", "argument": "exit:3"}`: the action is in memory that
 the replica share, and a signal announces it.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import mmap
 import os

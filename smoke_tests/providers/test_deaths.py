@@ -5,8 +5,6 @@ The agent is the process that reports the replicas' status: with the local provi
 replica, with an engine one process for all replicas.
 """
 
-from __future__ import annotations
-
 from ..conftest import eventually
 from .harness import NAME, Harness
 

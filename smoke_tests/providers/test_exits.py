@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exits of ready replicas: each provider reports the same `ExitReason` and restarts them."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Separation: homes on the same engine, addresses, ports and tokens."""
 
-from __future__ import annotations
-
 import socket
 from urllib.error import HTTPError
 

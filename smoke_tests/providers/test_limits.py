@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits of a replica: memory, CPU, sandbox and sessions."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 from ..conftest import eventually

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Logs of replicas."""
 
-from __future__ import annotations
-
 import subprocess
 
 from .harness import NAME, Harness

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scaling, restarts and updates of replicas behind the gateway, with any provider."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 from ..conftest import eventually

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions: as on OpenEnv's own server, with every provider."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting: ready, refused, crashed, never ready, cancelled; a replica's variables and GPUs."""
 
-from __future__ import annotations
-
 import signal
 
 from ..conftest import eventually

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stopping: sessions get time to close, nothing is left, and the name is free again."""
 
-from __future__ import annotations
-
 from ..conftest import eventually
 from .harness import NAME, Harness
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instances on an engine without a record in this home: its own strays, and others'."""
 
-from __future__ import annotations
-
 import shutil
 
 from openenvd.environments.engines.base import Labels

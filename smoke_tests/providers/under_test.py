@@ -6,8 +6,6 @@ provider is in `exceptions.yaml`, by the name of the test, with the reason, whic
 is a known fault, which is removed from there when the test passes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

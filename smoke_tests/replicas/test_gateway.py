@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gateway in front of local replicas: the real Envoy, upstream's real client, real deaths."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

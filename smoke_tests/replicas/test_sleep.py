@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An idle environment sleeps, and upstream's clients do not notice."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An environment is updated while it has sessions; a failed update leaves it as it was."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

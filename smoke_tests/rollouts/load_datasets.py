@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face's `datasets` reads the same rows from FOLDER as we do (`docs/rollouts.md`)."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -6,8 +6,6 @@ contain what confuses its inference of types: observations of many forms, values
 first, arrays that come late, rows larger than the block that it reads at a time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator

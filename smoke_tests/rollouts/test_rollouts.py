@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollouts whose daemon or worker is killed: every episode is in the folder exactly once."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The site's page of habits, made from the habits' declarations."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

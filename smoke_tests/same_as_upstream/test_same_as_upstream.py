@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Habits of environments' authors work here as on upstream's own server, or better."""
 
-from __future__ import annotations
-
 import pytest
 
 from ..conftest import new_machine, python_with

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The env host's suite of conformance, which compares each frame with upstream's own server."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The web interface of a generated project, with several shards."""
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 from pathlib import Path

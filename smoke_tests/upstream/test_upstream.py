@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upstream's package installed beside ours: its clients, its commands, its pages."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conversations of `conversations.yaml`, which explains its entries."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -24,8 +24,6 @@ Exit code 1: an environment that works on upstream's server does not work on our
 differently; or a process was left.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

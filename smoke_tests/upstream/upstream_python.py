@@ -7,8 +7,6 @@
 The import takes four seconds of a processor, a fork milliseconds. One program runs at a time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -12,8 +12,6 @@ no env host proves nothing, and fails.
 Exit code 1: a test passes on upstream's server and not on ours, and is not in `KNOWN`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@
 A change that exceeds a bound makes something else smaller. Whoever takes away lowers the bound.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from pathlib import Path

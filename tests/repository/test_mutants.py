@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mutants that `.ci/mutants.py` draws change what runs, and are the same for the same seed."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from importlib.util import module_from_spec, spec_from_file_location

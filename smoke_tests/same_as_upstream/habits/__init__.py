@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """All habits, in the order of the table."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from .habit import Habit, habits_in

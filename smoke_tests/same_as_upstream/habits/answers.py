@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Observations, rewards and states: large, deep, not finite, not JSON."""
 
-from __future__ import annotations
-
 import collections
 import datetime as dt
 import enum

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that are coroutines: tasks, programs, blocking calls, patched loops."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps, resets, constructors and ends that raise, exit, wait for a terminal, or take a while."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forms of sessions, of an environment's factory, and of its app."""
 
-from __future__ import annotations
-
 from .habit import BETTER, ON_PURPOSE, habit
 
 SEEN: list[str] = []

@@ -8,8 +8,6 @@ Habits of a module are served together, each session with the one that its reset
 and, as the package `habits`, by both servers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of modules, packages, hooks of the import, and files beside the code."""
 
-from __future__ import annotations
-
 import importlib
 import pickle
 from typing import Any

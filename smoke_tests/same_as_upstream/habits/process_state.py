@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step or an import changes in its process: folder, streams, limits, signals, modules."""
 
-from __future__ import annotations
-
 import builtins
 import gc
 import io

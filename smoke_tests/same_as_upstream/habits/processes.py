@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that a step starts: forked, spawned, in pools, programs, servers, daemons."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import logging

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads, event loops, databases and C libraries in synchronous steps."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextvars

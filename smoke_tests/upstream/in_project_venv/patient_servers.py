@@ -5,8 +5,6 @@ On a busy machine the import of gradio alone takes longer. Their `run_server` th
 failing, because it reads the errors of a server that continues.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 START_SECONDS = 60.0

@@ -12,8 +12,6 @@ isolated, with its limit, and refused at once beyond that.
 Loaded with `-p suite_on_ours`; `SUITE_REPORT` names the file that gets the number of env hosts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib

@@ -9,8 +9,6 @@ fields of a step become the client's own action. The answer to each call has the
 exception, and the messages that it received. Runs in the project's own virtual environment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import importlib

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A build that holds 400 MB, in a child of the worker: more than the launch's limit."""
 
-from __future__ import annotations
-
 import time
 
 
