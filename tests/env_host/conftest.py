@@ -12,6 +12,7 @@ import pytest
 from openenvd.schema.protocol import HostConfig
 
 from ..environments.shim.conftest import cgroups as cgroups
+from . import hosts
 from .hosts import Host, wait_until_exited
 from .samples import PLAIN, SAMPLES, THREADED
 from .upstream import write_upstream
@@ -22,6 +23,12 @@ StartHost = Callable[..., Host]
 
 
 @pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts are programs of their own, with imports of their own."""
+    monkeypatch.setattr(hosts, "FORKS", False)
+
+
+@pytest.fixture
 def start(tmp_path: Path) -> Iterator[StartHost]:
     """Starts a host of a class in `samples.py`, of a bundled one, or of apps; one shard, unless
     said otherwise, and clients do not wait for a slot.
@@ -29,7 +36,7 @@ def start(tmp_path: Path) -> Iterator[StartHost]:
     `files` are texts of modules that are written before; `app` is that of `app.py`, which is served
     and may use a stand-in for upstream's package.
     """
-    hosts: list[Host] = []
+    started: list[Host] = []
     write_files(tmp_path, {"samples.py": SAMPLES, "threaded.py": THREADED, "plain.py": PLAIN})
 
     def start_host(
@@ -52,12 +59,12 @@ def start(tmp_path: Path) -> Iterator[StartHost]:
         }  # fmt: skip
         where = {key: config.pop(key) for key in ("listener", "gate_fd", "python") if key in config}
         host = Host(HostConfig(**{**fields, **config}), tmp_path, env=env, **where)
-        hosts.append(host)
+        started.append(host)
         return host
 
     yield start_host
-    families = [child for host in hosts for child in _children(host)]
-    for host in hosts:
+    families = [child for host in started for child in _children(host)]
+    for host in started:
         host.close()
     wait_until_exited(families)  # the kernel kills the children of a killed host
 

@@ -24,8 +24,11 @@ from websockets.sync.client import ClientConnection, connect
 
 from openenvd.schema import protocol
 
+from .zygote import zygote
+
 PROGRAM = Path(__file__).resolve().parents[2] / "env_host" / "__main__.py"
 WAIT_SECONDS = 60.0
+FORKS = sys.platform == "linux"
 
 Json = dict[str, Any]
 
@@ -38,34 +41,39 @@ class Host:
         config: protocol.HostConfig,
         folder: Path,
         *,
-        python: str = sys.executable,
+        python: str | None = None,
         env: Mapping[str, str] | None = None,
         listener: socket.socket | None = None,
         gate_fd: int | None = None,
     ) -> None:
+        """Start it; it is forked from a zygote unless its Python is given."""
         self.log = folder / "host.log"
         self._listener = socket.create_server(("127.0.0.1", 0)) if listener is None else listener
         self.port: int = self._listener.getsockname()[1]
         self._notify, writing = os.pipe()
         self._buffer = b""
-        fds: tuple[int, ...] = (self._listener.fileno(), writing)
         doors = {
-            protocol.HOST_CONFIG_VARIABLE: json.dumps(config.to_json()),
-            protocol.LISTEN_FD_VARIABLE: str(fds[0]),
-            protocol.NOTIFY_FD_VARIABLE: str(writing),
+            protocol.LISTEN_FD_VARIABLE: self._listener.fileno(),
+            protocol.NOTIFY_FD_VARIABLE: writing,
         }
-        if gate_fd is not None:
-            fds, doors[protocol.GATE_FD_VARIABLE] = (*fds, gate_fd), str(gate_fd)
+        doors |= {} if gate_fd is None else {protocol.GATE_FD_VARIABLE: gate_fd}
+        told = {protocol.HOST_CONFIG_VARIABLE: json.dumps(config.to_json())}
+        environ = {**os.environ, **told, **(env or {})}
+        argv = [python or sys.executable, "-P", str(PROGRAM)]
+        self.process: subprocess.Popen[bytes]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [python, "-P", str(PROGRAM)],
-                env={**os.environ, **doors, **(env or {})},
-                pass_fds=fds,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+            if python is None and FORKS:
+                self.process = zygote().fork(argv, environ, doors, log, folder)
+            else:
+                self.process = subprocess.Popen(
+                    argv,
+                    env=environ | {name: str(fd) for name, fd in doors.items()},
+                    pass_fds=tuple(doors.values()),
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
         os.close(writing)
         self._listener.close()
 

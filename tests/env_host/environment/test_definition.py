@@ -141,8 +141,9 @@ def test_a_factory_functions_class_is_found(factory: Any, answer: tuple[bool, st
     [(slow, (True, "EchoEnvironment")), (slow_in_two_lines, (False, "slow_in_two_lines"))],
 )
 def test_a_slow_factory_is_known_by_its_code(factory: Any, found: tuple[bool, str]) -> None:
+    before = children_of(os.getpid())
     assert supports_concurrency(made(factory), pytest.fail, seconds=0.1) == found
-    assert children_of(os.getpid()) == []
+    assert children_of(os.getpid()) == before
 
 
 ONE = EchoEnvironment()
@@ -161,11 +162,11 @@ ONE = EchoEnvironment()
 def test_a_factory_that_gives_all_sessions_one_environment_is_told(
     factory: Any, is_shared: bool
 ) -> None:
-    told: list[str] = []
+    told, before = list[str](), children_of(os.getpid())
     supports_concurrency(made(factory), pytest.fail, differs=told.append)
     expected = "returns the same environment to each session, which only sessions of the same"
     assert [expected in each for each in told] == [True] * is_shared
-    assert children_of(os.getpid()) == []
+    assert children_of(os.getpid()) == before
 
 
 def test_the_place_where_a_factory_takes_long_is_logged(

@@ -20,6 +20,7 @@ from openenvd.schema.protocol import HOST_LIBRARIES
 
 from ..conftest import StartHost
 
+pytestmark = pytest.mark.usefixtures("programs")
 SETTINGS = """
 import gc, os, resource, signal, socket, subprocess, sys, threading, time
 from plain import Bare, Seen

@@ -23,6 +23,7 @@ from ..hosts import PROGRAM, WAIT_SECONDS, Host, serving
 from ..samples import SAMPLES
 from ..upstream import SERVER, write_upstream
 
+pytestmark = pytest.mark.usefixtures("programs")
 APP = """
 from openenv.core.env_server.http_server import create_app
 from samples import {name}, Do, Seen
