@@ -22,11 +22,9 @@ daemon's time. No write waits more than 50 ms.
 import asyncio
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,7 +36,15 @@ from sqlalchemy import Connection, insert, text
 
 from load_tests.peers.scaling_servers import openenv
 from load_tests.shared.api_client import ApiClient
-from load_tests.shared.report import MEGABYTE, OPENENV, Report, daemon_pid, parse_arguments, run
+from load_tests.shared.report import (
+    MEGABYTE,
+    OPENENV,
+    Report,
+    daemon,
+    daemon_pid,
+    parse_arguments,
+    run,
+)
 from load_tests.shared.stand_ins import LAUNCH, SPEC, replica_ids
 from openenvd.environments.engines.local.ports import PortOwner, open_listeners
 from openenvd.requests_db.connections import WriteConnection
@@ -89,16 +95,10 @@ def exponent(found: dict[int, list[float]]) -> float:
 
 @contextmanager
 def home() -> Iterator[dict[str, str]]:
-    """A home without a daemon; what runs in it is ended afterwards."""
-    with tempfile.TemporaryDirectory(prefix="growth-") as folder:
-        environ = {**os.environ, "OPENENV_HOME": folder, "OPENENV_PORT": "0"}
-        run([OPENENV, "up"], environ)
+    """A home with a database and without a daemon; what runs in it is ended afterwards."""
+    with daemon() as environ:
         run([OPENENV, "stop"], environ)
-        try:
-            yield environ
-        finally:
-            for command in (["down", "--all"], ["stop"]):
-                subprocess.run([OPENENV, *command], env=environ, check=False, capture_output=True)
+        yield environ
 
 
 @contextmanager

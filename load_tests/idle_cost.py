@@ -42,10 +42,10 @@ import psutil
 from load_tests.peers.skypilot_peer import (
     PEER_OPTION,
     SETTLE_SECONDS,
-    Kind,
+    SKYPILOT,
     PeerClient,
-    kinds,
     need,
+    skypilot,
     started,
 )
 from load_tests.shared.api_client import ApiClient
@@ -300,18 +300,18 @@ def _agents(home: Path) -> Iterator[tuple[str, int]]:
 
 
 def _burst(report: Report, options: argparse.Namespace) -> None:
-    """Measure the PSS around a burst: ours, and then that of each peer."""
+    """Measure the PSS around a burst: ours, and then the peer's."""
     with daemon() as environ:
         home, pid = environ["OPENENV_HOME"], daemon_pid(environ)
         crowd = _requests(home, options.requests)
         _around(report, "openenvd", crowd, lambda: measure_family(pid), options)
-    with kinds(options.peer) as peers:
-        for kind in peers:
-            _burst_of_peer(report, kind, options)
+    with skypilot(options.peer) as command:
+        if command is not None:
+            _burst_of_peer(report, command, options)
 
 
-def _burst_of_peer(report: Report, kind: Kind, options: argparse.Namespace) -> None:
-    with started(kind) as peer:
+def _burst_of_peer(report: Report, command: list[str], options: argparse.Namespace) -> None:
+    with started(command) as peer:
         port = need(peer).port
 
         async def many() -> None:
@@ -324,7 +324,7 @@ def _burst_of_peer(report: Report, kind: Kind, options: argparse.Namespace) -> N
             await asyncio.gather(*(many() for _ in range(PEER_CLIENTS)))
 
         time.sleep(SETTLE_SECONDS)
-        _around(report, kind.name, all_of_them, peer.look, options)
+        _around(report, SKYPILOT, all_of_them, peer.look, options)
 
 
 def _around(

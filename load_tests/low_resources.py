@@ -30,13 +30,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from load_tests.peers.skypilot_peer import (
-    PEER_OPTION,
-    Kind,
-    answers,
-    kinds,
-    started,
-)
+from load_tests.peers.skypilot_peer import PEER_OPTION, SKYPILOT, answers, skypilot, started
 from load_tests.shared.api_client import ApiClient
 from load_tests.shared.report import OPENENV, Report, parse_arguments
 from openenvd.system.memory.cgroup_tree import V1
@@ -141,10 +135,10 @@ def main() -> int:
         return 0
     report = Report("Low resources")
     found: dict[Key, dict[str, list[float]]] = {}
-    with kinds(options.peer) as peers:
+    with skypilot(options.peer) as peer:
         for _ in range(options.repetitions):
             for size, part in product(options.sizes, options.parts):
-                for who, measured in _everyone(size, part, options, peers):
+                for who, measured in _everyone(size, part, options, peer):
                     for (name, unit), value in measured.items():
                         key = (f"{SIZES[size].name}: {name}", unit)
                         found.setdefault(key, {}).setdefault(who, []).append(value)
@@ -155,12 +149,11 @@ def main() -> int:
 
 
 def _everyone(
-    size_name: str, part: str, options: Namespace, peers: list[Kind]
+    size_name: str, part: str, options: Namespace, peer: list[str] | None
 ) -> Iterator[tuple[str, dict[Key, float]]]:
     yield OURS, _inside(size_name, part, options)
-    if part == "b":
-        for kind in peers:
-            yield kind.name, _short_of_peer(kind, SIZES[size_name])
+    if part == "b" and peer is not None:
+        yield SKYPILOT, _short_of_peer(peer, SIZES[size_name])
 
 
 @contextmanager
@@ -276,10 +269,10 @@ async def _says_status(home: str) -> bool:
         await client.close()
 
 
-def _short_of_peer(kind: Kind, size: Size) -> dict[Key, float]:
+def _short_of_peer(command: list[str], size: Size) -> dict[Key, float]:
     group = Group(size)
     try:
-        with started(kind, group.inside, START_SECONDS) as peer:
+        with started(command, group.inside, START_SECONDS) as peer:
             time.sleep(PEER_IDLE_SECONDS if peer.is_healthy else 0.0)
             return {
                 **_started(peer.is_healthy, peer.seconds, answers(peer.port, ANSWER_SECONDS)),

@@ -27,16 +27,16 @@ from load_tests.peers.skypilot_peer import (
     PEER_OPTION,
     SETTLE_SECONDS,
     SKYPILOT,
-    Kind,
     PeerClient,
-    kinds,
     need,
+    skypilot,
     started,
 )
 from load_tests.shared.api_client import ApiClient
 from load_tests.shared.report import (
     OPENENV,
     Report,
+    daemon,
     parse_arguments,
     percentile,
     run,
@@ -69,11 +69,11 @@ def main() -> None:
         peer=PEER_OPTION,
     )
     found: dict[str, dict[Key, list[float]]] = {}
-    with kinds(options.peer) as peers:
+    with skypilot(options.peer) as peer:
         for _ in range(options.repetitions):
             _note(found, OURS, _one_daemon(options.single, options.burst))
-            for kind in peers:
-                _note(found, kind.name, _one_peer(kind, *SKYPILOT_COUNTS))
+            if peer is not None:
+                _note(found, SKYPILOT, _one_peer(peer, *SKYPILOT_COUNTS))
     report = Report("Short requests")
     ours = found.pop(OURS)
     for key, values in ours.items():
@@ -107,17 +107,13 @@ class Probing:
 
 
 def _one_daemon(single: int, burst: int) -> dict[Key, float]:
-    with tempfile.TemporaryDirectory(prefix="openenvd-load-") as home:
-        environ = {**os.environ, "OPENENV_HOME": home, "OPENENV_PORT": "0"}
-        healthy = asyncio.run(_start_by_hand())
+    healthy = asyncio.run(_start_by_hand())
+    with daemon(is_started=False) as environ:
         up = run([OPENENV, "up"], environ).seconds
-        try:
-            time.sleep(ZYGOTE_SECONDS)
-            run([OPENENV, "launch", "echo", "--name", "probed"], environ)
-            measured = asyncio.run(_measure(partial(Probing, home), single, burst))
-        finally:
-            for words in (["down", "--all"], ["stop"]):
-                subprocess.run([OPENENV, *words], env=environ, check=False, capture_output=True)
+        time.sleep(ZYGOTE_SECONDS)
+        run([OPENENV, "launch", "echo", "--name", "probed"], environ)
+        probing = partial(Probing, environ["OPENENV_HOME"])
+        measured = asyncio.run(_measure(probing, single, burst))
     return {
         START: healthy,
         ("`openenv up`, the whole command", "s"): up,
@@ -131,14 +127,14 @@ async def _start_by_hand() -> float:
         environ = {**os.environ, "OPENENV_HOME": home, "OPENENV_PORT": "0"}
         began = time.perf_counter()
         command = [sys.executable, "-P", "-m", "openenvd.server"]
-        with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as daemon:
+        with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as process:
             while not (Path(home) / "daemon.json").exists():
                 await asyncio.sleep(POLL_INTERVAL_SECONDS)
             client = ApiClient(home)
             await client.call("GET", "/v1/health")
             seconds = time.perf_counter() - began
             await client.close()
-            daemon.terminate()
+            process.terminate()
     return seconds
 
 
@@ -169,8 +165,8 @@ async def _measure(make: Callable[[], Client], single: int, burst: int) -> dict[
     }
 
 
-def _one_peer(kind: Kind, single: int, burst: int) -> dict[Key, float]:
-    with started(kind) as peer:
+def _one_peer(command: list[str], single: int, burst: int) -> dict[Key, float]:
+    with started(command) as peer:
         healthy = need(peer).seconds
         time.sleep(SETTLE_SECONDS)
         measured = asyncio.run(_measure(partial(PeerClient, peer.port), single, burst))

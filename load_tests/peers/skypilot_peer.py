@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
@@ -55,24 +55,13 @@ SUBMITTED = "x-skypilot-request-id"
 Wrap = Callable[[list[str]], list[str]]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of peer that can be started."""
-
-    name: str
-    command: Callable[[int, Path], list[str]]  # made from a port and a home
-    status: list[str] = field(default_factory=list)  # the user's command that shows what exists
-
-
 @dataclass
 class Peer:
     """A peer that was started, whether or not it became healthy."""
 
-    name: str
     process: subprocess.Popen[bytes]
     port: int
     log: Path
-    environ: dict[str, str]  # for commands that reach it
     seconds: float = 0.0  # to healthy
     is_healthy: bool = False
 
@@ -86,45 +75,45 @@ class Peer:
 
 
 @contextmanager
-def kinds(real: str | None) -> Iterator[list[Kind]]:
-    """Return the peers of this run: SkyPilot if `--peer` names it, or none."""
-    if real is None:
-        yield []
+def skypilot(asked: str | None) -> Iterator[list[str] | None]:
+    """Yield the command that starts its server if `--peer` names it, or else None."""
+    if asked is None:
+        yield None
         return
-    with _skypilot_python() as python:
-        sky = str(python.with_name("sky"))
-        words = [sky, "api", "start", "--foreground"]
-        yield [Kind(SKYPILOT, lambda _port, _home: words, [sky, "status"])]
+    kept = os.environ.get(PEER_VENV_VARIABLE)
+    with tempfile.TemporaryDirectory(prefix="openenvd-skypilot-") as made:
+        sky = Path(f"{kept}-skypilot" if kept else made).absolute() / "bin" / "sky"
+        if not sky.exists():
+            install_python(sky.parents[1], REQUIREMENT)
+        yield [str(sky), "api", "start", "--foreground"]
 
 
 @contextmanager
 def started(
-    kind: Kind, wrap: Wrap = list, patience_seconds: float = START_SECONDS
+    command: list[str], wrap: Wrap = list, patience_seconds: float = START_SECONDS
 ) -> Iterator[Peer]:
     """Start a new peer; `wrap` changes its command to one that runs inside a group."""
     with tempfile.TemporaryDirectory(
         prefix="openenvd-peer-home-", ignore_cleanup_errors=True
     ) as home:
-        peer = _start(kind, Path(home), wrap)
+        peer = _start(wrap(command), Path(home))
         try:
             _await(peer, patience_seconds)
             for _ in range(FURTHER_PORTS):
                 if peer.is_healthy or PORT_TAKEN not in peer.log.read_text():
                     break
                 _end(peer.process)
-                peer = _start(kind, Path(home), wrap)
+                peer = _start(wrap(command), Path(home))
                 _await(peer, patience_seconds)
             yield peer
         finally:
             _end(peer.process)
 
 
-def _start(kind: Kind, home: Path, wrap: Wrap) -> Peer:
-    port = free_port()
-    environ = _environ(str(home), port)
-    log = home / "log"
-    process = start(wrap(kind.command(port, home)), log, cwd=home, env=environ)
-    return Peer(kind.name, process, port, log, environ)
+def _start(command: list[str], home: Path) -> Peer:
+    port, log = free_port(), home / "log"
+    process = start(command, log, cwd=home, env=_environ(str(home), port))
+    return Peer(process, port, log)
 
 
 def _await(peer: Peer, patience_seconds: float) -> None:
@@ -141,7 +130,7 @@ def _await(peer: Peer, patience_seconds: float) -> None:
 def need(peer: Peer) -> Peer:
     """Return the peer if it is healthy; otherwise end the program with the end of its log."""
     if not peer.is_healthy:
-        raise SystemExit(f"{peer.name} did not start:\n{peer.log.read_text()[-2000:]}")
+        raise SystemExit(f"{SKYPILOT} did not start:\n{peer.log.read_text()[-2000:]}")
     return peer
 
 
@@ -228,13 +217,3 @@ def _environ(home: str, port: int) -> dict[str, str]:
         "SKYPILOT_API_SERVER_LOCAL_PORT": str(port),
         "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
     }
-
-
-@contextmanager
-def _skypilot_python() -> Iterator[Path]:
-    kept = os.environ.get(PEER_VENV_VARIABLE)
-    with tempfile.TemporaryDirectory(prefix="openenvd-skypilot-") as made:
-        python = Path(f"{kept}-skypilot" if kept else made).absolute() / "bin" / "python"
-        if not python.with_name("sky").exists():
-            install_python(python.parents[1], REQUIREMENT)
-        yield python

@@ -184,18 +184,18 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 @contextmanager
-def daemon() -> Iterator[dict[str, str]]:
+def daemon(*, is_started: bool = True) -> Iterator[dict[str, str]]:
     """Start a daemon in a home of its own; yields the variables by which commands reach it."""
     with tempfile.TemporaryDirectory(prefix="openenvd-load-") as home:
         environ = {**os.environ, "OPENENV_HOME": home, "OPENENV_PORT": "0"}
-        subprocess.run([OPENENV, "up"], env=environ, check=True, capture_output=True)
+        if is_started:
+            run([OPENENV, "up"], environ)
         try:
             yield environ
         finally:
-            subprocess.run(
-                [OPENENV, "down", "--all"], env=environ, check=False, capture_output=True
-            )
-            subprocess.run([OPENENV, "stop"], env=environ, check=True, capture_output=True)
+            down = [OPENENV, "down", "--all"]
+            subprocess.run(down, env=environ, check=False, capture_output=True)
+            run([OPENENV, "stop"], environ)
 
 
 def daemon_pid(environ: Mapping[str, str]) -> int:
