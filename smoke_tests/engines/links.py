@@ -2,6 +2,8 @@
 """Network links for tests: bridges and namespaces with names that no other run uses."""
 
 import contextlib
+import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 
@@ -111,5 +113,7 @@ def cut(name: str, *, is_cut: bool = True) -> None:
 
 def why_no_namespace() -> str | None:
     """Return why there can be no network namespace here, or None."""
+    if shutil.which("ip", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+        return "ip missing: apt-get install iproute2"
     made = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
     return f"no network namespace: {made.stderr.decode().strip()}" if made.returncode else None

@@ -52,11 +52,7 @@ def why_not() -> str | None:
 
 def why_no_other_node() -> str | None:
     """Return why no node can be elsewhere here, or None."""
-    if (reason := why_not()) is not None:
-        return reason
-    if shutil.which("ip") is None:
-        return "ip missing: apt-get install iproute2"
-    return why_no_namespace()
+    return why_not() or why_no_namespace()
 
 
 @dataclass

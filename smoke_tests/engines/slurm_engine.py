@@ -247,11 +247,7 @@ def slurm_cluster(
 
 def why_no_other_node() -> str | None:
     """Return why no node can be elsewhere here, or None."""
-    if (reason := why_not()) is not None:
-        return reason
-    if shutil.which("ip", path=_path()) is None:
-        return "ip missing: apt-get install iproute2"
-    return why_no_namespace()
+    return why_not() or why_no_namespace()
 
 
 def _address(namespace: str, host: int) -> str:

@@ -14,7 +14,6 @@ from openenvd.env_host.ipc import reports
 from openenvd.env_host.ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard
 from openenvd.env_host.startup import device_of
 
-from ..prometheus_rules import lint
 from .conftest import StartHost
 from .hosts import Host, until
 
@@ -91,7 +90,6 @@ def test_the_metrics_page_has_every_family_and_escapes_names(scoreboard: Scorebo
     families = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
     assert len(families) == len(set(families))
     assert all(line.startswith(("#", "openenvd_")) for line in page.splitlines())
-    assert lint(page) == []
     assert reports.shard_of(scoreboard[0], NOW)["heartbeat_seconds"] is None  # its loop never ran
 
 

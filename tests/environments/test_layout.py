@@ -44,18 +44,13 @@ def test_a_private_folder_or_symlink_is_its_owners_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
-def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
-    os.chown(tmp_path, 12345, -1)
-    with pytest.raises(PermissionError, match="another user"):
-        make_private(tmp_path)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a symlink to another user")
-def test_a_symlink_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_a_folder_or_symlink_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "planted").symlink_to(tmp_path)
-    os.chown(tmp_path / "planted", 12345, -1, follow_symlinks=False)
-    with pytest.raises(PermissionError, match="another user"):
-        make_private(tmp_path / "planted")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "planted", tmp_path / "folder"):
+        os.chown(path, 12345, -1, follow_symlinks=False)
+        with pytest.raises(PermissionError, match="another user"):
+            make_private(path)
 
 
 # What an environment may be called.

@@ -69,15 +69,6 @@ async def test_the_name_of_an_ended_environment_can_be_taken(api: Api) -> None:
     assert (found.state, found.address, found.created_at) == (E.PENDING, None, 200.5)
 
 
-async def test_a_full_queue_takes_no_more(api: Api, queue: Queue) -> None:
-    for _ in range(3):
-        await api.submit()
-    assert await api.offer(CHECK, max_pending=3) == records.QueueFull(3)
-    assert isinstance(await api.offer(LAUNCH, max_pending=3), records.Submitted)
-    queue.claim()
-    assert isinstance(await api.offer(CHECK, max_pending=3), records.Submitted)
-
-
 async def cancel(api: Api, request_id: str, now: float = 400.5) -> records.Cancellation:
     result = await api.write(submitting.cancel, request_id, now)
     assert result is not None

@@ -167,17 +167,21 @@ def test_a_home_that_is_no_folder_is_reported(home: Path) -> None:
     assert refusal_of(home)["kind"] == "state_unwritable"
 
 
-def test_a_home_that_others_can_read_is_made_private_and_a_stopped_daemon_has_no_identity(
-    home: Path,
+def test_a_home_is_made_private_and_one_daemons_that_leaves_no_identity_and_no_socket(
+    outside: Paths,
 ) -> None:
-    home.mkdir(mode=0o755)
-    home.chmod(0o755)
-    paths = Paths(home)
-    daemon.connect(paths, settings={"port": 0})
-    daemon.stop(paths)
-    assert not paths.daemon_file.exists()
-    assert not paths.socket.exists()
-    for path in [home, *home.rglob("*")]:
+    outside.home.mkdir(parents=True)
+    outside.home.chmod(0o755)
+    daemon.connect(outside, settings={"port": 0})
+    try:
+        assert refusal_of(outside.home)["kind"] == "already_running"
+        assert daemon.find(outside) is not None
+        assert outside.sockets.exists()
+    finally:
+        daemon.stop(outside)
+    assert not outside.daemon_file.exists()
+    assert not outside.sockets.exists()
+    for path in [outside.home, *outside.home.rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
@@ -189,16 +193,6 @@ def test_a_folder_that_others_can_read_and_that_holds_more_is_left_as_it_is(home
     assert error["kind"] == "state_exposed"
     assert f"chmod 700 {home}" in error["hint"]
     assert stat.S_IMODE(home.stat().st_mode) == 0o755
-
-
-def test_a_second_daemon_of_a_home_is_refused(home: Path) -> None:
-    paths = Paths(home)
-    daemon.connect(paths, settings={"port": 0})
-    try:
-        assert refusal_of(home)["kind"] == "already_running"
-        assert daemon.find(paths) is not None
-    finally:
-        daemon.stop(paths)
 
 
 @pytest.mark.parametrize("limit", [1, 4, PROCESSES_OF_DAEMON])
@@ -275,13 +269,6 @@ def outside(tmp_path: Path) -> Paths:
     paths = Paths(tmp_path / ("deep-" * 20) / "home")
     assert not paths.sockets.is_relative_to(paths.home)
     return paths
-
-
-def test_a_daemon_that_stops_leaves_no_folder_of_sockets(outside: Paths) -> None:
-    daemon.connect(outside, settings={"port": 0})
-    assert outside.sockets.exists()
-    daemon.stop(outside)
-    assert not outside.sockets.exists()
 
 
 def test_a_daemon_stops_while_it_waits_for_an_engine_that_does_not_answer(home: Path) -> None:

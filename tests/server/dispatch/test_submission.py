@@ -112,12 +112,16 @@ async def test_a_launch_takes_the_name_with_its_request(desk: Desk) -> None:
     assert caught.value.hint == f"wait for that: openenv wait {request.id}"
 
 
-async def test_a_queue_full_of_launches_still_takes_a_down(desk: Desk) -> None:
+async def test_a_queue_full_of_launches_still_takes_a_down_and_after_a_claim_a_launch(
+    desk: Desk,
+) -> None:
     for name in ("echo", "second", "third"):
         await desk.launch(name=name)
     with pytest.raises(errors.QueueFull, match="3 LONG requests are waiting already"):
         await desk.launch(name="other")
     await desk.submit("check")
+    desk.claim()
+    await desk.launch(name="other")
     await desk.down()
     assert await desk.state() is E.STOPPING
 

@@ -156,11 +156,3 @@ def test_several_replicas_of_an_engine_or_those_that_move_need_the_gateway(
 ) -> None:
     payload = LaunchPayload.model_validate({"source": "echo", "provider": provider, **options})
     assert payload.gateway is needed
-
-
-@pytest.mark.parametrize(
-    ("source", "name"), [("echo", "echo"), ("/x/my_env", "my_env"), ("pkg.mod:Sample", "sample")]
-)
-def test_the_default_name_is_made_from_the_source(source: str, name: str) -> None:
-    payload = LaunchPayload.model_validate({"source": source})
-    assert payload.model_dump()["name"] == name

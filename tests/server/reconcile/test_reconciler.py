@@ -948,6 +948,3 @@ async def test_an_event_has_the_environments_that_it_does_not_name_left_alone(
     else:
         assert not endpoints.exists()
     assert set(read) == {"one"}
-
-
-# Scaling
