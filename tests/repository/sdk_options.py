@@ -22,6 +22,8 @@ Names, meanings and defaults are those of the commands: `openenv launch --help`,
 Generated from where they are declared: `python tests/repository/sdk_options.py`.
 """
 
+from __future__ import annotations
+
 from typing import Any, TypedDict
 '''
 CLASSES = (
