@@ -420,7 +420,7 @@ class Campaign:
                 )
                 break
             await asyncio.sleep(AGAIN_SECONDS)
-        if "memory" not in told and "killed by the kernel at " not in told:
+        if "memory" not in told and "killed by the kernel for memory at " not in told:
             self.clients.wrong.append(f"{name}: killed for memory, and its client was told: {told}")
         self.clients.seen[f"{KILLED}for memory"] += 1
         self._check_losses("for memory", [])

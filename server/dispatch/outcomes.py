@@ -91,7 +91,7 @@ def payload_of(request: Request) -> Json:
 
 
 def what_happened(event: Died | Raised) -> str:
-    """`worker long-3 (pid 41233) was killed by the kernel at 251 MB; …`."""
+    """`worker long-3 (pid 41233) was killed by the kernel for memory at 251 MB; …`."""
     if isinstance(event, Raised):
         return event.error.message.partition("\n")[0].partition("; its last lines:")[0]
     return f"worker {event.worker} (pid {event.exit.pid}) {event.exit.sentence()}"

@@ -75,13 +75,13 @@ def test_memory_beyond_the_limit(harness: Harness) -> None:
     """A step beyond the memory limit is killed; client, status and log say why; others go on."""
     harness.launched("--memory", "300M")
     word = harness.tell("hold", 600)
-    assert "killed by the kernel at " in word or "ran out of memory" in word, word
-    exited = harness.told("killed by the kernel at ")
+    assert "killed by the kernel for memory at " in word or "ran out of memory" in word, word
+    exited = harness.told("killed by the kernel for memory at ")
     assert exited["reason"]["kind"] == "oom_killed"
     assert exited["reason"]["limit_bytes"] == 300 << 20
     assert "300 MB together" in exited["message"]
     assert "--memory 600M" in exited["hint"]
-    harness.until_printed("killed by the kernel at ")
+    harness.until_printed("killed by the kernel for memory at ")
     assert harness.ask("life")
     assert harness.replica()["restarts"] == 0
 
@@ -105,12 +105,12 @@ def test_kill_from_outside_after_one_for_memory(harness: Harness, victim: str) -
     """A replica that a person kills is not reported as out of memory after an earlier such kill."""
     harness.launched("--memory", "300M")
     harness.tell(victim, 600)
-    harness.told("killed by the kernel at ")
+    harness.told("killed by the kernel for memory at ")
     harness.provider.kill(harness.machine, harness.replica(), signal.SIGKILL)
     replica = harness.until_restarted()
     killed = {"signal_number": int(signal.SIGKILL), "signal": "SIGKILL"}
     assert_exit(replica, kind="signaled", limit_bytes=300 << 20, **killed)
-    assert harness.told("killed by the kernel at ")["reason"]["kind"] == "oom_killed"
+    assert harness.told("killed by the kernel for memory at ")["reason"]["kind"] == "oom_killed"
 
 
 def test_crash_of_a_session(harness: Harness) -> None:
@@ -141,16 +141,16 @@ def test_deaths_after_the_engine_is_restarted(harness: Harness) -> None:
     """After a restart of the engine, kills for memory and kills by hand are still told apart."""
     harness.launched("--memory", "300M")
     harness.tell("hold", 600)
-    harness.told("killed by the kernel at ")
+    harness.told("killed by the kernel for memory at ")
     harness.provider.stop_engine()
     harness.provider.start_engine()
     harness.until_served()
-    harness.told("killed by the kernel at ")
+    harness.told("killed by the kernel for memory at ")
     restarts = harness.replica()["restarts"]
     harness.provider.kill(harness.machine, harness.replica(), signal.SIGKILL)
     replica = harness.until_restarted(restarts=restarts + 1)
     assert replica["exit"]["kind"] == "signaled"
-    harness.told("killed by the kernel at ")
+    harness.told("killed by the kernel for memory at ")
 
 
 def test_clients_see_an_exit(harness: Harness) -> None:

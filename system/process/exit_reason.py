@@ -132,13 +132,13 @@ class ExitReason:
             if self.exit_code is not None:
                 text = f"exited with code {self.exit_code} after running out of memory"
             return self._with_limit(text, shares_limit=shares_limit)
-        text = _KILLED_BY.get(self.detector, "was killed for using too much memory")
+        text = _KILLED_BY.get(self.detector, "was killed")
         if self.certainty is Certainty.PROBABLE:
             text = text.replace("was ", "was probably ", 1)
         if self.peak_bytes is not None:
-            text += f" at {self.peak_bytes / MB:.0f} MB"
+            text += f" for memory at {self.peak_bytes / MB:.0f} MB"
             text += ", pages that it shares included" if shares_limit else ""
-        elif self.detector in _KILLED_BY:
+        else:
             text += " for using too much memory"
         return self._with_limit(text, shares_limit=shares_limit)
 

@@ -136,7 +136,7 @@ def test_without_cgroups_a_watchdog_kills_a_worker_over_its_cap(
     assert reason.certainty is Certainty.CERTAIN
     assert reason.limit_bytes == 64 * MB
     assert (reason.peak_bytes or 0) > 64 * MB
-    assert reason.sentence().startswith("was ended by openenvd at ")
+    assert reason.sentence().startswith("was ended by openenvd for memory at ")
     assert isinstance(watched.run("echo", schedule=schedule), Succeeded)
     assert not watched.recorder.of(Died, neighbour)
 

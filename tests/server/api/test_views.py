@@ -102,8 +102,8 @@ CHROME = replace(PROGRAM, victim_pid=71, victim_name="chrome")
             {"shard": 0, "sessions": 1},
             KILLED,
             (
-                "shard 0 (pid 7) was killed by the kernel at 160 MB, pages that it shares "
-                "included: its replica's processes may use 300 MB together; "
+                "shard 0 (pid 7) was killed by the kernel for memory at 160 MB, pages that it "
+                "shares included: its replica's processes may use 300 MB together; "
                 "1 session ended with it, and it was replaced"
             ),
         ),
@@ -118,8 +118,8 @@ CHROME = replace(PROGRAM, victim_pid=71, victim_name="chrome")
             CHROME,
             (
                 "a program that the environment had started (chrome, pid 71) was killed by the "
-                "kernel at 290 MB, pages that it shares included: its replica's processes may "
-                "use 300 MB together; "
+                "kernel for memory at 290 MB, pages that it shares included: its replica's "
+                "processes may use 300 MB together; "
                 "the session went on"
             ),
         ),
@@ -127,8 +127,8 @@ CHROME = replace(PROGRAM, victim_pid=71, victim_name="chrome")
             {"programs": 3},
             PROGRAM,
             (
-                "3 programs that the environment had started were killed by the kernel at 290 MB, "
-                "pages that it shares included: its replica's processes may use 300 MB "
+                "3 programs that the environment had started were killed by the kernel for "
+                "memory at 290 MB, pages that it shares included: its replica's processes may use 300 MB "
                 "together; the session went on"
             ),
         ),
@@ -136,8 +136,8 @@ CHROME = replace(PROGRAM, victim_pid=71, victim_name="chrome")
             {"programs": 1, "isolated": True},
             PROGRAM,
             (
-                "a program that an isolated session had started was killed by the kernel at 290 "
-                "MB; its limit was 300 MB; the session went on"
+                "a program that an isolated session had started was killed by the kernel for "
+                "memory at 290 MB; its limit was 300 MB; the session went on"
             ),
         ),
     ],

@@ -129,7 +129,7 @@ def test_a_request_that_no_worker_took_says_why(why: str, hint: str) -> None:
 
 
 def test_the_error_of_a_killed_replica_names_the_command_to_try() -> None:
-    told = "replica 0 of trial was killed by the kernel at 256 MB before it was ready"
+    told = "replica 0 of trial was killed by the kernel for memory at 256 MB before it was ready"
     evidence = REASON.to_json()
     error = error_of(
         raised("ReplicaFailed", told, "give it more", "oom_killed", evidence=evidence), context()
@@ -142,8 +142,8 @@ def test_the_error_of_a_killed_worker_says_what_ran_for_how_long_and_earlier_pea
     error = error_of(DIED, context())
     assert error.message.splitlines() == [
         (
-            "worker long-3 (pid 41233) was killed by the kernel at 251 MB; its limit was 256 MB "
-            "(cgroup openenvd/long-3, oom_kill 0→1)."
+            "worker long-3 (pid 41233) was killed by the kernel for memory at 251 MB; its "
+            "limit was 256 MB (cgroup openenvd/long-3, oom_kill 0→1)."
         ),
         "It was running `launch trial` for 12.4 s. Peak of the last 20 launches: 214 MB.",
     ]

@@ -109,7 +109,8 @@ def test_evidence_names_the_cgroup_its_counter_and_a_killed_descendant() -> None
         (
             KILLED,
             MOVED | {"peak_bytes": 251 << 20, "limit_bytes": 256 << 20},
-            "was killed by the kernel at 251 MB; its limit was 256 MB (cgroup ?, oom_kill 0→1)",
+            "was killed by the kernel for memory at 251 MB; its limit was 256 MB "
+            "(cgroup ?, oom_kill 0→1)",
         ),
         (
             KILLED,
@@ -123,7 +124,7 @@ def test_evidence_names_the_cgroup_its_counter_and_a_killed_descendant() -> None
         (
             KILLED,
             {"watchdog": "the watchdog's word", "peak_bytes": 251 << 20},
-            "was ended by openenvd at 251 MB (the watchdog's word)",
+            "was ended by openenvd for memory at 251 MB (the watchdog's word)",
         ),
         (_exited(7), {}, "exited with code 7"),
         (None, {}, "disappeared while it was not watched"),
