@@ -82,6 +82,9 @@ class RunFile:
     host: str
     port: int
     request_id: str  # the launch it belongs to
+    number: int  # in the ids of its sessions; ordinals occur in each generation
+    token: str | None  # which its clients must send
+    created_at: float  # each attempt of a launch writes another time
     data: RunFileData  # the whole content
 
     @property
@@ -100,16 +103,6 @@ class RunFile:
     def is_at_gateway(self) -> bool:
         """Return whether its clients come through the gateway."""
         return self.data.get("address") is not None
-
-    @property
-    def number(self) -> int:
-        """Return its number in the ids of its sessions; ordinals occur in each generation."""
-        return self.data["number"]
-
-    @property
-    def token(self) -> str | None:
-        """Return the token that its clients must send."""
-        return self.data.get("token")
 
     @property
     def provider(self) -> str:
@@ -131,11 +124,6 @@ class RunFile:
         """Return its share of the environment's sessions; None: as many as it can have."""
         share: int | None = server_options(self.data).get("max_sessions")
         return share
-
-    @property
-    def created_at(self) -> float:
-        """Return when it was written; each attempt of a launch writes another time."""
-        return float(self.data["created_at"])
 
     @property
     def is_held(self) -> bool:

@@ -12,6 +12,7 @@ replica, as the database has it, two keys are added to an `ExitReason`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypedDict
 
 from ..system.text.json_lines import Json
@@ -55,6 +56,8 @@ class RunFileData(TypedDict, total=False):
     cwd: str
     entry: str | None  # what a forked server runs instead of `argv`
     door_path: str
+    links: dict[str, str]  # import names, and the folders that they stand for
+    gpus: Sequence[str]  # those of which it gets some
     cgroups: str
     oom_score_adj: int
     shim: Process
@@ -63,7 +66,7 @@ class RunFileData(TypedDict, total=False):
     provider: str
     engine_variables: dict[str, str]  # which engine has it
     is_elsewhere: bool  # whether it is at no port of this machine
-    plan: Json
+    plan: Json  # what the plans of all replicas that were started with it have in common
     # Of the gateway.
     options: Json
 

@@ -153,7 +153,7 @@ class Agent:
             if known is not None:  # from an earlier attempt of the same launch
                 await self._drop(known)
             replica = EngineReplica(run_file, self._watch, self._identity)
-            await replica.open()
+            replica.open()
             self._replicas[run_file.run_dir] = replica
             task = self._tasks[run_file.run_dir] = asyncio.create_task(replica.run())
             task.add_done_callback(lambda _: self._forget(replica))

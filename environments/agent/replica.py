@@ -41,7 +41,6 @@ import contextlib
 import logging
 import signal
 import time
-from dataclasses import replace
 
 from ...env_host.ipc.reports import summary_of
 from ...schema.errors import NotAnswering
@@ -82,7 +81,7 @@ class EngineReplica:
     def __init__(self, run_file: RunFile, watch: EngineWatch, agent: Process) -> None:
         """Continue from an earlier agent's status file. `agent` is this process's identity."""
         self.run_file = run_file
-        self.plan = plan_of(run_file)
+        self.plan = base.ReplicaPlan.of(run_file.data)
         self.status = EngineReplicaStatus(read_status_file(run_file.run_dir))
         self._watch = watch
         self._engine = watch.engine
@@ -95,10 +94,10 @@ class EngineReplica:
         if self.status.host is None:
             self.status.host, self.status.port = self.plan.host, self.plan.port
 
-    async def open(self) -> None:
+    def open(self) -> None:
         """Write the status down, and open the socket for clients; raises `OSError`."""
         self._clients.publish()
-        await self._clients.open()
+        self._clients.open()
 
     async def close(self) -> None:
         """Close its sockets and its log; the instance keeps running."""
@@ -261,7 +260,7 @@ class EngineReplica:
         if not self.status.life.is_at_rest:  # it is being stopped by now
             return 0.0
         if (now := run_files.read(self.run_file.run_dir)) is not None:
-            self.plan = plan_of(now)  # its share of the sessions may have changed
+            self.plan = base.ReplicaPlan.of(now.data)  # its share of the sessions may have changed
         self._instance.known = None
         self._probes = 0
         self._server = ReplicaServer(self.run_file, self.status)  # drops earlier answers
@@ -342,9 +341,3 @@ class EngineReplica:
         elif is_new:
             self._clients.send_status()
         return found
-
-
-def plan_of(run_file: RunFile) -> base.ReplicaPlan:
-    """Return the plan of a replica, which its engine is given."""
-    plan = base.ReplicaPlan.from_json(run_file.data["plan"])
-    return replace(plan, run_dir=str(run_file.run_dir))

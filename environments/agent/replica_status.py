@@ -5,9 +5,8 @@ It has the fields of a shim's status (`../replica_state.py`), and some of its ow
 continues from the file: the state says which step comes next. Deadlines are counted since boot, so
 that no step of the clock moves them, and the next agent understands them.
 
-`StatusServer` speaks the protocol of a shim, on the agent's loop. Each client is sent the status
-when it connects and whenever it has changed. A status is whole in itself: a client that reads
-slowly is sent the newest one only.
+Its clients are connected as those of a shim are (`../shim/connections.py`), and cannot tell the
+difference.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import selectors
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
@@ -25,10 +25,11 @@ from ...system.text.json_lines import Json, encode_line
 from ..engines.base import Instance
 from ..replica_state import Action, Event, ReplicaStatus, State
 from ..run_files import RunFile
-from ..shim.connections import MAX_LINE_BYTES, error_line
+from ..shim.connections import Connection, Connections, error_line
 from ..shim.files import STATUS_FILE_NAME, open_control_socket, write_json
 
-LAST_STATUS_SECONDS = 1.0  # for clients to read the last status
+POLL_INTERVAL_SECONDS = 0.01  # between two checks whether clients have read the last status
+LAST_CHECKS = 100
 
 
 class EngineReplicaStatus(ReplicaStatus):
@@ -131,8 +132,11 @@ class StatusServer:
     status: EngineReplicaStatus
     agent: Process
     handle_command: Callable[[bytes], None]
-    _server: asyncio.Server | None = field(default=None, init=False)
-    _changed: dict[asyncio.StreamWriter, asyncio.Event] = field(default_factory=dict, init=False)
+    _clients: Connections | None = field(default=None, init=False)
+    # Of the clients; the loop watches it as one file
+    _selector: selectors.DefaultSelector = field(
+        default_factory=selectors.DefaultSelector, init=False
+    )
 
     def publish(self) -> None:
         """Write the status to its file, then send it to the clients."""
@@ -162,63 +166,41 @@ class StatusServer:
             **self.status.to_json(),
         }
 
-    async def open(self) -> None:
+    def _answer(self, client: Connection, line: bytes) -> None:
+        try:
+            self.handle_command(line)
+        except ValueError as exc:
+            client.queue_reply(error_line(str(exc)))
+
+    def open(self) -> None:
         """Listen, in place of a socket that a killed agent left; raises `OSError`."""
         control = open_control_socket(self.run_file.socket_path)
-        self._server = await asyncio.start_unix_server(
-            self._serve, sock=control, limit=MAX_LINE_BYTES
+        self._clients = Connections(
+            control, self._selector, lambda: encode_line(self._to_json()), self._answer
         )
+        asyncio.get_running_loop().add_reader(self._selector.fileno(), self._serve)
+
+    def _serve(self) -> None:
+        for key, _ in self._selector.select(0.0):
+            key.data()
 
     def send_status(self) -> None:
-        """Make each client's task send the status, which has changed."""
-        for changed in self._changed.values():
-            changed.set()
+        """Send the status, which has changed, to all clients."""
+        if self._clients is not None:
+            self._clients.send_status()
 
     async def close(self) -> None:
         """Stop accepting, send the last status to clients that read it in time, and close."""
-        if self._server is None:
+        if (clients := self._clients) is None:
             return
-        self._server.close()
-        self._server = None
+        self._clients = None
         with contextlib.suppress(OSError):
             os.unlink(self.run_file.socket_path)  # noqa: PTH108  at once
-        writers = list(self._changed)
-        self._changed.clear()  # ends `_send_statuses`
-        with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(LAST_STATUS_SECONDS):
-                for writer in writers:
-                    writer.write(encode_line(self._to_json()))
-                    await writer.drain()
-        for writer in writers:
-            writer.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._server is None:  # closed since it was accepted
-            writer.write(encode_line(self._to_json()))
-            writer.close()
-            return
-        changed = self._changed[writer] = asyncio.Event()
-        changed.set()
-        sending = asyncio.create_task(self._send_statuses(writer, changed))
-        try:
-            async for line in reader:
-                try:
-                    self.handle_command(line)
-                except ValueError as exc:
-                    writer.write(error_line(str(exc)))
-        except (OSError, ValueError):  # the connection broke off, or a line has no end
-            pass
-        finally:
-            self._changed.pop(writer, None)
-            sending.cancel()
-            writer.close()
-
-    async def _send_statuses(self, writer: asyncio.StreamWriter, changed: asyncio.Event) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                await changed.wait()
-                if writer not in self._changed:
-                    return
-                changed.clear()
-                writer.write(encode_line(self._to_json()))
-                await writer.drain()
+        clients.admit_no_more()
+        clients.send_status()
+        for _ in range(LAST_CHECKS):
+            if clients.have_unsent:
+                await asyncio.sleep(POLL_INTERVAL_SECONDS)
+        clients.drop_all()
+        asyncio.get_running_loop().remove_reader(self._selector.fileno())
+        self._selector.close()

@@ -38,6 +38,7 @@ from typing import Any, Protocol, TypeVar
 
 from ...schema.errors import HintedError
 from ...schema.protocol import CONTAINER_PORT
+from ...schema.replica import RunFileData
 from ...system.process.exit_reason import Detector
 
 T = TypeVar("T")
@@ -129,7 +130,7 @@ class Labels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPlan:
-    """The plan by which an engine starts one replica. It is part of the replica's run file."""
+    """The plan by which an engine starts one replica, made of the replica's run file."""
 
     labels: Labels  # the owner
     image: str  # the id or reference of the image; empty: the engine runs a program
@@ -160,14 +161,24 @@ class ReplicaPlan:
         return f"openenvd-{self.labels.replica}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that `from_json` can read."""
+        """Return plain JSON, for the program that runs on a replica's node."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ReplicaPlan:
-        """Read a plan that `to_json` wrote; raises `KeyError` or `TypeError` for anything else."""
-        known = {"labels": Labels(**data["labels"]), "command": tuple(data["command"])}
-        return cls(**{**data, **known})
+    def of(cls, data: RunFileData) -> ReplicaPlan:
+        """Return the plan in a run file; raises `KeyError` or `TypeError` for anything else."""
+        written = dict(data["plan"])
+        owner = (data["environment"], data["replica_id"], data["request_id"])
+        return cls(
+            labels=Labels(written.pop("home"), *owner),
+            command=tuple(written.pop("command", ())),
+            env=data["env"],
+            host=data["host"],
+            port=data["port"],
+            ordinal=data["number"],
+            run_dir=data["run_dir"],
+            **written,
+        )
 
 
 class InstanceState(StrEnum):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 
 from ...schema import protocol
 from ...schema.errors import InvalidSpec
@@ -27,29 +27,29 @@ from ..run_files import RunFile
 from ..shim.files import RUN_FILE_NAME, write_json
 from ..sources.program import ContainerImage, Prepared
 from . import providers
-from .base import Labels, ReplicaPlan
 from .registry import address_here, entry_of
 
 
 class EngineProvider(providers.Provider):
     """Starts replicas on one engine, through its agent."""
 
-    def _begin_launch(self, batch: providers.Batch, prepared: Prepared) -> providers.Beginning:
+    def _listen(
+        self, spec: EnvironmentSpec, count: int, known: list[RunFile], replaced: list[RunFile]
+    ) -> list[providers.Listeners]:
         """Listen at a port for each replica, other than those of the replicas to be replaced."""
-        spec, ports = batch.spec, {each.port for each in batch.known}
-        listeners = self._open(spec, batch.size, spec.port, ports)
-        return listeners, partial(self._with_plan, spec, prepared)
+        return self._open(spec, count, spec.port, {each.port for each in known})
 
-    def _begin_more(self, like: RunFile, batch: providers.Batch) -> providers.Beginning:
+    def _listen_beside(
+        self, like: RunFile, spec: EnvironmentSpec, count: int, known: list[RunFile]
+    ) -> list[providers.Listeners]:
         """Listen at a port for each replica.
 
         Raises:
             InvalidSpec: The environment has the address of its one replica.
         """
         if not like.is_at_gateway:
-            raise _not_at_the_gateway(like, batch.spec.replicas)
-        ports = {each.port for each in batch.known}
-        return self._open(batch.spec, batch.size, None, ports), _with_own_plan
+            raise _not_at_the_gateway(like, spec.replicas)
+        return self._open(spec, count, None, {each.port for each in known})
 
     def _begin(self, run_file: RunFile, listeners: providers.Listeners) -> None:
         """Write the run file: it reserves the port, and the daemon finds the replica by it."""
@@ -60,10 +60,7 @@ class EngineProvider(providers.Provider):
         """Make the agent start the replica; our sockets are closed, so the port is free."""
         run_files.revive(replica)
 
-    def _with_plan(
-        self, spec: EnvironmentSpec, prepared: Prepared, data: RunFileData, max_sessions: int | None
-    ) -> RunFileData:
-        replica_id, launch_id = data["replica_id"], data["request_id"]
+    def _what_runs(self, spec: EnvironmentSpec, prepared: Prepared) -> RunFileData:
         base: dict[str, str] = {}
         if isinstance(prepared, ContainerImage):  # contains all that its server needs
             program: Json = {"image": prepared.reference, "image_name": prepared.name}
@@ -77,40 +74,27 @@ class EngineProvider(providers.Provider):
             home = str(self._layout.home)
             base = providers.child_environment(home=home, given=spec.env, program=prepared.env)
             base[protocol.HOST_CONFIG_VARIABLE] = json.dumps(config.to_json())
-        plan = ReplicaPlan(
-            labels=Labels(self._layout.home_label, spec.name, replica_id, launch_id),
-            **program,
-            env=base | _environment(spec, data, max_sessions),
-            host=data["host"],
-            port=data["port"],
-            memory_bytes=spec.memory_bytes,
-            cpus=spec.cpus,
-            gpus=spec.gpus or 0,
-            ordinal=data["number"],
-            sandbox=spec.sandbox,
-            options=spec.options_of_engine,
-        )
-        return data | {
+        return {
             "provider": self.name,
             "engine_variables": dict(address_here(self.name).variables),
             "is_elsewhere": entry_of(self.name).has_own_addresses,
-            "plan": plan.to_json(),
-            "env": plan.env,
+            "plan": {
+                **program,
+                "home": self._layout.home_label,
+                "memory_bytes": spec.memory_bytes,
+                "cpus": spec.cpus,
+                "gpus": spec.gpus or 0,
+                "sandbox": spec.sandbox,
+                "options": spec.options_of_engine,
+            },
+            "env": base | _environment(spec),
         }
 
-
-def _with_own_plan(data: RunFileData, _: int | None) -> RunFileData:
-    """Return a copied run file with a plan of its own."""
-    plan = ReplicaPlan.from_json(data["plan"])
-    plan = replace(
-        plan,
-        labels=replace(plan.labels, replica=data["replica_id"]),
-        env={name: text for name, text in plan.env.items() if name != protocol.TRIAL_VARIABLE},
-        port=data["port"],
-        ordinal=data["number"],
-    )
-    data["plan"] = plan.to_json()
-    return data
+    def _adapt(self, data: RunFileData, _like_dir: Path) -> RunFileData:
+        data["env"].pop(protocol.TRIAL_VARIABLE, None)
+        if data["ordinal"] == 0 and "started_by" not in data:  # one replica of a launch tries
+            data["env"][protocol.TRIAL_VARIABLE] = "1"  # whether sessions can begin
+        return data
 
 
 def _not_at_the_gateway(like: RunFile, replicas: int) -> InvalidSpec:
@@ -125,26 +109,20 @@ def _not_at_the_gateway(like: RunFile, replicas: int) -> InvalidSpec:
     )
 
 
-def _environment(
-    spec: EnvironmentSpec, data: RunFileData, max_sessions: int | None
-) -> dict[str, str]:
-    """Return the variables of one replica: ours, and those that the user gave, which win."""
+def _environment(spec: EnvironmentSpec) -> dict[str, str]:
+    """Return the variables of replicas: ours, and those that the user gave, which win."""
     given = {item.name: getattr(spec, item.name) for item in options_of(protocol.ServeOptions)}
     defaults = {item.name: item.default for item in options_of(protocol.ServeOptions)}
     options = {
         # The image has its own values of options that were not set. `gpus` is an option of the
         # instance, whose server sees those that it got.
         **{k: value for k, value in given.items() if value != defaults[k] and k != "gpus"},
-        "max_sessions": max_sessions,
+        "max_sessions": spec.max_sessions,
         "memory_bytes": spec.memory_bytes,
         "cores": None if spec.cpus is None else math.ceil(spec.cpus),
-        "headers": providers.names_of(data),
-        "replica": data["number"],
         "owns_cgroup": True,
     }
     ours = {protocol.HOST_OPTIONS_VARIABLE: json.dumps(options)}
-    if data["ordinal"] == 0:  # one replica of a launch tries whether sessions can begin
-        ours[protocol.TRIAL_VARIABLE] = "1"
-    if max_sessions is not None:
-        ours[providers.MAX_SESSIONS_VARIABLE] = str(max_sessions)
+    if spec.max_sessions is not None:
+        ours[providers.MAX_SESSIONS_VARIABLE] = str(spec.max_sessions)
     return {**ours, **spec.env}

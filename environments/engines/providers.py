@@ -21,11 +21,11 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from ...schema import protocol
 from ...schema.errors import EngineFailed
@@ -65,27 +65,6 @@ ID_PART = 4  # characters of a request's id, in the id of a replica that it adds
 _NOT_ALIKE = ("shim", "cgroup")
 
 Listeners = list[socket.socket]  # of one address
-# Adds the provider's own fields to a run file, given the replica's share of the sessions.
-Complete = Callable[[RunFileData, int | None], RunFileData]
-Beginning = tuple[list[Listeners], Complete]  # the sockets of each replica, or those that all share
-RunFiles = list[RunFile]
-
-
-class Batch(NamedTuple):
-    """Replicas that are started together."""
-
-    spec: EnvironmentSpec
-    size: int
-    known: RunFiles  # all that the environment has
-    replaced: RunFiles | None = None  # in an update
-
-
-class Place(NamedTuple):
-    """The numbers of a replica among those of its environment, and its port."""
-
-    ordinal: int  # within its launch; part of its id
-    number: int  # among all of its environment; part of the ids of its sessions
-    port: int
 
 
 def provider_named(name: str, home: Path, fork: Fork | None = None) -> Provider:
@@ -105,7 +84,12 @@ class Provider:
     Each replica is recorded, where the daemon finds it, before it is started. If one cannot be
     started, those that were started with it are stopped again, and an `EnvironmentsError` is
     raised.
+
+    The run files of replicas that are started together have a common part. `start` makes it of the
+    launch, and `add` takes it from a replica that is there. Each replica adds what is its own.
     """
+
+    has_standby = False  # whether an update's replicas wait at the addresses of those they replace
 
     def __init__(self, name: str, home: Path) -> None:
         self.name = name
@@ -135,17 +119,11 @@ class Provider:
         shares = share_sessions(spec.max_sessions, spec.replicas, spec.max_replicas)[:count]
         make_private(self._layout.runs)
         known = run_files.of_environment(self._layout.runs, spec.name)
-        numbers = run_files.free_numbers((each.number for each in known), len(shares))
-        others = [each for each in known if each.request_id != launch_id]
-        batch = Batch(spec, len(shares), known, others if replaces else None)
-        listeners, complete = self._begin_launch(batch, prepared)
-
-        def described(index: int, port: int) -> RunFileData:
-            place = Place(index, numbers[index], port)
-            data = of_launch(self._layout, spec, launch_id, place, address)
-            return complete(data, shares[index])
-
-        return self._start_each(listeners, len(shares), described)
+        common = _of_launch(spec, launch_id, address) | self._what_runs(spec, prepared)
+        common["held"] = self.has_standby and replaces is not None
+        replaced = [each for each in known if each.request_id != launch_id] if replaces else []
+        listeners = self._listen(spec, len(shares), known, replaced)
+        return self._start_each(common, launch_id, range(len(shares)), shares, known, listeners)
 
     def add(
         self,
@@ -165,31 +143,43 @@ class Provider:
             started_by: The request that starts them, which their run files name.
             watched: Run files that are known, and not read again.
         """
-        count = len(shares)
         spec = EnvironmentSpec(**{**like.data["spec"], "replicas": replicas})
         known = run_files.of_environment(self._layout.runs, spec.name, watched)
-        # A replica's id contains its ordinal, which must differ from all others of the launch.
+        alike = {key: value for key, value in like.data.items() if key not in _NOT_ALIKE}
+        common = cast("RunFileData", alike)
+        common |= {"held": False, "spec": _written(spec), "started_by": started_by}
+        # A replica's id contains its ordinal, which must differ from all others of the launch; and
+        # a part of the request's id, by which it differs from the id of an earlier replica whose
+        # folder is still being removed.
         taken = (each.ordinal for each in known if each.request_id == like.request_id)
-        ordinals = run_files.free_numbers(taken, count)
-        numbers = run_files.free_numbers((each.number for each in known), count)
-        listeners, complete = self._begin_more(like, Batch(spec, count, known))
+        ordinals = run_files.free_numbers(taken, len(shares))
+        ending = f"{started_by[:ID_PART]}-{like.request_id}"
+        listeners = self._listen_beside(like, spec, len(shares), known)
+        return self._start_each(common, ending, ordinals, shares, known, listeners)
 
-        def described(index: int, port: int) -> RunFileData:
-            place = Place(ordinals[index], numbers[index], port)
-            data = run_file_like(
-                self._layout, like, spec, place, max_sessions=shares[index], started_by=started_by
-            )
-            return complete(data, shares[index])
-
-        return self._start_each(listeners, count, described)
-
-    def _begin_launch(self, batch: Batch, prepared: Prepared) -> Beginning:
-        """Open sockets; raises `EnvironmentsError`: the launch cannot be carried out."""
+    def _what_runs(self, spec: EnvironmentSpec, prepared: Prepared) -> RunFileData:
+        """Return the common part of run files on the program or image, and its variables."""
         raise NotImplementedError
 
-    def _begin_more(self, like: RunFile, batch: Batch) -> Beginning:
-        """Open sockets as `_begin_launch` does, for further replicas."""
+    def _listen(
+        self, spec: EnvironmentSpec, count: int, known: list[RunFile], replaced: list[RunFile]
+    ) -> list[Listeners]:
+        """Return the sockets of each replica, or those that all share.
+
+        `known` are all replicas of the environment, and `replaced` those that an update replaces.
+        Raises `EnvironmentsError`: the launch cannot be carried out.
+        """
         raise NotImplementedError
+
+    def _listen_beside(
+        self, like: RunFile, spec: EnvironmentSpec, count: int, known: list[RunFile]
+    ) -> list[Listeners]:
+        """Return sockets as `_listen` does, for further replicas."""
+        raise NotImplementedError
+
+    def _adapt(self, data: RunFileData, _like_dir: Path) -> RunFileData:
+        """Return a replica's run file, of which a part was made for the replica of `_like_dir`."""
+        return data
 
     def _begin(self, run_file: RunFile, listeners: Listeners) -> None:
         """Write a replica's run file; start the replica now if it inherits the open sockets."""
@@ -199,17 +189,25 @@ class Provider:
         """Start a replica that `_begin` has only recorded; our sockets are closed by now."""
 
     def _start_each(
-        self, listeners: list[Listeners], count: int, described: Callable[[int, int], RunFileData]
+        self,
+        common: RunFileData,
+        id_ending: str,
+        ordinals: Iterable[int],
+        shares: Sequence[int | None],
+        known: list[RunFile],
+        listeners: list[Listeners],
     ) -> list[RunFile]:
+        numbers = run_files.free_numbers((each.number for each in known), len(shares))
         ports = [int(each[0].getsockname()[1]) for each in listeners]
         started: list[RunFile] = []
         try:
             with contextlib.ExitStack() as opened:
                 for one in itertools.chain(*listeners):
                     opened.enter_context(one)
-                for index in range(count):
+                for index, (ordinal, share) in enumerate(zip(ordinals, shares, strict=True)):
                     of_one = index % len(listeners)
-                    data = described(index, ports[of_one])
+                    place = (ordinal, numbers[index], ports[of_one])
+                    data = self._of_replica(common, place, id_ending, share)
                     # Before the start: a replica whose start fails must be stopped, too.
                     started.append(RunFile.of(Path(data["run_dir"]), data))
                     self._begin(started[-1], listeners[of_one])
@@ -235,11 +233,35 @@ class Provider:
             stack.pop_all()
         return opened
 
+    def _of_replica(
+        self, common: RunFileData, place: tuple[int, int, int], id_ending: str, share: int | None
+    ) -> RunFileData:
+        """Return the run file of one replica; `place` has its ordinal, number and port."""
+        layout, name, (ordinal, number, port) = self._layout, common["environment"], place
+        replica_id = f"{name}-{ordinal}-{id_ending}"
+        log_path = layout.replica_log(name, replica_id)
+        make_private(log_path.parent)
+        data = common | {
+            "replica_id": replica_id,
+            "ordinal": ordinal,
+            "number": number,
+            "port": port,
+            "run_dir": str(layout.run_dir(replica_id)),
+            "log_path": str(log_path),
+            "socket_path": str(layout.replica_socket(replica_id)),
+            "created_at": time.time(),
+        }
+        headers = {
+            protocol.ENVIRONMENT_HEADER: name,
+            protocol.GENERATION_HEADER: data["request_id"],
+            protocol.REPLICA_HEADER: replica_id,
+        }
+        changed = {"replica": number, "headers": headers, "max_sessions": share}
+        return self._adapt(with_options(data, **changed), Path(common.get("run_dir", "")))
 
-def of_launch(
-    layout: Layout, spec: EnvironmentSpec, launch_id: str, place: Place, address: str | None
-) -> RunFileData:
-    """Return the run file of a launch's replica; `address` is the gateway's."""
+
+def _of_launch(spec: EnvironmentSpec, launch_id: str, address: str | None) -> RunFileData:
+    """Return the common part of the run files of a launch; `address` is the gateway's."""
     return {
         "version": run_files.RUN_FILE_VERSION,
         "environment": spec.name,
@@ -250,30 +272,7 @@ def of_launch(
         "token": spec.token,
         "memory_limit_bytes": spec.memory_bytes,
         "max_log_bytes": int(os.environ.get(MAX_LOG_VARIABLE) or DEFAULT_MAX_LOG_MB) * MB,
-        **_its_own(layout, spec.name, launch_id, place),
     }
-
-
-def run_file_like(
-    layout: Layout,
-    other: RunFile,
-    spec: EnvironmentSpec,
-    place: Place,
-    *,
-    max_sessions: int | None,
-    started_by: str,
-) -> RunFileData:
-    """Return the run file of a replica that a request adds to a running environment.
-
-    Its id contains a part of the request's id. So it differs from the id of an earlier replica
-    whose folder is still being removed.
-    """
-    own = _its_own(layout, spec.name, f"{started_by[:ID_PART]}-{other.request_id}", place)
-    alike = {key: value for key, value in other.data.items() if key not in _NOT_ALIKE}
-    data = cast("RunFileData", alike) | own
-    data |= {"held": False, "spec": _written(spec), "started_by": started_by}
-    headers = server_options(data).get("headers", {}) | {protocol.REPLICA_HEADER: own["replica_id"]}
-    return with_options(data, replica=place.number, headers=headers, max_sessions=max_sessions)
 
 
 def child_environment(
@@ -306,15 +305,6 @@ def user_umask() -> int | None:
     return int(text, 8) if text else None
 
 
-def names_of(data: RunFileData) -> dict[str, str]:
-    """Return the headers in which a replica's server names the replica."""
-    return {
-        protocol.ENVIRONMENT_HEADER: data["environment"],
-        protocol.GENERATION_HEADER: data["request_id"],
-        protocol.REPLICA_HEADER: data["replica_id"],
-    }
-
-
 def host_of(spec: EnvironmentSpec) -> str:
     """Return the address that replicas listen on; behind the gateway, it is this machine's own."""
     return protocol.LOOPBACK if spec.gateway else spec.host
@@ -322,14 +312,13 @@ def host_of(spec: EnvironmentSpec) -> str:
 
 def with_options(data: RunFileData, **changed: Any) -> RunFileData:
     """Return a run file with some options of the server changed."""
-    env, name = dict(data["env"]), run_files.options_variable(data)
-    if name in env:
-        env[name] = json.dumps(server_options(data) | changed)
+    env, options = dict(data["env"]), server_options(data)
+    env[run_files.options_variable(data)] = json.dumps(options | changed)
     share = changed.get("max_sessions")
-    if share is not None and env.get(MAX_SESSIONS_VARIABLE, "").isdecimal():
+    # Another number is the user's own.
+    if share is not None and env.get(MAX_SESSIONS_VARIABLE) == str(options.get("max_sessions")):
         env[MAX_SESSIONS_VARIABLE] = str(share)
-    data = data | {"env": env}
-    return data | {"plan": data["plan"] | {"env": env}} if "plan" in data else data
+    return data | {"env": env}
 
 
 def of_this_installation(data: RunFileData) -> RunFileData:
@@ -373,23 +362,6 @@ def share_out(staying: Iterable[RunFile], shares: Iterable[int | None], replicas
             end.setblocking(False)
             end.connect(run_file.data["door_path"])
             send_message(end, Message({"max_sessions": share}))
-
-
-def _its_own(layout: Layout, name: str, ending: str, place: Place) -> RunFileData:
-    """Return the fields in which replicas differ; the id's `ending` ends with the launch's id."""
-    replica_id = f"{name}-{place.ordinal}-{ending}"
-    log_path = layout.replica_log(name, replica_id)
-    make_private(log_path.parent)
-    return {
-        "replica_id": replica_id,
-        "ordinal": place.ordinal,
-        "number": place.number,
-        "port": place.port,
-        "run_dir": str(layout.run_dir(replica_id)),
-        "log_path": str(log_path),
-        "socket_path": str(layout.replica_socket(replica_id)),
-        "created_at": time.time(),
-    }
 
 
 def _written(spec: EnvironmentSpec) -> Json:

@@ -149,13 +149,14 @@ class Connections:
             self._flush(client)
 
     def admit_no_more(self) -> None:
-        """Stop accepting connections; new clients wait until this process has exited."""
+        """Stop accepting connections; new clients wait until `drop_all`."""
         self._selector.unregister(self._control)
 
     def drop_all(self) -> None:
-        """Close every connection."""
+        """Close every connection, and the socket on which clients connect."""
         for client in list(self._connected):
             self._drop(client)
+        self._control.close()
 
     def _on_connect(self) -> None:
         try:

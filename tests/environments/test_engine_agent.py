@@ -195,7 +195,7 @@ def world(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def plan_of(run_file: RunFile) -> ReplicaPlan:
-    return ReplicaPlan.from_json(run_file.data["plan"])
+    return ReplicaPlan.of(run_file.data)
 
 
 def status_of(run_file: RunFile) -> dict[str, Any]:

@@ -19,7 +19,6 @@ import json
 import os
 import socket
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from ....schema.errors import NoProcesses, NotRunning
@@ -45,57 +44,48 @@ THREADS_OF_SHARD = 2  # its main thread, and the one that watches its loop
 class LocalProvider(providers.Provider):
     """Starts replicas on this machine."""
 
+    has_standby = True
+
     def __init__(self, name: str, home: Path, fork: Fork | None = None) -> None:
         """Make a provider. It forks shims by `fork`; without one, it starts them as programs."""
         super().__init__(name, home)
         self._fork = fork
 
-    def _begin_launch(self, batch: providers.Batch, prepared: Prepared) -> providers.Beginning:
+    def _listen(
+        self, spec: EnvironmentSpec, count: int, known: list[RunFile], replaced: list[RunFile]
+    ) -> list[providers.Listeners]:
         """Take the sockets of the replaced replicas, if they have the specified address.
 
         Raises:
-            InvalidSpec: There are too few GPUs.
             NoProcesses: There is no room for as many processes.
         """
-        assert isinstance(prepared, Program)  # as its `Preparation` says
-        spec, count, _, replaced = batch
-        found = host_options.find_gpus({**os.environ, **spec.env}) if spec.gpus else ()
-        if spec.gpus:
-            host_options.share(found, spec.gpus, 0)
         check_process_room(replace(spec, replicas=count), limits.process_room())
         make_private(self._layout.sockets)
-
-        def complete(data: RunFileData, share: int | None) -> RunFileData:
-            ordinal = data["ordinal"]
-            devices = host_options.share(found, spec.gpus, ordinal) if spec.gpus else ()
-            data["held"] = replaced is not None
-            return data | self._what_runs(spec, prepared, data, share, devices)
-
         # After an update, replicas of several launches may exist; those that serve come first.
-        before = sorted((each for each in replaced or () if each.is_local), key=by_service)
+        before = sorted((each for each in replaced if each.is_local), key=by_service)
         there = [each for each in before if each.host == spec.host and not spec.gateway]
         port = spec.port or (there[0].port if there else None)
         if port is not None and (fds := run_files.listeners_of(there, port)):
-            return [[socket.socket(fileno=fd) for fd in fds]], complete
-        return self._open(spec, count if spec.gateway else 1, port), complete
+            return [[socket.socket(fileno=fd) for fd in fds]]
+        return self._open(spec, count if spec.gateway else 1, port)
 
-    def _begin_more(self, like: RunFile, batch: providers.Batch) -> providers.Beginning:
+    def _listen_beside(
+        self, like: RunFile, spec: EnvironmentSpec, count: int, known: list[RunFile]
+    ) -> list[providers.Listeners]:
         """Share the sockets of the others; behind the gateway, open one for each replica.
 
         Raises:
             NoProcesses
             NotRunning: No shim has the environment's sockets.
         """
-        spec, count, known, _ = batch
         check_process_room(replace(spec, replicas=count), limits.process_room())
-        complete = partial(self._adapt, like)
         if spec.gateway:
-            return self._open(spec, count, None), complete
+            return self._open(spec, count, None)
         fds = run_files.listeners_of(known, like.port)
         if not fds:
             name = like.environment
             raise NotRunning(f"no replica of {name} answers", f"openenv logs {name}")
-        return [[socket.socket(fileno=fd) for fd in fds]], complete
+        return [[socket.socket(fileno=fd) for fd in fds]]
 
     def _begin(self, run_file: RunFile, listeners: providers.Listeners) -> None:
         """Write the run file and start the shim. The shim holds the sockets from then on."""
@@ -106,69 +96,63 @@ class LocalProvider(providers.Provider):
             text = f"a replica's shim cannot be started: {limits.no_room_text()}"
             raise NoProcesses(text, ROOM_HINT) from exc
 
-    def _what_runs(
-        self,
-        spec: EnvironmentSpec,
-        program: Program,
-        data: RunFileData,
-        max_sessions: int | None,
-        devices: tuple[str, ...],
-    ) -> RunFileData:
-        """Return the run file's fields on the program and its variables."""
-        layout, number, run_dir = self._layout, data["number"], data["run_dir"]
-        imports = Path(run_dir) / host_options.IMPORTS
-        links = [host_options.link_imports(program.links, imports)] if program.links else []
+    def _what_runs(self, spec: EnvironmentSpec, prepared: Prepared) -> RunFileData:
+        assert isinstance(prepared, Program)  # as its `Preparation` says
+        layout = self._layout
+        links = [host_options.IMPORTS] if prepared.links else []  # `_adapt` makes it a path
         config = replace(
-            program.config,
+            prepared.config,
             host=spec.host,  # behind a gateway, the gateway's host
             token=spec.token,
-            max_sessions=max_sessions,
-            import_paths=(*links, *program.config.import_paths),
+            max_sessions=spec.max_sessions,
+            import_paths=(*links, *prepared.config.import_paths),
             # The env host cannot find these out, as it does not know about cgroups.
             memory_bytes=spec.memory_bytes or limits.available_memory_bytes(),
             cores=_cores_of_one(spec),
-            headers=providers.names_of(data),
             umask=providers.user_umask(),
-            replica=number,
             doors=layout.doors(spec.name),
             shares_address=not spec.gateway,
             sleep_after_seconds=spec.sleep_seconds,
         )
         environ = providers.child_environment(
-            home=str(layout.home), max_sessions=max_sessions, given=spec.env, program=program.env
+            home=str(layout.home),
+            max_sessions=spec.max_sessions,
+            given=spec.env,
+            program=prepared.env,
         )
-        if devices:
-            environ[host_options.VARIABLE] = ",".join(devices)
         environ[HOST_CONFIG_VARIABLE] = json.dumps(config.to_json())
-        environ[providers.RUN_DIR_VARIABLE] = run_dir
+        gpus = host_options.find_gpus({**os.environ, **spec.env}) if spec.gpus else ()
         return {
-            "argv": list(program.argv),
-            "entry": program.entry,
+            "argv": list(prepared.argv),
+            "entry": prepared.entry,
             "env": environ,
-            "cwd": str(program.folder),
-            "door_path": door_path(layout.doors(spec.name), number),
+            "cwd": str(prepared.folder),
+            "links": {name: str(folder) for name, folder in prepared.links.items()},
+            "gpus": gpus,
             "cgroups": layout.replica_groups,
             "oom_score_adj": REPLICA_OOM_SCORE_ADJ,
         }
 
-    def _adapt(self, like: RunFile, data: RunFileData, _: int | None) -> RunFileData:
-        """Return a copied run file with import links and GPUs of its own."""
-        run_dir, number = data["run_dir"], data["number"]
-        imports = like.run_dir / host_options.IMPORTS
-        old, new = str(imports), str(Path(run_dir) / host_options.IMPORTS)
-        config = run_files.server_options(data)
-        paths = [new if path == old else path for path in config["import_paths"]]
-        data = providers.with_options(data, import_paths=paths)
-        data = providers.of_this_installation(data)
-        data["door_path"] = door_path(self._layout.doors(like.environment), number)
-        env = data["env"]
-        env[providers.RUN_DIR_VARIABLE] = run_dir
+    def _adapt(self, data: RunFileData, like_dir: Path) -> RunFileData:
+        """Return a run file with a control socket, import links and GPUs of its own.
+
+        Raises:
+            InvalidSpec: There are too few GPUs.
+        """
+        config, imports = (
+            run_files.server_options(data),
+            Path(data["run_dir"], host_options.IMPORTS),
+        )
+        before = str(like_dir / host_options.IMPORTS)
+        paths = [str(imports) if path == before else path for path in config["import_paths"]]
+        data = providers.of_this_installation(providers.with_options(data, import_paths=paths))
+        data["door_path"] = door_path(config["doors"], data["number"])
+        data["env"][providers.RUN_DIR_VARIABLE] = data["run_dir"]
         if gpus_each := config.get("gpus"):
-            found = host_options.find_gpus({**os.environ, **env})
-            env[host_options.VARIABLE] = ",".join(host_options.share(found, gpus_each, number))
-        if imports.is_dir():
-            links = {link.name: link.readlink() for link in imports.iterdir()}
-            host_options.link_imports(links, Path(new))
+            own = host_options.share(tuple(data["gpus"]), gpus_each, data["number"])
+            data["env"][host_options.VARIABLE] = ",".join(own)
+        if data["links"]:
+            host_options.link_imports(data["links"], imports)
         return data
 
 

@@ -47,19 +47,11 @@ import signal as signals
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ....system.net.access import is_loopback
-from ..base import (
-    Check,
-    EngineGone,
-    EngineRefused,
-    Instance,
-    InstanceState,
-    LogChunk,
-    ReplicaPlan,
-    wait_until,
-)
+from .. import base
 from ..host_options import check_nodes
 from . import commands, job_table
 from .commands import ENDED, Row, exit_facts, over_memory
@@ -88,26 +80,26 @@ class SlurmEngine:
     def __init__(self) -> None:
         self._jobs = job_table.JobTable()
 
-    def check(self) -> Check:
+    def check(self) -> base.Check:
         version = commands.run("sinfo", "--version", seconds=CHECK_SECONDS).split()[-1]
         config = commands.run("scontrol", "show", "config", seconds=CHECK_SECONDS)
         nodes = commands.nodes(CHECK_SECONDS)
         commands.run("sbatch", "--version", seconds=CHECK_SECONDS)
         if not any(node.is_up for node in nodes):
             text, remedy = "no node of this cluster is up", "see why: sinfo --list-reasons"
-            return Check(version=version, problem=text, remedy=remedy)
+            return base.Check(version=version, problem=text, remedy=remedy)
         task = next((line for line in config.splitlines() if line.startswith("TaskPlugin ")), "")
-        return Check(version=version, notes=() if "cgroup" in task else (_NO_LIMITS,))
+        return base.Check(version=version, notes=() if "cgroup" in task else (_NO_LIMITS,))
 
-    def list(self) -> Iterable[Instance]:
+    def list(self) -> Iterable[base.Instance]:
         """Return the jobs of this user that carry our labels and were not removed."""
         rows = self._jobs.rows(job_table.FRESH_SECONDS)
         return [self._instance(row) for row in rows.values() if self._jobs.is_of_replica(row)]
 
-    def find(self, plan: ReplicaPlan) -> Instance | None:
+    def find(self, plan: base.ReplicaPlan) -> base.Instance | None:
         return self._find(plan, job_table.FRESH_SECONDS)
 
-    def start(self, plan: ReplicaPlan) -> Instance:
+    def start(self, plan: base.ReplicaPlan) -> base.Instance:
         if (found := self._find(plan, 0.0)) is not None:
             return found
         job = self._submit(plan)
@@ -116,15 +108,15 @@ class SlurmEngine:
         except OSError as exc:  # the replica was stopped meanwhile, or the disk is full
             commands.kill(job)
             text = f"the replica's folder cannot be written: {exc.strerror}"
-            raise EngineRefused(text, "see whether its disk is full: df") from exc
+            raise base.EngineRefused(text, "see whether its disk is full: df") from exc
         self._jobs.add(job, Path(plan.run_dir))
-        return Instance(id=job, labels=plan.labels, state=InstanceState.STARTING)
+        return base.Instance(id=job, labels=plan.labels, state=base.InstanceState.STARTING)
 
-    def signal(self, instance: Instance, number: int) -> None:
+    def signal(self, instance: base.Instance, number: int) -> None:
         """Send a signal to the job's first process, which passes it on to the server."""
         commands.cancel("--batch", f"--signal={number}", instance.id)
 
-    def stop(self, instance: Instance, grace_seconds: float) -> None:
+    def stop(self, instance: base.Instance, grace_seconds: float) -> None:
         """Cancel a job: SIGTERM, and SIGKILL after the grace; one that waits is removed at once."""
         row = self._jobs.rows(0.0).get(instance.id)
         if row is None or row.state == job_table.PENDING:
@@ -141,7 +133,7 @@ class SlurmEngine:
         if not self._jobs.wait_for_end(instance.id, seconds) and is_silent:
             self._jobs.leave(row)
 
-    def remove(self, instance: Instance) -> None:
+    def remove(self, instance: base.Instance) -> None:
         """Kill a job if it still runs, and remove it from its replica's folder."""
         self.stop(instance, 0.0)
         self._jobs.forget(instance.id)
@@ -155,12 +147,12 @@ class SlurmEngine:
                 each.id: (each.state, each.waiting, each.ends_at, each.runs)
                 for each in map(self._instance, rows.values())
             }
-            if seen != known or self._jobs.has_lost:
+            if seen != known or self._jobs.lost:
                 known = seen
                 yield None
             time.sleep(job_table.POLL_INTERVAL_SECONDS)
 
-    def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
+    def logs(self, instance: base.Instance, cursor: str | None) -> Iterator[base.LogChunk]:
         """Yield the output of a job, from its file; a cursor is an offset in the file."""
         folder = self._jobs.folder(instance.id)
         if folder is None:
@@ -171,12 +163,12 @@ class SlurmEngine:
             has_ended = self._jobs.has_ended(instance.id, job_table.POLL_INTERVAL_SECONDS)
             while data := _read(path, offset):
                 offset += len(data)
-                yield LogChunk(data=data, cursor=str(offset))
+                yield base.LogChunk(data=data, cursor=str(offset))
             if has_ended:
                 return
             time.sleep(OUTPUT_SECONDS)
 
-    def _submit(self, plan: ReplicaPlan) -> str:
+    def _submit(self, plan: base.ReplicaPlan) -> str:
         """Submit a job; return its id.
 
         The job avoids nodes where jobs of the replica were abandoned, if there are other nodes.
@@ -191,12 +183,12 @@ class SlurmEngine:
         check_nodes(plan, plan.gpus, nodes, "look at what nodes have: sinfo -o '%N %G'")
         try:
             return commands.submit(arguments, job_script(plan))
-        except EngineRefused:
+        except base.EngineRefused:
             if not away:
                 raise
             return commands.submit(sbatch_arguments(plan, earlier=earlier), job_script(plan))
 
-    def _find(self, plan: ReplicaPlan, seconds: float) -> Instance | None:
+    def _find(self, plan: base.ReplicaPlan, seconds: float) -> base.Instance | None:
         rows = self._jobs.rows(seconds).values()
         own = [row for row in rows if row.labels == plan.labels and self._jobs.is_of_replica(row)]
         if not own:
@@ -219,7 +211,7 @@ class SlurmEngine:
         before = min(before, LATEST_SHARE * (first.limit_seconds or 0.0))
         return replace(found, replace_at=found.ends_at - before)
 
-    def _find_forgotten(self, plan: ReplicaPlan) -> Instance | None:
+    def _find_forgotten(self, plan: base.ReplicaPlan) -> base.Instance | None:
         """Return the job of a replica that Slurm does not know (any more).
 
         The job may still run: a controller that is killed loses what it has not saved.
@@ -231,34 +223,35 @@ class SlurmEngine:
         report = read_report(run_dir, job)
         if self._jobs.add_forgotten(job, run_dir, report):
             facts = exit_facts(job, {}, report)
-            return Instance(id=job, labels=plan.labels, state=InstanceState.EXITED, exit=facts)
+            return base.Instance(
+                id=job, labels=plan.labels, state=base.InstanceState.EXITED, exit=facts
+            )
         assert report is not None
-        return Instance(
+        return base.Instance(
             id=job,
             labels=plan.labels,
-            state=InstanceState.RUNNING,
+            state=base.InstanceState.RUNNING,
             pid=report.pid,
             address=report.address,
             waiting=f"Slurm has lost job {job}, which still runs on {report.node}",
         )
 
-    def _instance(self, row: Row, *, is_whole: bool = False) -> Instance:
+    def _instance(self, row: Row, *, is_whole: bool = False) -> base.Instance:
         """Return a job as an instance, with its exit if `is_whole`."""
+        instance = partial(base.Instance, id=row.id, labels=row.labels)
+        report = read_report(row.run_dir, row.id)
         if row.state in ENDED:
             facts = None
             if is_whole:
-                report, over = read_report(row.run_dir, row.id), over_memory(row.run_dir, row.id)
+                over = over_memory(row.run_dir, row.id)
                 facts = exit_facts(row.id, commands.job_fields(row.id), report, over)
-            return Instance(id=row.id, labels=row.labels, state=InstanceState.EXITED, exit=facts)
-        report = read_report(row.run_dir, row.id)
+            return instance(state=base.InstanceState.EXITED, exit=facts)
         is_requeued = (
             row.state == job_table.PENDING and report is not None and self._jobs.is_over(report)
         )
         if report is None or is_requeued:
-            return Instance(
-                id=row.id,
-                labels=row.labels,
-                state=InstanceState.STARTING,
+            return instance(
+                state=base.InstanceState.STARTING,
                 waiting=_why_waiting(row) + (", requeued" if is_requeued else ""),
                 # It is being started, or Slurm has not tried to schedule it.
                 is_on_its_way=row.state in (CONFIGURING, job_table.RUNNING)
@@ -272,13 +265,11 @@ class SlurmEngine:
             problem = f"job {row.id} on {row.node} has not been heard of for {seconds}"
         elif row.state not in (job_table.RUNNING, job_table.COMPLETING):
             problem = f"Slurm: {row.state} ({row.reason})"
-        return Instance(
-            id=row.id,
-            labels=row.labels,
-            state=InstanceState.RUNNING,
+        return instance(
+            state=base.InstanceState.RUNNING,
             pid=report.pid,
             address=report.address,
-            ends_at=self._jobs.ends_at(row.id),
+            ends_at=self._jobs.ends.get(row.id),
             runs=report.runs,
             why_anew=f"Slurm has requeued job {row.id}" if report.runs else None,
             is_silent=is_silent,
@@ -292,7 +283,7 @@ class SlurmEngine:
         if folder is None or report is None or self._jobs.is_over(report):
             return
         write_job(folder, NO_JOB)
-        wait_until(
+        base.wait_until(
             lambda: self._jobs.is_over(read_report(folder, job) or report),
             2 * job_table.LOST_SECONDS,
             job_table.END_SECONDS,
@@ -312,4 +303,4 @@ def _read(path: Path, offset: int) -> bytes:
     except FileNotFoundError:  # nothing was printed yet
         return b""
     except OSError as exc:
-        raise EngineGone(f"{path} cannot be read: {exc.strerror}") from exc
+        raise base.EngineGone(f"{path} cannot be read: {exc.strerror}") from exc

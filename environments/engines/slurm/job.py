@@ -33,7 +33,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import selectors
 import signal
 import socket
@@ -55,6 +54,7 @@ from ....system.text.units import MB
 from ...shim.files import read_json, read_run_file, write_json
 from ...shim.server_exit import ExitEvidence
 from ...shim.server_process import NotifyPipe
+from ..base import ReplicaPlan
 from ..host_options import listen, server_variables
 
 HEARTBEAT_SECONDS = 5.0  # between two reports of a job
@@ -194,7 +194,7 @@ class Job:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._plan: Json = read_run_file(str(run_dir))["plan"]
+        self._plan = ReplicaPlan.of(read_run_file(str(run_dir))).to_json()
         self._signals = SignalPipe((*_PASSED_ON, signal.SIGCHLD), ignored=(signal.SIGHUP,))
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._signals, selectors.EVENT_READ, lambda: None)
@@ -211,7 +211,7 @@ class Job:
         )
 
     def run(self) -> int:
-        """Wait until the server has ended; return its exit code, negative for a signal."""
+        """Wait until the server has ended; return its exit code, 128 + n for a signal."""
         self._evidence.begin(own_group(is_ours=False))
         server = self._start()
         self._report.pid = server.pid
@@ -227,13 +227,13 @@ class Job:
                 server.send_signal(number)
         self._note_children()
         code = server.returncode
-        self._report.exit_code = code if code >= 0 else 128 - code
+        self._report.exit_code = exit_code = code if code >= 0 else 128 - code
         status = code << 8 if code >= 0 else -code
         self._report.exit = self._evidence.explain(
             server.pid, (status, None), stopped_by_us=False, failed=None
         )
         self._write_report()
-        return code
+        return exit_code
 
     def _note_children(self) -> None:
         """Count kills for memory that the server reports of its children as theirs."""
@@ -279,21 +279,10 @@ class Job:
         return server
 
 
-def end_as(code: int) -> int:
-    """Return the exit code of the server as the job's own, or end by the server's signal."""
-    if code >= 0:
-        return code
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the server has dumped its own core
-    with contextlib.suppress(OSError):  # SIGKILL has no handler
-        signal.signal(-code, signal.SIG_DFL)
-    os.kill(os.getpid(), -code)
-    return 128 - code
-
-
 def main(run_dir: Path) -> int:
-    """Run a job; return its exit code, or end by the signal that has ended its server."""
+    """Run a job; return the exit code of its server, 128 + n for a signal."""
     os.umask(0o077)
-    return end_as(Job(run_dir).run())
+    return Job(run_dir).run()
 
 
 if __name__ == "__main__":

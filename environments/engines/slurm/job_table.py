@@ -44,16 +44,11 @@ class JobTable:
         self._problem: EngineGone | None = None
         self._folders: dict[str, Path] = {}  # of jobs that were seen
         self._heartbeats: dict[str, tuple[int, float]] = {}  # the last one of a job, and its time
-        self._lost: set[str] = set()
+        self.lost: set[str] = set()  # jobs that run without Slurm knowing that
         self._left: set[str] = set()
-        self._ends: dict[str, float] = {}  # the ends of jobs' time limits, in `boot_seconds`
+        self.ends: dict[str, float] = {}  # of jobs' time limits, in `boot_seconds`, if known
         # The user's own `exclude` option of jobs that avoid nodes of left jobs; None: restored.
         self._avoiding: dict[str, str | None] = {}
-
-    @property
-    def has_lost(self) -> bool:
-        """Return whether any job is lost."""
-        return bool(self._lost)
 
     def rows(self, seconds: float) -> dict[str, Row]:
         """Return all jobs, by their ids, as they were at most `seconds` ago.
@@ -78,9 +73,9 @@ class JobTable:
         """Add a job that Slurm does not know; return whether it is over. Otherwise it is lost."""
         self._folders[job] = run_dir
         if report is None or self.is_over(report):
-            self._lost.discard(job)
+            self.lost.discard(job)
             return True
-        self._lost.add(job)
+        self.lost.add(job)
         return False
 
     def avoid_left(self, job: str, excluded: str) -> None:
@@ -100,7 +95,7 @@ class JobTable:
         """Remove a job, also from its replica's folder."""
         if (folder := self.folder(job)) is not None:
             forget_job(folder, job)
-        self._lost.discard(job)
+        self.lost.discard(job)
         for known in (self._folders, self._heartbeats, self._avoiding):
             known.pop(job, None)
 
@@ -109,10 +104,6 @@ class JobTable:
         if job not in self._folders:
             self.rows(0.0)
         return self._folders.get(job)
-
-    def ends_at(self, job: str) -> float | None:
-        """Return when a job's time limit is over, in `boot_seconds`; None: it is not known."""
-        return self._ends.get(job)
 
     def nodes_away(self, run_dir: Path) -> tuple[str, ...]:
         """Return the nodes of left jobs that have not ended, as far as Slurm knows."""
@@ -140,7 +131,7 @@ class JobTable:
         if job in self._left:
             return True
         row = self.rows(seconds).get(job)
-        return job not in self._lost if row is None else row.state in ENDED
+        return job not in self.lost if row is None else row.state in ENDED
 
     def wait_for_end(self, job: str, seconds: float) -> bool:
         """Wait at most `seconds` until a job has ended; return whether it has."""
@@ -164,11 +155,11 @@ class JobTable:
             self._folders[row.id] = row.run_dir
             self._left.update(left_jobs(row.run_dir))
         if row.left_seconds is None:
-            self._ends.pop(row.id, None)
+            self.ends.pop(row.id, None)
             return
         ends_at = boot_seconds() + row.left_seconds
-        if abs(ends_at - self._ends.get(row.id, 0.0)) > STEADY_SECONDS:
-            self._ends[row.id] = ends_at
+        if abs(ends_at - self.ends.get(row.id, 0.0)) > STEADY_SECONDS:
+            self.ends[row.id] = ends_at
 
     def _end_avoiding(self) -> None:
         """Restore the `exclude` option of waiting jobs, once the left jobs have ended."""

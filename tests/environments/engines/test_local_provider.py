@@ -101,7 +101,7 @@ def test_another_replica_runs_from_this_installation_where_that_of_the_first_was
             "argv": ["/gone/bin/python", *options, host.replace(package, "/gone/openenvd")],
             "cwd": str(like.data["cwd"]).replace(package, "/gone/openenvd"),
         }
-        made = LocalProvider("local", home)._adapt(like, gone, None)
+        made = LocalProvider("local", home)._adapt(gone, like.run_dir)
         assert (made["argv"], made["cwd"]) == ([python, *options, host], like.data["cwd"])
     finally:
         started.stop()
