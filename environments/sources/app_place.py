@@ -85,8 +85,8 @@ def choose_app(
     Raises:
         UnknownSource: It has one, which cannot be imported, or none of several is named.
     """
-    dockerfile, text = read_dockerfile(folder)
-    commands = started(text, folder, scripts)
+    dockerfile = read_dockerfile(folder)
+    commands = started(dockerfile, scripts)
     own, command = next(((f, c) for c in commands if (f := _find(folder, c))), (None, Started("")))
     asked = _find(folder, _parse(named)) if named else None
     # Those that the project itself can import, by their own names.
@@ -97,14 +97,14 @@ def choose_app(
         usual = elsewhere if len(elsewhere) == 1 else []
     if own is not None:
         others = [each for each in [asked, *usual] if each and each.path != own.path]
-        note = f"serving {own.reference}, which {dockerfile} starts"
+        note = f"serving {own.reference}, which {dockerfile.name} starts"
         note += f"; {place} names {named}" if asked in others else ""
         needs_note = bool(others) or own.path != folder / "server" / "app.py"
         further = (_find_folder(each, folder) for each in command.further)
         package = own.asked.removesuffix(f".{own.module}")
         return App(
             own.reference,
-            str(folder / dockerfile),
+            str(folder / dockerfile.name),
             tuple(dict.fromkeys(filter(None, [own.folder, *further]))),
             cwd=None if command.is_app_dir else own.folder,
             package=package if package != own.asked else None,

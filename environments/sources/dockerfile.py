@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the author's own set-up from the project's Dockerfile, and never runs it.
 
-    Dockerfile ─▶ RUN ───────────────▶ commands ─▶ `installed`: arguments of pip and uv, in order
+    `Dockerfile` ▶ RUN ──────────────▶ commands ─▶ arguments of pip and uv, in order
                ├▶ ENTRYPOINT and CMD ▶ commands ─▶ `started`: the app, or the module that starts it
                └▶ ENV ────────────────────────────▶ `variables_here`: those of the server
 
@@ -19,7 +19,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from ...system.text.units import MB
@@ -75,10 +75,29 @@ class Started:
     is_app_dir: bool = False  # whether the command runs in another folder
 
 
-def read_dockerfile(folder: Path) -> tuple[str, str]:
-    """Return a project's Dockerfile: its path in the folder, and its text; both may be empty."""
+@dataclass(slots=True)
+class Dockerfile:
+    """The instructions of a project's Dockerfile; without one, they are empty."""
+
+    name: str  # its path in the project's folder
+    folder: Path  # the project's
+    env: dict[str, str] = field(default_factory=dict)  # what ENV gives to the last stage
+    variables: dict[str, str] = field(default_factory=dict)  # the same, and those of ARG
+    # The Python packages that RUN installs: files of requirements, as commands name them; single
+    # requirements; and options of uv that request extras and groups of the project itself
+    files: list[str] = field(default_factory=list)
+    packages: list[str] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
+    commands: dict[str, str] = field(default_factory=dict)  # the last ENTRYPOINT, and the last CMD
+    workdir: str = ""  # as the last WORKDIR names it
+    # Paths in the image, and the files and folders of the project that are copied there
+    copies: list[tuple[PurePosixPath, Path]] = field(default_factory=list)
+
+
+def read_dockerfile(folder: Path) -> Dockerfile:
+    """Return the instructions of a project's Dockerfile."""
     name = next((name for name in NAMES if (folder / name).is_file()), "")
-    return name, read_text(folder / name) if name else ""
+    return parse_dockerfile(read_text(folder / name) if name else "", folder, name)
 
 
 def read_text(path: Path) -> str:
@@ -91,39 +110,17 @@ def read_text(path: Path) -> str:
         return ""
 
 
-@dataclass(slots=True)
-class Installed:
-    """The Python packages that the RUN instructions of a Dockerfile install."""
-
-    # Files of requirements, as the commands name them
-    files: list[str] = field(default_factory=list)
-    packages: list[str] = field(default_factory=list)  # as requirements
-    # Options of uv that request extras and groups of the project itself
-    options: list[str] = field(default_factory=list)
-
-
-def installed(text: str) -> Installed:
-    """Return the Python packages that the RUN instructions of a Dockerfile install."""
-    found = Installed()
-    for name, rest in _instructions(text):
-        for words in _commands(_words_of(rest), None) if name == "RUN" else ():
-            _take_installed(words, found)
-    return Installed(*(list(dict.fromkeys(each)) for each in astuple(found)))
-
-
-def started(text: str, folder: Path, scripts: Mapping[str, str]) -> list[Started]:
+def started(dockerfile: Dockerfile, scripts: Mapping[str, str]) -> list[Started]:
     """Return the apps and modules that a Dockerfile starts, the likeliest first.
 
     Shell scripts are searched in the project's folder. `scripts` are the commands that the project
     itself declares: `module:function` by name.
     """
-    last = dict(_instructions(text))
-    _, variables = _variables(text)
-    named = [last[name] for name in ("ENTRYPOINT", "CMD") if name in last]
+    folder, variables = dockerfile.folder, dict(dockerfile.variables)
+    named = [dockerfile.commands.get(name, "") for name in ("ENTRYPOINT", "CMD")]
     in_exec_form = [word for rest in named for word in _exec_form(rest)]
-    workdir = PurePosixPath("/", _expanded(last.get("WORKDIR", ""), variables))
-    copies = list(_copies(text, folder))
-    files = {str(place): path for place, path in copies if path.is_file()}
+    workdir = PurePosixPath("/", _expanded(dockerfile.workdir, variables))
+    files = {str(place): path for place, path in dockerfile.copies if path.is_file()}
     files |= {PurePosixPath(place).name: path for place, path in files.items()}
 
     def find(word: str) -> Path | None:
@@ -131,7 +128,7 @@ def started(text: str, folder: Path, scripts: Mapping[str, str]) -> list[Started
 
     all_found: list[tuple[bool, Started]] = []
     for words in [in_exec_form, *(_words_of(rest) for rest in named if not _exec_form(rest))]:
-        directory, depth = last.get("WORKDIR", ""), 0
+        directory, depth = dockerfile.workdir, 0
         for command in _commands(words, find):
             each = [_expanded(word, variables) for word in command]
             variables |= {m[1]: m[2] for word in each if (m := _ASSIGNMENT.fullmatch(word))}
@@ -139,24 +136,24 @@ def started(text: str, folder: Path, scripts: Mapping[str, str]) -> list[Started
             if each[0] == "cd" and len(each) > 1:
                 directory = each[1]
             elif (found := _started_by(each, scripts)) is not None:
-                at = workdir / directory
-                copied = [str(path.relative_to(folder)) for place, path in copies if place == at]
-                paths = [*variables.get("PYTHONPATH", "").split(":"), *copied]
+                copied = (path for place, path in dockerfile.copies if place == workdir / directory)
+                paths = variables.get("PYTHONPATH", "").split(":")
+                paths += [str(path.relative_to(folder)) for path in copied]
                 further = tuple(filter(None, paths))
                 found = replace(found, folder=found.folder or directory, further=further)
                 all_found.append((depth > 0, found))
     return [each for _, each in sorted(all_found, key=lambda each: each[0])]
 
 
-def variables_here(text: str, folder: Path) -> dict[str, str | None]:
+def variables_here(dockerfile: Dockerfile) -> dict[str, str | None]:
     """Return the variables by which a Dockerfile configures its server, as they are here.
 
     A path of the image at which the project lies there becomes the project's. None stands for a
     path that neither the project nor this machine has, and for a value that is not known.
     """
-    copies = sorted(_copies(text, folder), key=lambda each: len(each[0].parts), reverse=True)
+    copies = sorted(dockerfile.copies, key=lambda each: len(each[0].parts), reverse=True)
     here: dict[str, str | None] = {}
-    for name, value in _variables(text)[0].items():
+    for name, value in dockerfile.env.items():
         if _IMAGES_OWN.fullmatch(name):
             continue
         paths = {each: _path_here(each, copies) for each in _PATH.findall(value)}
@@ -183,46 +180,57 @@ def _exists(path: Path | str) -> bool:
     return os.path.exists(path)  # noqa: PTH110  `Path.exists` raises
 
 
-def _copies(text: str, folder: Path) -> Iterator[tuple[PurePosixPath, Path]]:
-    """Yield each path in the image to which a file or folder of the project is copied, and it."""
-    _, variables = _variables(text)
-    directory = PurePosixPath("/")
-    for name, rest in _instructions(text):
-        if name not in ("WORKDIR", "COPY", "ADD") or "--from=" in rest:
-            continue
-        words = _exec_form(rest) or rest.split()
-        *sources, target = (_expanded(word, variables) for word in words)
-        if name == "WORKDIR":
-            directory /= target
-        is_folder = target.endswith(("/", ".")) or len(sources) > 1
-        for path in (Path(os.path.normpath(folder / each.lstrip("/"))) for each in sources):
-            if path.is_relative_to(folder) and _exists(path):
-                inside = path.name if is_folder and path.is_file() else ""
-                yield directory / target / inside, path
-
-
-def _variables(text: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the variables that ENV gives to the last stage; and all, with those of ARG."""
+def parse_dockerfile(text: str, folder: Path, name: str = "") -> Dockerfile:
+    """Return the instructions in a text, for the project in a folder."""
+    found, arguments = Dockerfile(name, folder), dict[str, str]()
     stages: dict[str, dict[str, str]] = {}
-    image: dict[str, str] = {}
-    arguments: dict[str, str] = {}
-    for name, rest in _instructions(text):
-        known = {**arguments, **image}
-        if name == "FROM":
-            base, *more = rest.lower().split()
-            image = dict(stages.get(base, {}))
-            stages |= dict.fromkeys(more[1:], image)
-        elif name in ("ENV", "ARG"):
-            try:
-                words = shlex.split(rest)
-            except ValueError:
-                words = rest.split()
-            if "=" not in words[0]:
-                words = ["=".join((words[0], " ".join(words[1:])))] if words[1:] else []
-            found = (m for each in words if (m := _ASSIGNMENT.fullmatch(each)))
-            values = {each[1]: _expanded(each[2], known) for each in found}
-            (image if name == "ENV" else arguments).update(values)
-    return image, {**arguments, **image}
+    directory = PurePosixPath("/")
+    for instruction, rest in _instructions(text):
+        known = {**arguments, **found.env}
+        match instruction:
+            case "FROM":
+                base, *more = rest.lower().split()
+                found.env = dict(stages.get(base, {}))
+                stages |= dict.fromkeys(more[1:], found.env)
+            case "ENV" | "ARG":
+                (found.env if instruction == "ENV" else arguments).update(_assigned(rest, known))
+            case "RUN":
+                for words in _commands(_words_of(rest), None):
+                    _take_installed(words, found)
+            case "ENTRYPOINT" | "CMD":
+                found.commands[instruction] = rest
+            case "WORKDIR":
+                found.workdir = rest
+                directory /= _expanded(rest, known)
+            case "COPY" | "ADD" if "--from=" not in rest:
+                words = [_expanded(word, known) for word in _exec_form(rest) or rest.split()]
+                found.copies += _copied(words, directory, folder)
+    found.variables = {**arguments, **found.env}
+    return found
+
+
+def _assigned(text: str, known: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that ENV or ARG sets, in the form `A=x B=y` or `A x`."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = text.split()
+    if "=" not in words[0]:
+        words = ["=".join((words[0], " ".join(words[1:])))] if words[1:] else []
+    found = (m for each in words if (m := _ASSIGNMENT.fullmatch(each)))
+    return {each[1]: _expanded(each[2], known) for each in found}
+
+
+def _copied(
+    words: list[str], directory: PurePosixPath, folder: Path
+) -> Iterator[tuple[PurePosixPath, Path]]:
+    """Yield each path in the image to which a file or folder of the project is copied, and it."""
+    *sources, target = words
+    is_folder = target.endswith(("/", ".")) or len(sources) > 1
+    for path in (Path(os.path.normpath(folder / each.lstrip("/"))) for each in sources):
+        if path.is_relative_to(folder) and _exists(path):
+            inside = path.name if is_folder and path.is_file() else ""
+            yield directory / target / inside, path
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:
@@ -306,7 +314,7 @@ def _split(text: str) -> Iterator[list[str]]:
                 yield list(command)
 
 
-def _take_installed(words: list[str], found: Installed) -> None:
+def _take_installed(words: list[str], found: Dockerfile) -> None:
     programs = [PurePosixPath(word).name for word in words]
     is_sync = "sync" in words and "uv" in programs
     is_pip = "install" in words and any(re.fullmatch(r"pip[\d.]*", each) for each in programs)

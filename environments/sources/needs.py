@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ...system.process.proc import printed_by
-from .dockerfile import find_file, installed, read_dockerfile, read_text
+from .dockerfile import find_file, read_dockerfile, read_text
 
 GIT_SECONDS = 10.0
 _REQUIREMENTS = ("server/requirements.txt", "requirements.txt")
@@ -126,22 +126,25 @@ def ways_of(folder: Path) -> list[Way]:
 
 def _ways(folder: Path, by_project: Way) -> Iterator[Way]:
     lock = folder / "uv.lock"
-    dockerfile, text = read_dockerfile(folder)
-    found = installed(text)
-    files = [path for each in found.files if (path := find_file(each, folder)) is not None]
+    dockerfile = read_dockerfile(folder)
+    packages = tuple(dict.fromkeys(dockerfile.packages))
+    files = [
+        path
+        for each in dict.fromkeys(dockerfile.files)
+        if (path := find_file(each, folder)) is not None
+    ]
     named = list(filter(_is_list, files))
     if _names_needs(by_project.packaging, folder):
-        by_project = replace(by_project, options=tuple(_declared(found.options, by_project)))
+        by_project = replace(by_project, options=tuple(_declared(dockerfile.options, by_project)))
         known = table_in(by_project.packaging, "project").get("dependencies", ())
         names = set(map(normalized, known)) if isinstance(known, list) else set()
-        further = tuple(p for p in found.packages if "[" in p or normalized(p) not in names)
+        further = tuple(p for p in packages if "[" in p or normalized(p) not in names)
         with_more = replace(by_project, packages=further, beside=tuple(named))
         if lock.is_file():
             yield replace(with_more, name=lock.name, lock=lock)
         if with_more.has_more:
-            yield replace(with_more, name=f"{by_project.name} and {dockerfile}")
+            yield replace(with_more, name=f"{by_project.name} and {dockerfile.name}")
         yield by_project
-    packages = tuple(found.packages)
     lying = [path for name in _REQUIREMENTS if (path := folder / name).is_file()]
     for path in dict.fromkeys([*named, *lying]):
         beside = packages if path in named else ()
@@ -150,7 +153,7 @@ def _ways(folder: Path, by_project: Way) -> Iterator[Way]:
     if builds and not by_project.packaging:
         yield replace(by_project, name=builds[0].name, file=builds[0], packaging=_BY_SETUP)
     if packages:
-        yield Way(dockerfile, None, packages)
+        yield Way(dockerfile.name, None, packages)
 
 
 def _is_list(path: Path) -> bool:

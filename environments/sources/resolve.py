@@ -241,8 +241,8 @@ def without_module(source: ClassSource) -> UnknownSource:
 
 def _project(folder: Path) -> Project:
     manifest = read_manifest(folder)
-    name, text = read_dockerfile(folder)
-    variables = variables_here(text, folder)
+    dockerfile = read_dockerfile(folder)
+    name, variables = dockerfile.name, variables_here(dockerfile)
     if manifest.env_class is not None:
         return Project(folder, manifest, dockerfile=name, variables=variables)
     is_named = manifest.path.exists()

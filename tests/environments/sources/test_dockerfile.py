@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.sources.dockerfile import (
-    Installed,
     Started,
-    installed,
+    parse_dockerfile,
     started,
     variables_here,
 )
@@ -41,7 +40,8 @@ def test_what_run_instructions_install_is_read(
     run: str, files: list[str], packages: list[str], options: list[str]
 ) -> None:
     text = f'# syntax=x\nFROM python:3.11 AS one\n  RUN {run}\nCMD ["x"]\n'
-    assert installed(text) == Installed(files, packages, options)
+    found = parse_dockerfile(text, Path())
+    assert (found.files, found.packages, found.options) == (files, packages, options)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,8 @@ def test_what_a_dockerfile_starts_is_read(
     (tmp_path / "start.sh").write_text("#!/bin/sh\nset -e\nexport A=1\nexec uvicorn main:app\n")
     (tmp_path / "enter.sh").write_text('#!/bin/sh\nset -e\nexec "$@"\n')
     scripts = {"serve": "pkg.server.app:main"}
-    assert next(iter(started(f"FROM x\n{lines}\n", tmp_path, scripts)), None) == found
+    dockerfile = parse_dockerfile(f"FROM x\n{lines}\n", tmp_path)
+    assert next(iter(started(dockerfile, scripts)), None) == found
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,6 @@ def test_the_variables_of_the_image_are_those_of_the_server_here(
 ) -> None:
     for name in ("data", "out"):
         (tmp_path / name).mkdir()
-    found = variables_here(f"FROM x\n{lines}\n", tmp_path)
+    found = variables_here(parse_dockerfile(f"FROM x\n{lines}\n", tmp_path))
     values = {name: text.format(p=tmp_path) for name, text in here.items()}
     assert found == values | dict.fromkeys(only_there)
