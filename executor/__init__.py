@@ -3,8 +3,8 @@
 
 Where to look:
 
-    executor.py   `BurstableExecutor`, the façade; its docstring draws the data flow
-    supervisor/   the one thread that starts workers, assigns tasks and reaps (see `loop.py`)
+    executor.py   `BurstableExecutor`: the façade, and its thread; the docstring draws the data flow
+    supervisor/   what the thread does: starts workers, assigns tasks, reaps
     spawning/     where workers come from: a zygote, or a program each where fork is not safe
     worker.py     what runs in a worker: one task at a time, its log, its end with the daemon
     policy/       pure decisions: the plan, admission by memory, scaling, the watchdog; and `Timing`

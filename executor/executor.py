@@ -22,7 +22,8 @@ The data flow, and who owns what:
   `cancel`. A second lock, inside it, guards nothing but the time of the next wake-up.
 * **The supervisor thread** alone reads pipes, reaps workers, talks to the zygote and calls
   `on_event`. `submit` and `cancel` act at once on the caller's thread: the one writes the frame to
-  an idle worker's pipe, the other signals; neither waits for the supervisor.
+  an idle worker's pipe, the other signals; neither waits for the supervisor. Methods for other
+  threads say so; all else, in the folder `supervisor/` too, is this thread's.
 * **A pipe** (a Unix socket pair) belongs to one worker and the daemon. Nothing is shared between
   workers: when one is killed, no lock and no queue of another is left held.
 * **The zygote** is single-threaded and only forks. It reaps its children and reports the exit
@@ -65,10 +66,13 @@ ever meet its own task.
 
 from __future__ import annotations
 
+import math
 import os
+import selectors
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ..system.memory.usage import anonymous_bytes
@@ -79,9 +83,11 @@ from .messages import LONG, EventSink, ExecutorStatus, Started, Task
 from .policy.memory import FreeMemory, Timing
 from .policy.plan import Plan
 from .spawning.source import FORK_IS_SAFE, SubprocessSource, WorkerSource, ZygoteClient
-from .supervisor.loop import Supervisor
-from .supervisor.memory import AvailableMemory
+from .supervisor.channels import Channels, WakeUp
+from .supervisor.lifecycle import Lifecycle, WorkerStarter
+from .supervisor.memory import AvailableMemory, WorkerMemory
 from .supervisor.pool import Pools, Run, StopReason, task_frame
+from .supervisor.tasks import EventBuffer, Tasks
 
 if TYPE_CHECKING:
     from .spawning.zygote import PreforkedZygote
@@ -124,21 +130,26 @@ class BurstableExecutor:
         self._grace_seconds = cancel_grace_seconds
         self._use_zygote = use_zygote
         self._preforked_zygote = preforked_zygote
-        self._pools = Pools(plan)
-        self._make_supervisor = partial(
-            Supervisor,
-            self._pools,
-            make_source=self._make_source,
-            plan=plan,
-            timing=timing or Timing(),
-            use_cgroups=use_cgroups,
-            on_event=on_event,
-            grace_seconds=cancel_grace_seconds,
-        )
+        self._timing = timing = timing or Timing()
+        self._pools = pools = Pools(plan)
         self._available = AvailableMemory(plan.reserve_bytes)  # under the pools' lock
         self._running = False  # under the pools' lock
-        self._supervisor: Supervisor | None = None
+        self._stop_deadline = math.inf  # finite once the executor is to stop
         self._death_pipe: tuple[int, int] = (-1, -1)
+        self._selector = selectors.DefaultSelector()
+        self._wake_up = wake_up = WakeUp()
+        self._events = events = EventBuffer(on_event)
+        self._channels = channels = Channels(self._selector, wake_up, pools.lock)
+        self._memory = memory = WorkerMemory(pools, wake_up, plan, timing, use_cgroups=use_cgroups)
+        self._tasks = tasks = Tasks(pools, wake_up, channels, memory, events, timing)
+        self._starter = starter = WorkerStarter(
+            pools, wake_up, self._selector, self._make_source, tasks, timing
+        )
+        self._lifecycle = Lifecycle(
+            starter, pools, wake_up, channels, memory, tasks, timing, cancel_grace_seconds
+        )
+        starter.on_readable = self._lifecycle.on_source
+        self._thread = threading.Thread(target=self._run, name="executor-supervisor", daemon=True)
 
     def start(self) -> None:
         """Start the zygote and the thread; returns before the zygote is ready.
@@ -148,8 +159,9 @@ class BurstableExecutor:
         # It is never written. Workers hold the reading end, the daemon alone the writing one.
         first = self._preforked_zygote
         self._death_pipe = os.pipe() if first is None else first.death_pipe
-        self._supervisor = self._make_supervisor()
-        self._supervisor.start()
+        self._selector.register(self._wake_up, selectors.EVENT_READ, self._wake_up.clear)
+        self._starter.start()
+        self._thread.start()
         with self._pools.lock:
             self._running = True
 
@@ -193,26 +205,25 @@ class BurstableExecutor:
         """
         run = Run(task, task_frame(task))
         with self._pools.lock:
-            if not self._running or self._supervisor is None:
+            if not self._running:
                 raise NotRunning("the executor is not running")
             pool = self._pools.by_schedule[task.schedule]
             if not pool.room():
                 raise NoRoom(f"{pool.capacity} {task.schedule} tasks are under way already")
             self._pools.add_run(run)
             self._available.commit(task.expected_bytes)
-            return self._supervisor.tasks.place(run)
+            return self._tasks.place(run)
 
     def cancel(self, task_id: str) -> bool:
         """Cancel a task at once; False when no such task waits or runs here."""
         with self._pools.lock:
             run = self._pools.runs.get(task_id)
-            if run is None or self._supervisor is None:
+            if run is None:
                 return False
             if run.worker is None:
-                self._supervisor.tasks.withdraw(run)
+                self._tasks.withdraw(run)
             else:
-                lifecycle = self._supervisor.lifecycle
-                lifecycle.stop_run(run, StopReason.CANCELLED, self._grace_seconds)
+                self._lifecycle.stop_run(run, StopReason.CANCELLED, self._grace_seconds)
         return True
 
     def fork(self, entry: str, payload: Json, fds: Sequence[int]) -> bool:
@@ -221,30 +232,33 @@ class BurstableExecutor:
         It calls `entry` (`module:function`) with the payload and the descriptors, of which it has
         copies. False when none was forked; the caller then starts a program.
         """
-        supervisor = self._supervisor
-        return supervisor is not None and supervisor.lifecycle.starter.fork(entry, payload, fds)
+        return self._starter.fork(entry, payload, fds)
 
     def status(self) -> ExecutorStatus:
         """Describe every worker with its memory, and the plan."""
         with self._pools.lock:
             workers = [worker.status(self._plan) for worker in self._pools.workers()]
         free = self.free_memory(LONG)
-        supervisor = self._supervisor
         return ExecutorStatus(
             [replace(worker, rss_bytes=resident_bytes(worker.pid)[0]) for worker in workers],
             asdict(self._plan),
             free.burst_bytes,
             free.available_bytes,
-            None if supervisor is None else supervisor.lifecycle.starter.zygote_pid,
+            self._starter.zygote_pid,
         )
 
     def stop(self, grace_seconds: float = 5.0) -> None:
         """End every task and worker, the zygote and the thread; returns when all are gone."""
         with self._pools.lock:
             was_running, self._running = self._running, False
-        if not was_running or self._supervisor is None:
+        if not was_running:
             return
-        self._supervisor.stop(grace_seconds)
+        self._stop_deadline = time.monotonic() + grace_seconds
+        self._pools.is_stopping = True
+        self._wake_up.wake()
+        self._thread.join()
+        self._selector.close()
+        self._wake_up.close()
         for end in self._death_pipe:
             os.close(end)
 
@@ -257,3 +271,53 @@ class BurstableExecutor:
             return ZygoteClient.adopt(first)
         preload = self._preload if may_preload else ()
         return ZygoteClient.start(death_pipe=death_pipe, home=self._home, preload=preload)
+
+    def _run(self) -> None:
+        """Run rounds, on the supervisor thread, until the executor was stopped and all are gone.
+
+        A round: wait, handle all that is ready, act on deadlines that have passed, request the
+        workers that are needed, deliver the events. No round blocks, and nothing is polled: a wait
+        ends when something is ready, or at a deadline.
+        """
+        try:
+            while not self._is_done():
+                for key, _ in self._selector.select(self._wake_up.seconds_left(time.monotonic())):
+                    key.data()
+                self._channels.watch_blocked()
+                self._act_on_deadlines()
+                self._starter.request_workers()
+                self._events.deliver()
+        finally:
+            self._starter.close(self._timing.source_exit)
+            self._memory.close()
+            self._selector.unregister(self._wake_up)
+
+    def _act_on_deadlines(self) -> None:
+        now = time.monotonic()
+        if not self._wake_up.is_due(now):
+            return
+        self._lifecycle.act_on_deadlines(now)
+        if now >= self._stop_deadline:
+            self._lifecycle.kill_all()
+        self._wake_up.set_next(
+            lambda: min(self._stop_alarm(now), self._lifecycle.next_deadline(now))
+        )
+
+    def _stop_alarm(self, now: float) -> float:
+        return self._stop_deadline if self._stop_deadline > now else math.inf
+
+    def _is_done(self) -> bool:
+        """Return whether the executor was asked to stop and nothing is left.
+
+        Meanwhile, remaining workers are asked to stop.
+        """
+        if not self._pools.is_stopping:
+            return False
+        now = time.monotonic()
+        self._tasks.refuse_waiting("the executor was stopped", stopped=True)
+        self._lifecycle.stop_all(now, self._stop_deadline)
+        self._wake_up.wake_by(self._stop_alarm(now))
+        self._events.deliver()
+        requested = any(pool.requested for pool in self._pools.by_schedule.values())
+        waits_for_forks = requested and time.monotonic() < self._stop_deadline
+        return not self._pools.workers() and not waits_for_forks

@@ -90,20 +90,13 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The source has finished its own start."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Unsafe:
     """The source has more threads than one, and must not fork; it ends."""
 
     threads: int
 
 
-SourceEvent = Forked | Refused | Exited | Ready | Unsafe
+SourceEvent = Forked | Refused | Exited | Unsafe
 
 
 def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -260,9 +253,7 @@ def _parse(message: Json, descriptors: Sequence[int]) -> SourceEvent:
         return Exited(
             message["exited"], message["status"], message["peak_bytes"], message["was_alone"]
         )
-    if "unsafe" in message:
-        return Unsafe(message["unsafe"])
-    return Ready(message["ready"])
+    return Unsafe(message["unsafe"])
 
 
 _EXIT_SECONDS = 1.0  # from the end of a process's files to its exit

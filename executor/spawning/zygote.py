@@ -11,7 +11,6 @@ lock, and a worker outlives it. What it does:
                                     ▶ on that socket: "forked", or why not
         ◀ its end                   exits; the daemon is gone or has replaced it
     when a worker ended:            ▶ {"exited": pid, "status", "peak_bytes", "was_alone"}
-    once, after preloading:         ▶ {"ready": seconds it took}
                                     ▶ {"unsafe": threads}   or it ends: something that was imported,
                                                             or starts with every Python, has left
                                                             threads, and what they lock stays locked
@@ -46,7 +45,6 @@ import select
 import signal
 import socket
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -212,7 +210,7 @@ def _become_called(entry: str, payload: Json, fds: Sequence[int]) -> NoReturn:
         os._exit(70)
 
 
-def become_zygote(control: socket.socket, *, death_pipe: int, home: str, began: float) -> NoReturn:
+def become_zygote(control: socket.socket, *, death_pipe: int, home: str) -> NoReturn:
     """Fork workers from what has been imported so far, until the control socket ends."""
     setproctitle.setproctitle("openenvd: zygote")
     prefer_own_session(ZYGOTE_NICE)
@@ -223,7 +221,6 @@ def become_zygote(control: socket.socket, *, death_pipe: int, home: str, began: 
     zygote = Zygote(control, death_pipe=death_pipe, home=home)
     with contextlib.suppress(OSError):  # the daemon may be gone at any moment
         zygote.end_if_unsafe()
-        zygote.send({"ready": time.monotonic() - began})
         zygote.serve()
     os._exit(0)
 
@@ -242,7 +239,6 @@ def prefork_zygote(modules: Sequence[str], home: str) -> PreforkedZygote | None:
 
     Raises `OSError`: the system will not fork.
     """
-    began = time.monotonic()
     forking.preload(modules, collect=False)  # the daemon is being waited for
     if forking.thread_count() > 1:
         return None
@@ -250,7 +246,7 @@ def prefork_zygote(modules: Sequence[str], home: str) -> PreforkedZygote | None:
     death_pipe = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _run_zygote(ours, zygotes, death_pipe, home, began)
+        _run_zygote(ours, zygotes, death_pipe, home)
     zygotes.close()
     return PreforkedZygote(pid, ours, death_pipe)
 
@@ -260,7 +256,6 @@ def _run_zygote(
     control: socket.socket,
     death_pipe: tuple[int, int],
     home: str,
-    began: float,
 ) -> NoReturn:
     try:
         os.setsid()  # Ctrl-C at `up --foreground` is the daemon's to handle
@@ -273,7 +268,7 @@ def _run_zygote(
         sys.stdout.flush()  # into /dev/null: no worker is to print what the daemon began
         os.environ.update(worker_environment(os.environ))
         os.chdir(home)
-        become_zygote(control, death_pipe=death_pipe[0], home=home, began=began)
+        become_zygote(control, death_pipe=death_pipe[0], home=home)
     finally:
         # Never return into the daemon's code, whatever happened.
         os._exit(70)
@@ -281,13 +276,12 @@ def _run_zygote(
 
 def main() -> NoReturn:
     """Preload, freeze, serve."""
-    began = time.monotonic()
     config = json.loads(sys.argv[1])
     control = socket.socket(fileno=config["control"])
     for descriptor in (config["control"], config["death_pipe"]):
         os.set_inheritable(descriptor, False)
     forking.preload(config["preload"])
-    become_zygote(control, death_pipe=config["death_pipe"], home=config["home"], began=began)
+    become_zygote(control, death_pipe=config["death_pipe"], home=config["home"])
 
 
 if __name__ == "__main__":

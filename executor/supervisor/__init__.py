@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one thread that starts workers, assigns tasks to them, and records how each ended.
+"""What the executor's thread does: starts workers, assigns tasks to them, records how each ended.
 
-loop.py            the thread: waits, and calls the others
 lifecycle.py       a worker from its start by the source in use to its reaping: stop, leave, kill
 tasks.py           assigns tasks to workers, and makes events of their frames and exits
 memory.py          sets each worker's memory cap: its cgroup, or the watchdog; evidence of kills;

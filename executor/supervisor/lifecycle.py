@@ -65,11 +65,11 @@ class WorkerStarter:
     _make_source: spawning.SourceFactory
     _tasks: Tasks
     _timing: Timing
-    _on_readable: Handler
     _source: spawning.WorkerSource | None = None
     _may_fork: bool = True
     _next_start: float = 0.0
     _answer_by: float = math.inf  # finite while the source owes an answer
+    on_readable: Handler | None = None
 
     @property
     def zygote_pid(self) -> int | None:
@@ -82,7 +82,7 @@ class WorkerStarter:
         self._pools.source_number += 1
         may_preload = self._pools.failed_starts < FAILED_STARTS_BEFORE_BARE
         self._source = self._make_source(may_preload, self._may_fork)
-        self._selector.register(self._source.fileno(), selectors.EVENT_READ, self._on_readable)
+        self._selector.register(self._source.fileno(), selectors.EVENT_READ, self.on_readable)
 
     def request_workers(self) -> None:
         """Request the workers that are wanted, unless a failure is too recent."""
@@ -139,8 +139,6 @@ class WorkerStarter:
                 case spawning.Unsafe():
                     log.warning("the zygote has %d threads, and must not fork", event.threads)
                     self._may_fork = False
-                case spawning.Ready():
-                    log.info("the zygote is ready after %.0f ms", event.seconds * 1000)
         self._answer_by = math.inf
         self._expect_answer()
         return news

@@ -354,8 +354,7 @@ def test_running_tasks_survive_a_killed_zygote_which_is_replaced(bench: Bench) -
 def test_a_zygote_that_hangs_is_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     zygote = zygote_of(bench)
     os.kill(zygote, signal.SIGSTOP)
-    assert bench.executor._supervisor is not None
-    starter = bench.executor._supervisor.lifecycle.starter
+    starter = bench.executor._starter
     assert starter.deadline(0.0) == math.inf  # it owes no answer
     with monkeypatch.context() as impatient:  # not with the zygote after it
         impatient.setattr(starter, "_timing", Timing(source_silence=0.2))

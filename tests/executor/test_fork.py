@@ -51,8 +51,7 @@ def forked(executor: BurstableExecutor, **payload: Any) -> dict[str, Any]:
 
 
 def starter_of(bench: Bench) -> Any:
-    assert bench.executor._supervisor is not None
-    return bench.executor._supervisor.lifecycle.starter
+    return bench.executor._starter
 
 
 def observed(read: Callable[[], Any], exits: list[bool]) -> Any:
