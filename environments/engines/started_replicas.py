@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...schema import errors
 from ...schema.replica import StatusLine
@@ -43,10 +42,6 @@ class StartedReplica:
     sessions_fail: str | None = None  # why no environment could be created
     serving: str | None = None  # a `schema.protocol.Serving`
     route: str | None = None  # a route to try on a server without sessions: `POST /reset {}`
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the replica as plain JSON."""
-        return asdict(self)
 
 
 def started_replica(run_file: run_files.RunFile, status: StatusLine) -> StartedReplica:

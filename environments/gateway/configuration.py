@@ -377,7 +377,8 @@ def _handshake(match: Json, backend: Backend) -> Json:
 
 def _request(match: Json, backend: Backend) -> Json:
     sessions = {f"{each.number:0{_SESSION_DIGITS}x}": each.address for each in backend.endpoints}
-    predicate = "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+    predicate = _typed("extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate")
+    others = {"name": "envoy.retry_host_predicates.previous_hosts", "typed_config": predicate}
     retries = {
         "retry_on": "connect-failure,refused-stream,retriable-headers",
         "num_retries": RETRIES,
@@ -386,12 +387,7 @@ def _request(match: Json, backend: Backend) -> Json:
             "max_interval": _seconds(MAX_RETRY_SECONDS),
         },
         "retriable_headers": [{"name": protocol.RETRY_HEADER, "present_match": True}],
-        "retry_host_predicate": [
-            {
-                "name": "envoy.retry_host_predicates.previous_hosts",
-                "typed_config": _typed(predicate),
-            }
-        ],
+        "retry_host_predicate": [others],
         "host_selection_retry_max_attempts": MAX_CHOICES,
     }
     return {

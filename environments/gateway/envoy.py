@@ -17,7 +17,7 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,10 +46,6 @@ class EndpointStatus:
     is_draining: bool
     sessions: int  # including other requests under way
     problem: str | None = None  # why it is not healthy
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON."""
-        return asdict(self)
 
 
 def endpoint_statuses(admin_socket: Path) -> list[EndpointStatus]:
@@ -93,10 +89,6 @@ class Connections:
             f"ones are closed, {self.refused} so far{users}. A higher `ulimit -Hn` of the shell "
             "that starts the daemon makes room for more, once the gateway is restarted"
         )
-
-    def to_json(self) -> Json:
-        """Return plain JSON."""
-        return asdict(self)
 
 
 def read_connections(folder: Path, admin_socket: Path, port: int) -> Connections:

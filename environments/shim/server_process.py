@@ -24,8 +24,8 @@ import os
 import selectors
 import signal
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Never, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Never, cast
 
 from ...system.memory.cgroups import Cgroup, CgroupManager
 from ...system.net.listening_sockets import descriptors_text, listening, open_listening_sockets
@@ -149,18 +149,10 @@ class ServerProcess:
         environ[files.LISTEN_FD_VARIABLE] = descriptors_text(self.listener_fds)
         if is_tried and not self._run.get("ordinal"):  # only a launch's first replica is tried
             environ[files.TRIAL_VARIABLE] = "1"
-        entry = self._run.get("entry") if self._is_forked else None  # None: it is exec'ed
-        title = f"openenvd: host {self._run['replica_id']}"
-        return spawn(
-            self._run["argv"],
-            environ,
-            cwd=self._run.get("cwd"),
-            log_fd=log_fd,
-            keep_fds=(*self.listener_fds, *variables.values()),
-            cgroup=self.cgroup,
-            oom_score_adj=self._run.get("oom_score_adj"),
-            fork_into=ForkInto(entry, title) if entry else None,
-        )
+        is_called = self._is_forked and self._run.get("entry")
+        title = f"openenvd: host {self._run['replica_id']}" if is_called else None
+        fds = (*self.listener_fds, *variables.values())
+        return spawn(self._run, environ, log_fd, fds, self.cgroup, title)
 
     @property
     def has_ended_as_drained(self) -> bool:
@@ -261,30 +253,22 @@ class NotifyPipe:
             self._fd = None
 
 
-class ForkInto(NamedTuple):
-    """A server that is called rather than exec'ed, as its modules are imported already."""
-
-    entry: str  # module:function
-    title: str  # in `ps`
-
-
 def spawn(
-    argv: Sequence[str],
+    run: RunFileData,
     environ: Mapping[str, str],
-    *,
-    cwd: str | None,
     log_fd: int,
-    keep_fds: Iterable[int],
-    cgroup: Cgroup | None,
-    oom_score_adj: int | None,
-    fork_into: ForkInto | None = None,
+    keep_fds: Sequence[int] = (),
+    cgroup: Cgroup | None = None,
+    title: str | None = None,
 ) -> int:
-    """Start a program in its own session, which is killed when this process exits; return its pid.
+    """Start a server in its own session, which is killed when this process exits; return its pid.
 
-    It first enters `cgroup`. If there is a `fork_into`, that is called, and no program is loaded.
-    The function returns once the program has been loaded, or is about to be called. Raises
-    `OSError` with the reason of the step that failed.
+    It first enters `cgroup`. If there is a `title`, which `ps` shows, the server's modules are
+    imported already: its entry is called, and no program is loaded. The function returns once the
+    program has been loaded, or the entry is about to be called. Raises `OSError` with the reason
+    of the step that failed.
     """
+    argv, cwd, oom_score_adj = run["argv"], run.get("cwd"), run.get("oom_score_adj")
     parent = os.getpid()
     reading, writing = os.pipe()
     pid = os.fork()
@@ -303,10 +287,10 @@ def spawn(
                 os.dup2(fd, standard)
             for fd in keep_fds:
                 os.set_inheritable(fd, True)
-            if fork_into is not None:
-                _call(fork_into, argv, environ, keep_fds)
+            if title is not None:
+                _call(run, title, environ, keep_fds)
             _reset_handlers_for_exec()
-            os.execvpe(argv[0], list(argv), dict(environ))  # noqa: S606 (no shell is the point)
+            os.execvpe(argv[0], argv, dict(environ))  # noqa: S606 (no shell is the point)
         except BaseException as exc:
             _report(writing, exc, argv[0])
         finally:
@@ -331,16 +315,16 @@ def _reset_handlers_for_exec() -> None:
 
 
 def _call(
-    fork_into: ForkInto, argv: Sequence[str], environ: Mapping[str, str], keep_fds: Iterable[int]
+    run: RunFileData, title: str, environ: Mapping[str, str], keep_fds: Sequence[int]
 ) -> Never:
     """Do as `exec` would, and close the pipe on which a failed start is reported."""
     from ...system.process import forking
 
     forking.reset_signals()
-    forking.set_environment(environ, argv)
-    set_title(fork_into.title)
+    forking.set_environment(environ, run["argv"])
+    set_title(title)
     forking.close_all_but(keep_fds)
-    forking.run_and_exit(fork_into.entry)
+    forking.run_and_exit(str(run["entry"]))
 
 
 def set_title(title: str) -> None:

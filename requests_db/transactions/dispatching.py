@@ -12,7 +12,6 @@ caller first ends the workers that may still be alive (`queries.running` names t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -202,32 +201,26 @@ def recover(connection: Connection, now: float, *, idempotent: Set[str]) -> list
 
     `idempotent` are the operations to run again.
     """
-    running = queries.RUNNING.run(connection)
-    moved = [_after(request, next_state(request, idempotent), now) for request in running]
+    recovered = []
     journal = Journal()
-    for request in moved:
-        journal.moved(request, RequestState.RUNNING, request.state, now)
-        if request.state is RequestState.PENDING:
+    for request in queries.RUNNING.run(connection):
+        state = next_state(request, idempotent)
+        if state is RequestState.PENDING:
             connection.execute(statements.REQUEUE, {"of_id": request.id})
         else:
-            outcome = Outcome(request.id, request.state, now, error=request.error)
+            error = _lost(request) if state is RequestState.FAILED else None
+            outcome = Outcome(request.id, state, now, error=error)
             queries.rows(connection, statements.FINISH, finish_values(outcome))
+        after = queries.request(request.id).run(connection) or request
+        journal.moved(after, RequestState.RUNNING, state, now)
+        recovered.append(after)
     journal.write(connection)
-    return moved
+    return recovered
 
 
-def _after(request: Request, state: RequestState, now: float) -> Request:
-    if state is RequestState.PENDING:
-        attempts, lost = request.attempts - 1, request.lost_daemons + 1
-        request = replace(request, state=state, attempts=attempts, lost_daemons=lost)
-        return replace(
-            request, started_at=None, worker=None, worker_pid=None, worker_started_at=None
-        )
-    error = None
-    if state is RequestState.FAILED:
-        message = "the daemon was lost while this request ran"
-        if request.lost_daemons:
-            message += f", {request.lost_daemons + 1} times in all"
-        hint = "submit it again; its log ends with its last output"
-        error = RequestError(ErrorKind.WORKER_LOST, message, hint)
-    return replace(request, state=state, finished_at=now, error=error)
+def _lost(request: Request) -> RequestError:
+    message = "the daemon was lost while this request ran"
+    if request.lost_daemons:
+        message += f", {request.lost_daemons + 1} times in all"
+    hint = "submit it again; its log ends with its last output"
+    return RequestError(ErrorKind.WORKER_LOST, message, hint)

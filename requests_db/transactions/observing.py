@@ -20,15 +20,7 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from ...schema.states import (
-    ENVIRONMENT_TRANSITIONS,
-    GENERATION_TRANSITIONS,
-    UPDATABLE,
-    EnvironmentState,
-    GenerationState,
-    ReplicaState,
-    RequestState,
-)
+from ...schema import states
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import redact, without_secrets
 from ..records import Environment, Event, Generation, Replica, RequestError
@@ -44,7 +36,7 @@ _SHOWN_OF_REPLICA = ("id", "ordinal", "state", "pid", "restarts", "exit")
 def set_environment_state(
     connection: Connection,
     name: str,
-    to_state: EnvironmentState,
+    to_state: states.EnvironmentState,
     *,
     now: float,
     address: str | None = None,
@@ -57,13 +49,16 @@ def set_environment_state(
     """
     if (before := queries.environment(name).run(connection)) is None:
         return None
-    if before.state is not to_state and to_state not in ENVIRONMENT_TRANSITIONS[before.state]:
+    if (
+        before.state is not to_state
+        and to_state not in states.ENVIRONMENT_TRANSITIONS[before.state]
+    ):
         text = "environment %s: transition from %s to %s refused"
         log.debug(text, name, before.state, to_state, extra={"environment": name})
         return None
     if error is not None:
         error = replace(error, message=without_secrets(error.message, before.spec))
-    kept = before.error if to_state is before.state is EnvironmentState.FAILED else None
+    kept = before.error if to_state is before.state is states.EnvironmentState.FAILED else None
     after = replace(
         before,
         state=to_state,
@@ -92,11 +87,11 @@ def switch_generation(
     """
     name = generation.environment
     before = queries.environment(name).run(connection)
-    if before is None or before.state not in UPDATABLE:
+    if before is None or before.state not in states.UPDATABLE:
         return ()
     after = replace(
         before,
-        state=EnvironmentState.READY,
+        state=states.EnvironmentState.READY,
         request_id=generation.request_id,
         generation=generation.number,
         spec=spec_of(spec),
@@ -106,8 +101,8 @@ def switch_generation(
     )
     connection.execute(statements.DELETE_ENVIRONMENT, {"of_name": name})
     connection.execute(statements.INSERT_ENVIRONMENT, ENVIRONMENTS.values(after))
-    move(connection, name, before.generation, GenerationState.DRAINING, now)
-    move(connection, name, generation.number, GenerationState.SERVING, now)
+    move(connection, name, before.generation, states.GenerationState.DRAINING, now)
+    move(connection, name, generation.number, states.GenerationState.SERVING, now)
     data = {"state": after.state.value, "address": address, "generation": after.generation}
     return (write_event(connection, ENVIRONMENT_STATE, now, data, name),)
 
@@ -115,7 +110,7 @@ def switch_generation(
 def end_generation(
     connection: Connection,
     generation: Generation,
-    state: GenerationState,
+    state: states.GenerationState,
     *,
     now: float,
     error: str | None = None,
@@ -147,7 +142,10 @@ def upsert_replica(connection: Connection, replica: Replica, *, now: float) -> E
         connection.execute(statements.INSERT_REPLICA, REPLICAS.values(replica))
     elif (before := REPLICAS.read(found)) == replica:
         return None
-    elif before.state is ReplicaState.DRAINING and replica.state is ReplicaState.STOPPED:
+    elif (
+        before.state is states.ReplicaState.DRAINING
+        and replica.state is states.ReplicaState.STOPPED
+    ):
         connection.execute(statements.DELETE_REPLICA, {"of_id": replica.id})
     else:
         connection.execute(statements.UPDATE_REPLICA, REPLICAS.parameters(replica))
@@ -168,11 +166,11 @@ CANCELLED = "it was cancelled before it was ready"
 OF_UPDATE = frozenset({"update", "replaces", "drain_timeout_seconds"})
 
 _STATE_OF = {
-    EnvironmentState.READY: GenerationState.SERVING,
-    EnvironmentState.DEGRADED: GenerationState.SERVING,
-    EnvironmentState.ASLEEP: GenerationState.SERVING,
-    EnvironmentState.FAILED: GenerationState.FAILED,
-    EnvironmentState.STOPPED: GenerationState.RETIRED,
+    states.EnvironmentState.READY: states.GenerationState.SERVING,
+    states.EnvironmentState.DEGRADED: states.GenerationState.SERVING,
+    states.EnvironmentState.ASLEEP: states.GenerationState.SERVING,
+    states.EnvironmentState.FAILED: states.GenerationState.FAILED,
+    states.EnvironmentState.STOPPED: states.GenerationState.RETIRED,
 }
 
 
@@ -186,7 +184,7 @@ def begin(connection: Connection, environment: Environment) -> int:
     name, request_id, spec = environment.name, str(environment.request_id), redact(environment.spec)
     generations = queries.generations(name).run(connection)
     number = generations[0].number + 1 if generations else 1
-    created_at, state = environment.created_at, GenerationState.STARTING
+    created_at, state = environment.created_at, states.GenerationState.STARTING
     new = Generation(name, number, request_id, spec, state, created_at)
     connection.execute(statements.INSERT_GENERATION, GENERATIONS.values(new))
     forget(connection, name, number - KEPT)
@@ -205,7 +203,7 @@ def move(
     connection: Connection,
     name: str,
     number: int,
-    state: GenerationState,
+    state: states.GenerationState,
     now: float,
     error: str | None = None,
 ) -> None:
@@ -214,23 +212,23 @@ def move(
     if (found := queries.row(connection, statements.GENERATION, key)) is None:
         return
     before = GENERATIONS.read(found)
-    if state is GenerationState.RETIRED and before.state is GenerationState.STARTING:
+    if state is states.GenerationState.RETIRED and before.state is states.GenerationState.STARTING:
         # Taken down before it was seen to serve: it was ready, or its launch was cancelled.
         launch = queries.request(before.request_id).run(connection)
-        if launch is not None and launch.state is RequestState.SUCCEEDED:
+        if launch is not None and launch.state is states.RequestState.SUCCEEDED:
             before = replace(before, served_at=now)
         else:
-            state, error = GenerationState.FAILED, CANCELLED
-    explains = state is before.state is GenerationState.FAILED and error is not None
-    if not explains and state not in GENERATION_TRANSITIONS[before.state]:
+            state, error = states.GenerationState.FAILED, CANCELLED
+    explains = state is before.state is states.GenerationState.FAILED and error is not None
+    if not explains and state not in states.GENERATION_TRANSITIONS[before.state]:
         return
-    is_over = state in (GenerationState.RETIRED, GenerationState.FAILED)
+    is_over = state in (states.GenerationState.RETIRED, states.GenerationState.FAILED)
     after = replace(
         before,
         state=state,
-        served_at=now if state is GenerationState.SERVING else before.served_at,
+        served_at=now if state is states.GenerationState.SERVING else before.served_at,
         ended_at=now if is_over else None,
-        error=error if state is GenerationState.FAILED else None,
+        error=error if state is states.GenerationState.FAILED else None,
     )
     given = GENERATIONS.parameters(after, "state", "served_at", "ended_at", "error")
     connection.execute(statements.MOVE_GENERATION, key | given | {"from_state": before.state.value})

@@ -97,15 +97,13 @@ def cancel(connection: Connection, request_id: str, now: float) -> Cancellation 
     parameters = {"of_id": request_id, "now": now}
     if request.state is states.RequestState.RUNNING:
         connection.execute(statements.ASK_TO_CANCEL, parameters)
-        asked_at = request.cancel_requested_at or now
-        return Cancellation(replace(request, cancel_requested_at=asked_at), request.state)
-    connection.execute(statements.CANCEL_PENDING, parameters)
-    cancelled = replace(
-        request, state=states.RequestState.CANCELLED, finished_at=now, cancel_requested_at=now
-    )
+    else:
+        connection.execute(statements.CANCEL_PENDING, parameters)
+    after = queries.request(request_id).run(connection) or request
     journal = Journal()
-    journal.moved(cancelled, request.state, states.RequestState.CANCELLED, now)
-    return Cancellation(cancelled, request.state, journal.write(connection))
+    if after.state is not request.state:
+        journal.moved(after, request.state, after.state, now)
+    return Cancellation(after, request.state, journal.write(connection))
 
 
 def _refusal(

@@ -29,7 +29,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import anyio
@@ -252,7 +252,7 @@ class _Launch(replacing.Change):
                 "address": address,
                 "has_token": spec.token is not None,
                 "is_exposed": not is_loopback(spec.host),
-                "replicas": [replica.to_json() for replica in self._started],
+                "replicas": [asdict(replica) for replica in self._started],
             }
         }
 
@@ -414,7 +414,7 @@ class _Scale(replacing.Change):
         return {
             "environment": {
                 "name": self.name,
-                "replicas": [replica.to_json() for replica in self._started],
+                "replicas": [asdict(replica) for replica in self._started],
             },
             "replicas": wanted,
             "started": [replica.id for replica in self._started],

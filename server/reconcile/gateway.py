@@ -20,7 +20,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 
 import anyio
@@ -350,7 +350,7 @@ async def gateway_problem(layout: Layout) -> str | None:
 def _connections_view(gateway: Gateway) -> Json:
     found = gateway.connections()
     problem = {} if found.problem is None else {"problem": found.problem}
-    return {"connections": found.to_json(), **problem}
+    return {"connections": asdict(found), **problem}
 
 
 def backend_of(
@@ -475,5 +475,5 @@ def _common_problem(watched: Iterable[ReplicaWatch]) -> str | None:
 
 
 def _environment_view(name: str, gateway: Gateway, seen: Iterable[EndpointStatus]) -> Json:
-    replicas = [each.to_json() for each in seen if each.environment == name]
+    replicas = [asdict(each) for each in seen if each.environment == name]
     return {"name": name, "address": gateway.options.address_of(name), "replicas": replicas}

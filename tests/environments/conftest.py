@@ -5,6 +5,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class Started(list[RunFile]):
                         raise started_replicas.shim_lost(each) from exc
                     status = link.status
             started_replicas.raise_if_ended(each, status)
-            found.append(started_replicas.started_replica(each, status).to_json())
+            found.append(asdict(started_replicas.started_replica(each, status)))
         return found
 
     def stop(self) -> None:

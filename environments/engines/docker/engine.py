@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import docker
-import requests.exceptions
 import urllib3.exceptions
 from docker.errors import APIError, DockerException
 
@@ -322,10 +321,9 @@ def explained() -> Iterator[None]:
         raise base.EngineRefused(f"Docker refuses: {text}", hint) from exc
     except (
         DockerException,
-        requests.exceptions.RequestException,
         urllib3.exceptions.HTTPError,
         OSError,
-    ) as exc:
+    ) as exc:  # as `requests` has, too
         raise _gone(exc) from exc
 
 

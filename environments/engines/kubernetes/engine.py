@@ -38,12 +38,10 @@ Failure cases
 from __future__ import annotations
 
 import contextlib
-import itertools
 import signal as signals
 import time
 from collections.abc import Iterable, Iterator
 
-from ....system.process.backoff import backoff_seconds
 from ....system.text.json_lines import Json
 from .. import base
 from ..instance_logs import lines_of, pieces_after, since_of
@@ -53,8 +51,7 @@ from .pods import id_of, instance_of, is_being_made, labels_of
 
 CORE = "/api/v1"
 WATCH_SECONDS = 10  # after which pods are listed again: one that is overdue makes no event
-POLL_SECONDS = 0.2  # between two looks at one pod; the pause grows
-MAX_POLL_SECONDS = 2.0
+POLL_SECONDS = 0.5  # between two looks at one pod
 OWNING_ATTEMPTS = 3  # to create or change an object that is removed with its last pod meanwhile
 KILLED_SECONDS = 10.0  # for its node to report that a server was killed
 KILL_SECONDS = 30.0  # for Kubernetes to end a pod that it kills
@@ -320,12 +317,7 @@ class KubernetesEngine:
         self._cluster.delete(_path(namespace, "pods", name), asked)
 
     def _await_end(self, instance: base.Instance, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        for looks in itertools.count(1):
-            if not self._runs(instance) or (left := deadline - time.monotonic()) <= 0.0:
-                return
-            pause = backoff_seconds(looks, first=POLL_SECONDS, longest=MAX_POLL_SECONDS)
-            time.sleep(min(pause, left))
+        base.wait_until(lambda: not self._runs(instance), seconds, POLL_SECONDS)
 
 
 def _path(namespace: str, *parts: str) -> str:

@@ -42,19 +42,6 @@ class ReplicaActor:
         module = import_here("environments.engines.ray.replica", folder)
         self._replica = module.RayReplica(settings)
 
-    def read_log(self, offset: int) -> tuple[bytes, int, bool]:
-        """Return the output after an offset, the next offset, and whether the output has ended."""
-        found: tuple[bytes, int, bool] = self._replica.read_log(offset)
-        return found
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the server."""
-        self._replica.signal(number)
-
-    def stop(self, grace_seconds: float) -> None:
-        """Begin to stop the server."""
-        self._replica.stop(grace_seconds)
-
-    def close(self) -> None:
-        """Stop the server at once, and remove all that is left of it on this node."""
-        self._replica.close()
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Return the answer of the replica to one of its calls."""
+        return getattr(self._replica, method)(*arguments)

@@ -51,11 +51,6 @@ def connect(address: str) -> None:
         raise EngineGone(text, f"make it a node: ray start --address {address}") from exc
 
 
-def version() -> str:
-    """Return the version of Ray."""
-    return str(ray.__version__)
-
-
 def nodes() -> list[tuple[str, Json]]:
     """Return the addresses and resources of the nodes that are alive."""
     return [(n["NodeManagerAddress"], n["Resources"]) for n in ray.nodes() if n["Alive"]]
@@ -150,7 +145,7 @@ def ask(name: str, identity: str, method: str, *arguments: Any) -> Any:
     if actor is None:
         return None
     try:
-        return ray.get(getattr(actor, method).remote(*arguments), timeout=ANSWER_SECONDS)
+        return ray.get(actor.call.remote(method, *arguments), timeout=ANSWER_SECONDS)
     except RayActorError:
         return None
     except ray.exceptions.GetTimeoutError as exc:

@@ -37,6 +37,7 @@ import contextlib
 import importlib.util
 import time
 from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,8 @@ class RayEngine:
 
     def check(self) -> base.Check:
         with contextlib.closing(RayDriver()) as driver:
-            version = driver.call("version")
             driver.call("nodes")
-        return base.Check(version=version, notes=(_NO_LIMITS,))
+        return base.Check(version=metadata.version("ray"), notes=(_NO_LIMITS,))
 
     def list(self) -> Iterable[base.Instance]:
         found = []

@@ -197,11 +197,8 @@ class SwarmEngine(engine.DockerEngine):
     def _create(self, plan: base.ReplicaPlan) -> None:
         image = self._image_of(plan)
         if plan.gpus:
-            check_gpus(
-                plan.gpus,
-                max(map(_gpus_of, self._services.node_resources()), default=0),
-                _DECLARE_GPUS,
-            )
+            most = max(map(_gpus_of, self._services.node_resources()), default=0)
+            check_gpus(plan.gpus, most, _DECLARE_GPUS)
         docker_options, placement = split_options(plan.options)
         host, own = host_config(docker_options, sandbox=plan.sandbox)
         if self._services.is_exposed(plan):

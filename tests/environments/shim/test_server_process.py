@@ -19,9 +19,8 @@ START = """
     from openenvd.environments.shim.server_process import spawn
 
     log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    place = {"cwd": None, "log_fd": log, "keep_fds": (), "cgroup": None, "oom_score_adj": None}
     try:
-        pid = spawn(sys.argv[2:], dict(os.environ), **place)
+        pid = spawn({"argv": sys.argv[2:]}, dict(os.environ), log)
     except OSError as exc:
         print(exc.errno, exc.filename)
     else:

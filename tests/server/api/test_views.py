@@ -128,8 +128,8 @@ CHROME = replace(PROGRAM, victim_pid=71, victim_name="chrome")
             PROGRAM,
             (
                 "3 programs that the environment had started were killed by the kernel for "
-                "memory at 290 MB, pages that it shares included: its replica's processes may use 300 MB "
-                "together; the session went on"
+                "memory at 290 MB, pages that it shares included: its replica's processes may use "
+                "300 MB together; the session went on"
             ),
         ),
         (

@@ -31,6 +31,7 @@ THEIRS = (
     "Memory cgroup out of memory: Killed process 98 (cc1), UID 0; in cgroup /openenvd/e-2/long-1"
 )
 OOM, CGROUP = ExitKind.OOM_KILLED, Detector.CGROUP
+COUNTED = "(cgroup ?, oom_kill 0→1)"
 BELOW = "(a process below it was killed: cgroup ?, oom_kill 0→1)"
 
 
@@ -109,13 +110,12 @@ def test_evidence_names_the_cgroup_its_counter_and_a_killed_descendant() -> None
         (
             KILLED,
             MOVED | {"peak_bytes": 251 << 20, "limit_bytes": 256 << 20},
-            "was killed by the kernel for memory at 251 MB; its limit was 256 MB "
-            "(cgroup ?, oom_kill 0→1)",
+            f"was killed by the kernel for memory at 251 MB; its limit was 256 MB {COUNTED}",
         ),
         (
             KILLED,
             MOVED,
-            "was killed by the kernel for using too much memory (cgroup ?, oom_kill 0→1)",
+            f"was killed by the kernel for using too much memory {COUNTED}",
         ),
         (KILLED, {}, "was killed by SIGKILL"),
         (_exited(1), {"memory_error": True}, "ran out of memory (MemoryError)"),
