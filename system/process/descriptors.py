@@ -14,6 +14,7 @@ import errno
 import os
 import socket
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ..text.json_lines import Json, decode_line, encode_line
@@ -66,8 +67,14 @@ def receive_message(end: socket.socket, *, most_fds: int = MAX_FDS) -> Message |
     The caller has to close its descriptors, which programs started later do not inherit. Raises
     `EOFError`: the other side has ended; `ValueError`: what has arrived is no message.
     """
+    receive = partial(end.recvmsg, MAX_PACKET_BYTES, space_for(most_fds), _CLOEXEC)
     try:
-        data, ancillary, _, _ = end.recvmsg(MAX_PACKET_BYTES, space_for(most_fds), _CLOEXEC)
+        try:
+            data, ancillary, _, _ = receive()
+        except ConnectionResetError:
+            # The other side has ended, and left something unread: Linux reports this once, and
+            # before the messages that it had sent.
+            data, ancillary, _, _ = receive()
     except (BlockingIOError, InterruptedError):
         return None
     except OSError as exc:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from openenvd.env_host.environment import instances, plan, upstream_project
 from openenvd.env_host.environment.definition import AnyAction, Definition, definition_of_class
 from openenvd.env_host.environment.interfaces import Action, Observation, State
 from openenvd.env_host.environment.plan import supports_concurrency, try_factory
+from openenvd.env_host.startup import stacks_signal
 from openenvd.system.process.proc import children_of
 
 
@@ -170,17 +172,38 @@ def test_a_factory_that_gives_all_sessions_one_environment_is_told(
 
 
 def test_the_place_where_a_factory_takes_long_is_logged(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(plan, "SLOW_SECONDS", 0.5)
+    begun, logged = tmp_path / "begun", tmp_path / "logged"
+    parent, err = os.getpid(), list[str]()
+    monkeypatch.setattr(plan, "SLOW_SECONDS", 0.1)
 
-    def late() -> EchoEnvironment:
-        time.sleep(3.0)
+    def wait_for(path: Path) -> None:
+        while not path.exists():
+            time.sleep(0.01)
+
+    def when_begun() -> int:
+        if os.getpid() == parent:
+            wait_for(begun)
+        return stacks_signal()
+
+    def late() -> EchoEnvironment:  # in a process of its own
+        begun.touch()
+        wait_for(logged)
         raise OSError("no licence")
 
+    def read() -> None:
+        while not re.search(rf'{__file__}", line \d+ in late\n', "".join(err)):
+            err.append(capfd.readouterr().err)
+            time.sleep(0.01)
+        logged.touch()
+
+    monkeypatch.setattr(plan, "stacks_signal", when_begun)
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
     failure = try_factory(made(late), None).failure or ""
     assert failure.startswith("OSError: no licence")
-    assert re.search(rf'{__file__}", line \d+ in late\n', capfd.readouterr().err)
+    reader.join()
 
 
 def test_the_place_of_a_constructor_that_does_not_return_is_its_failure() -> None:

@@ -50,6 +50,17 @@ def test_descriptors_of_a_broken_message_are_closed_and_the_end_is_an_error(ends
         receive_message(ends[1])
 
 
+def test_the_last_message_of_a_process_that_left_others_unread_arrives(ends: Ends) -> None:
+    assert send_message(ends[1], Message({"never": "read"}))
+    assert send_message(ends[0], Message({"last": "words"}))
+    ends[0].close()
+    received = receive_message(ends[1])
+    assert received is not None
+    assert received.head == {"last": "words"}
+    with pytest.raises(EOFError):
+        receive_message(ends[1])
+
+
 def test_lines_are_whole_however_they_were_cut() -> None:
     lines = LineBuffer(8)
     assert lines.feed(b"one\ntw") == [b"one"]
