@@ -19,7 +19,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from ..schema.spec import suggest_name
+from ..schema.spec import REPOSITORY_SCHEMES, name_of_source, suggest_name
 from .errors import ApiRefused
 
 MANIFEST = "openenv.yaml"
@@ -48,7 +48,9 @@ def read_source(text: str, here: Path) -> Source:
         message = "the source is empty"
         hint = "is a variable unset? Name a bundled environment, a folder, or module:Class"
         raise _refused(message, hint)
-    if "://" in text or text.startswith("git+"):
+    if text.startswith(REPOSITORY_SCHEMES):
+        return Source(text, name_of_source(text))
+    if "://" in text:
         return Source(text, suggest_name(text.rpartition("/")[2].partition(":")[0]))
     if text in bundled_names():
         note = None

@@ -59,7 +59,8 @@ class Client:
         """Start an environment, or update the one of this name.
 
         Args:
-            source: A bundled name, a folder with `openenv.yaml`, `module:Class`, `docker://IMAGE`.
+            source: A bundled name, a folder with `openenv.yaml`, `module:Class`, `docker://IMAGE`,
+                `git+https://HOST/PATH@REF#subdirectory=FOLDER`, or `hf://ORG/NAME`.
                 A path object is a folder.
             name: The environment's name; None: made from the source.
             update: Whether to update a running environment of this name; None: if it was launched

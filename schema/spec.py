@@ -29,6 +29,7 @@ LOCAL = "local"  # the provider that runs replicas on this machine, below shims
 MAX_REPLICAS = 1000
 AUTO = "auto"  # instead of a token: make one
 GRACE_SECONDS = 5.0  # for sessions to end, between SIGTERM and SIGKILL
+REPOSITORY_SCHEMES = ("git+https://", "hf://")  # of sources that are git repositories
 DEFAULT_BASE = "python:3.11-slim"  # of images that are built here
 
 
@@ -275,8 +276,20 @@ def suggest_name(text: str) -> str:
     return name[:MAX_NAME_LENGTH] or "env"
 
 
+def without_ref(source: str) -> str:
+    """Return a source without the branch, tag or commit of its repository, if it names one."""
+    if not source.startswith(REPOSITORY_SCHEMES):
+        return source
+    whole, mark, subdirectory = source.partition("#")
+    scheme, slashes, rest = whole.partition("://")
+    return f"{scheme}{slashes}{rest.partition('@')[0]}{mark}{subdirectory}"
+
+
 def name_of_source(source: str) -> str:
     """Name an environment after its source: `echo`, `my_env`, `sample`."""
+    if source.startswith(REPOSITORY_SCHEMES):
+        whole, _, subdirectory = without_ref(source).partition("#subdirectory=")
+        source = (subdirectory or whole).rstrip("/").removesuffix(".git")
     _, colon, reference = source.rpartition(":")
     if colon and reference.replace(".", "_").isidentifier():
         return suggest_name(reference.rpartition(".")[2].lower())

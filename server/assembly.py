@@ -18,8 +18,10 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
+from ..environments.preparation.checkout import fetched_commits
 from ..executor.executor import BurstableExecutor
 from ..executor.policy.plan import Plan
 from ..executor.spawning.zygote import PreforkedZygote
@@ -115,7 +117,8 @@ async def running_parts(
         tasks=tasks,
     )
     dispatcher = Dispatcher(context)
-    submitter = Submitter(store, dispatcher, bus, settings, clock, traces)
+    fetched = partial(fetched_commits, paths)
+    submitter = Submitter(store, dispatcher, bus, settings, clock, traces, fetched)
     lag = EventLoopLagMonitor("the daemon's loop")
     try:
         executor.start()  # first: it forks the shims of environments that it adopts

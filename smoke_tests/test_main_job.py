@@ -8,7 +8,8 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path
 
-from .conftest import OPENENV, PYTHON, Machine, output_of
+from .background import end, read, start, wait_until
+from .conftest import OPENENV, PYTHON, Machine, free_port, output_of
 
 SAY_HELLO = Path(__file__).with_name("say_hello.py")
 SLOW_TO_START = """
@@ -71,3 +72,53 @@ def test_what_started_the_command_may_ignore_and_block_signals(machine: Machine)
     say_hello(answer.json["environment"]["address"])
     machine.ok("down", "echo")
     machine.ok("stop")
+
+
+OF_REPOSITORY = """
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
+
+class Sample(EchoEnvironment):
+    pass
+"""
+
+
+def test_a_repository_is_launched_and_updated_and_launched_again_offline(
+    machine: Machine, tmp_path: Path
+) -> None:
+    served = tmp_path / "served" / "envs"
+    (served / "one").mkdir(parents=True)
+    (served / "one" / "openenv.yaml").write_text("name: one\nclass: sample:Sample\n")
+    (served / "one" / "sample.py").write_text(OF_REPOSITORY)
+
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@git.test")
+        return output_of("git", "-C", served, *who, *arguments).strip()
+
+    git("init", "--quiet", "--initial-branch=main")
+    git("add", ".")
+    git("commit", "--quiet", "--message=first")
+    port, log = free_port(), tmp_path / "git.log"
+    command = ["git", "daemon", "--export-all", "--verbose", "--listen=127.0.0.1", f"--port={port}"]
+    daemon = start([*command, f"--base-path={served.parent}"], log)
+    wait_until(lambda: "Ready" in read(log), {log: daemon})
+    settings = {"COUNT": "1", "KEY_0": f"url.git://127.0.0.1:{port}/.insteadOf"}
+    machine.environ |= {f"GIT_CONFIG_{name}": value for name, value in settings.items()}
+    machine.environ["GIT_CONFIG_VALUE_0"] = "https://git.test/"
+    source = "git+https://git.test/envs#subdirectory=one"
+    try:
+        machine.ok("launch", source)
+        first = git("rev-parse", "HEAD")
+        assert machine.environment("one")["source"] == source.replace("#", f"@{first}#")
+        git("commit", "--quiet", "--allow-empty", "--message=second")
+        assert "updating it to generation 2" in machine.ok("launch", source).text
+        assert git("rev-parse", "HEAD") in machine.environment("one")["source"]
+    finally:
+        end(daemon)
+    refused = machine.run("launch", source)
+    assert refused.code == 2
+    assert f"fetched before: git+https://git.test/envs@{git('rev-parse', 'HEAD')}" in refused.text
+    machine.ok("launch", source.replace("#", f"@{first}#"))
+    assert machine.environment("one")["source"] == source.replace("#", f"@{first}#")
+    generations = machine.status("one")["environments"][0]["generations"]
+    [serving] = [each for each in generations if each["state"] == "SERVING"]
+    assert first in serving["spec"]["source"]

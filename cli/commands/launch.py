@@ -55,7 +55,7 @@ WITHOUT_SESSIONS = "http"  # reported by a replica whose app has no sessions
 @submit_options
 @json_option
 def launch(source: str, output: Output, is_async: bool, **options: Any) -> int:
-    """Run a bundled name, a folder, module:Class or docker://IMAGE at an address.
+    """Run a bundled environment, a folder, a class, an image or a repository.
 
     Examples:
       openenv launch echo  # a bundled environment

@@ -55,6 +55,7 @@ from ..sources.resolve import COPY_IGNORED, Project
 from .uv import Say, Uv, UvFailed
 
 COMPLETE = "complete"
+CHECKOUT = "git-"  # the beginning of the name of a folder that has a repository's files instead
 USED = "used"  # a file with the time in seconds since boot; its modification time is for people
 KEY_VERSION = 3  # raise it, and every environment is made again
 
@@ -84,10 +85,16 @@ def project_python(project: Project, layout: Layout, say: Say) -> Path | None:
     return make_once(venv, note, Builder(project, venv, say).build, say)
 
 
-def make_once(venv: Path, note: dict[str, Any], build: Callable[[], None], say: Say) -> Path:
+def make_once(
+    venv: Path,
+    note: dict[str, Any],
+    build: Callable[[], None],
+    say: Say,
+    what: str = "dependencies installed",
+) -> Path:
     """Return the Python of an environment, which `build` makes if there is none yet.
 
-    The `note` is written to the file `complete`.
+    The `note` is written to the file `complete`, and `what` was done to the log.
 
     Raises:
         PreparationFailed: The environment cannot be made.
@@ -123,7 +130,7 @@ def make_once(venv: Path, note: dict[str, Any], build: Callable[[], None], say: 
         seconds = time.monotonic() - started
         note = {**note, "made_at": time.time(), "seconds": round(seconds, 2)}
         (venv / COMPLETE).write_text(json.dumps(note))
-        say(f"dependencies installed in {seconds:.1f} s; the next launch reuses them")
+        say(f"{what} in {seconds:.1f} s; the next launch reuses them")
     return venv / "bin" / "python"
 
 
@@ -153,7 +160,8 @@ def venv_key(project: Project) -> str:
 
 def is_complete(venv: Path) -> bool:
     """Return whether an environment was completed, and its Python has not been removed since."""
-    return (venv / COMPLETE).exists() and (venv / "bin" / "python").exists()
+    has_python = venv.name.startswith(CHECKOUT) or (venv / "bin" / "python").exists()
+    return has_python and (venv / COMPLETE).exists()
 
 
 def _key_parts(project: Project) -> Iterator[bytes]:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Removes virtual environments of projects that nothing uses any more.
 
-    used by a replica    a run file names its Python: it stays, and the one that it is laid over
+    used by a replica    a run file names its Python: it stays, and the one that it is laid over;
+                         or its working folder, which is the checkout of a repository (`checkout`)
     a run file that      its replica may use any of them: all stay
     cannot be used
     used by a launch     the launch has marked it (`note_use`): it stays for a while
@@ -131,6 +132,9 @@ def in_use(layout: Layout) -> set[Path]:
     # The command of a shim, or of an engine that runs programs.
     commands = [data.get("argv") or (data.get("plan") or {}).get("command") for data in found]
     used = {Path(argv[0]).parent.parent for argv in commands if argv}
+    folders = {data.get("cwd") or (data.get("plan") or {}).get("folder", "/") for data in found}
+    parents = {parent for folder in folders for parent in Path(folder).parents}
+    used |= {parent for parent in parents if parent.parent == layout.venvs}
     return used | {Path(base) for venv in used if (base := noted_of(venv).get("base"))}
 
 

@@ -5,6 +5,7 @@
     my_env, ./my_env   a folder with `openenv.yaml`, or with an app
     module:Class       a class, found from the folder in which the user is
     docker://IMAGE     a container image, which an engine runs
+    git+https://…      a folder of a git repository, and hf://ORG/NAME: `repository.py`
 
 Nothing is imported or started here; `program.py` makes a program of a source.
 
@@ -31,6 +32,7 @@ from .app_place import App, choose_app
 from .dockerfile import read_dockerfile, variables_here
 from .manifest import MANIFEST_NAME, Manifest, is_reference, read_manifest
 from .needs import Way, read_toml, table_in, ways_of
+from .repository import is_repository, parse_repository
 
 SCHEME = "docker://"
 REPOSITORY = "openenvd"  # of images that are built here: openenvd/my-env:4f1d…
@@ -95,7 +97,7 @@ def tag_of(name: str, digest: str) -> str:
 BUNDLED_FOLDER = Path(__file__).resolve().parents[2] / "env_host" / "bundled"
 # Folders in a project's folder that are not part of the project.
 COPY_IGNORED = shutil.ignore_patterns(".git", ".venv", "venv", "__pycache__", "node_modules")
-_KINDS_TO_COME = ("http://", "https://", "hf://", "git+")
+_UNKNOWN_SCHEMES = ("http://", "https://", "git+", "git://", "ssh://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +186,13 @@ def resolve(source: str, cwd: Path) -> ResolvedSource:
 
     Raises:
         UnknownSource: It names none; the hint has near names, and what can be launched.
+            A repository is fetched before (`preparation/checkout.py`).
         ManifestError: The folder's `openenv.yaml` is wrong.
     """
-    if source.startswith(_KINDS_TO_COME):
-        message = f"{source} cannot be launched: addresses are not supported yet"
-        address = source.replace("hf://", "https://huggingface.co/").removeprefix("git+")
-        raise UnknownSource(message, f"clone it first: git clone {address}; launch that folder")
+    if source.startswith(_UNKNOWN_SCHEMES):
+        message = f"{source} cannot be launched: only git+https:// repositories are fetched"
+        hint = f"write git+{source}" if source.startswith("https://") else "or launch a clone of it"
+        raise UnknownSource(message, hint)
     if (image := image_of(source)) is not None:
         return Image(image)
     if (folder_of := bundled().get(source)) is not None:
@@ -220,6 +223,9 @@ def check_source(payload: Mapping[str, Any]) -> None:
         if (cwd / Path(source).expanduser() / MANIFEST_NAME).is_file():
             return
     if source in bundled():
+        return
+    if is_repository(source):
+        parse_repository(source)
         return
     found = resolve(source, cwd)
     if not isinstance(found, ClassSource) or has_more:
@@ -291,5 +297,6 @@ def _unknown(source: str, path: Path) -> UnknownSource:
 def _what_can_be_launched() -> str:
     names = ", ".join(bundled())
     return (
-        f"a bundled name ({names}), a folder with {MANIFEST_NAME}, module:Class, or docker://IMAGE"
+        f"a bundled name ({names}), a folder with {MANIFEST_NAME}, module:Class, docker://IMAGE, or"
+        " git+https://HOST/PATH"
     )

@@ -13,6 +13,7 @@ from dataclasses import replace
 from sqlalchemy import Connection
 
 from ...schema import states
+from ...schema.spec import without_ref
 from ...system.text.json_lines import Json
 from .. import records
 from ..records import Cancellation, Environment, Event, NewRequest, Refusal, Request, SubmitResult
@@ -153,7 +154,7 @@ def _why_no_update(connection: Connection, new: NewRequest, holder: Environment)
 
 def _source_of(spec: Json) -> tuple[str | None, ...]:
     """Return what is launched, with the folder it is found from if the text is not enough."""
-    source = str(spec.get("source"))
+    source = without_ref(str(spec.get("source")))
     is_whole = source.startswith("/") or "://" in source or not set(source) & set("/.:")
     return (source,) if is_whole else (source, spec.get("cwd"))
 

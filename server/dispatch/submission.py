@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ...environments.sources.repository import is_repository, pin
 from ...environments.sources.resolve import check_source
 from ...requests_db import records
 from ...requests_db.async_store import AsyncStore
@@ -95,12 +96,15 @@ class Submitter:
     settings: Settings
     clock: QueueClock = field(default_factory=QueueClock)
     traces: RequestTraces | None = None  # where traces are on
+    # Returns the commits that are here, by the addresses of their repositories.
+    fetched: Callable[[], Mapping[str, str]] = dict
 
     async def submit(self, new: NewRequest) -> Request:
         """Write the request, and all that it changes, in one transaction."""
         if new.operation in FROM_SOURCE:
             try:
-                await asyncio.to_thread(check_source, new.payload)
+                payload = await asyncio.to_thread(self._with_source, new.payload)
+                new = replace(new, payload=payload)
             except EnvironmentsError as exc:
                 raise Invalid(exc.message, exc.hint, field="source") from exc
         if self.traces is not None:
@@ -127,6 +131,14 @@ class Submitter:
             await self.environment(str(new.environment))
             changes["changing"] = new.environment
         return await self._write(new, changes)
+
+    def _with_source(self, payload: Json) -> Json:
+        """Return a payload whose source can be launched, pinned if it is a repository. Blocks."""
+        check_source(payload)
+        source = payload["source"]
+        return (
+            payload | {"source": pin(source, self.fetched())} if is_repository(source) else payload
+        )
 
     async def retry(self, request_id: str, limits: Mapping[str, int]) -> Request:
         """Submit an ended request again, found by its id or the beginning of its id.

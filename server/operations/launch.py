@@ -15,7 +15,7 @@ What it prints is the request's log.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +25,9 @@ from pydantic import Field, field_validator, model_validator
 from ...environments import run_files
 from ...environments.engines.registry import check_options, check_provider, needs_gateway
 from ...environments.gateway import process as gateway_process
+from ...environments.preparation.checkout import checkout
 from ...environments.preparation.prepare import prepare
+from ...environments.sources.repository import is_repository
 from ...environments.sources.resolve import SCHEME, Bundled, Project, describe, resolve
 from ...schema.errors import UnknownProvider
 from ...schema.layout import Layout
@@ -45,7 +47,8 @@ class LaunchPayload(base.payload_of(LaunchOptions, DrainOptions)):  # type: igno
     source: str = Field(
         min_length=1,
         max_length=base.MAX_TEXT,
-        description="A bundled name, a folder with openenv.yaml, module:Class, docker://IMAGE.",
+        description="A bundled name, a folder with openenv.yaml, module:Class, docker://IMAGE,"
+        " git+https://HOST/PATH@REF#subdirectory=FOLDER, or hf://ORG/NAME.",
     )
     name: str = Field("", description="The environment's name; by default made from the source.")
     update: bool | None = Field(
@@ -133,7 +136,8 @@ class Launch(base.Operation):
         if not is_update and (stopped := stop(layout.runs, spec.name, LEFTOVER_GRACE_SECONDS)):
             text = f"stopped replicas of an earlier attempt: {', '.join(stopped)}"
             phases.enter_aloud("clearing", text)
-        source = resolve(spec.source, cwd)
+        found = _fetched(spec.source, layout, phases.relay)
+        source = resolve(found, cwd)
         if isinstance(source, Bundled | Project):
             asked = source.manifest
             spec = spec.or_else(
@@ -156,6 +160,13 @@ class Launch(base.Operation):
             address = options.address_of(spec.name)
         phases.finish()
         return {"spec": asdict(spec), "prepared": prepared.to_json(), "address": address}
+
+
+def _fetched(source: str, layout: Layout, say: Callable[[str], None]) -> str:
+    """Return a source that is here: the folder of a repository, or the source itself."""
+    if not is_repository(source):
+        return source
+    return str(checkout(source, layout, say))
 
 
 def losses(spec: EnvironmentSpec, serving: Sequence[run_files.RunFile]) -> Iterator[str]:
@@ -198,7 +209,8 @@ class BuildImage(base.Operation):
 
         phases = Phases(context, f"image {payload.source}")
         phases.enter("building", "building the image")
-        source = resolve(payload.source, Path(payload.cwd) if payload.cwd else Path.cwd())
+        found = _fetched(payload.source, Layout(context.home), base.say)
+        source = resolve(found, Path(payload.cwd) if payload.cwd else Path.cwd())
         base.say(describe(source))
         if payload.dockerfile is not None:
             image = build.build_dockerfile(source, payload.dockerfile, base.say, tag=payload.tag)

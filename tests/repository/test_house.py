@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_311,
-    "code lines": 46_502,
-    "modules": 382,
-    "test lines": 64_583,
-    "words of pages": 24_983,
+    "shipped lines": 72_659,
+    "code lines": 46_735,
+    "modules": 384,
+    "test lines": 64_857,
+    "words of pages": 24_993,
     "words of decisions": 7_659,
     "folders at the root": 15,
     "large classes": 2,

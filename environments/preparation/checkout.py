@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetches the commit of a repository that a launch names, once, into a folder of its own.
+
+    venvs/git-<key>/<name>    the files of one commit; `complete` beside them is written last
+
+It is made, used and removed as virtual environments are (`project_venv.py`, `venv_cleanup.py`).
+
+    git fails, or the network       `PreparationFailed` with git's last lines; nothing is left
+    a link leads out of the folder  refused: a server of the project could show private files
+    submodules, hooks               are not fetched; are not run
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...schema.errors import PreparationFailed
+from ...schema.layout import Layout
+from ..sources.repository import git_command, parse_repository
+from .project_venv import CHECKOUT, make_once, noted_of
+from .uv import Say, run_command
+
+_KEY_LENGTH = 16
+_LAST_LINES = 5  # of git's output, in a failure
+
+
+def checkout(source: str, layout: Layout, say: Say) -> Path:
+    """Return the folder of a pinned source, whose commit is fetched if it is not here. Blocks.
+
+    Raises:
+        PreparationFailed: It cannot be fetched, has no such folder, or has a link that leads out.
+    """
+    repository = parse_repository(source)
+    url, commit = repository.url, repository.ref
+    key = hashlib.sha256(f"{url}@{commit}".encode()).hexdigest()[:_KEY_LENGTH]
+    place = layout.venvs / f"{CHECKOUT}{key}"
+    files = place / url.rpartition("/")[2].removesuffix(".git")
+
+    def build() -> None:
+        git = place / ".git"
+        files.mkdir(parents=True, mode=0o700)
+        _git(url, ["init", "--quiet", "--bare", str(git)], place, say)
+        stored = [f"--git-dir={git}", f"--work-tree={files}"]
+        _git(url, [*stored, "fetch", "--quiet", "--depth=1", url, commit], place, say)
+        _git(url, [*stored, "checkout", "--quiet", "--force", commit], place, say)
+        shutil.rmtree(git)
+        if (link := next(_leading_out(files), None)) is not None:
+            text = f"{link.relative_to(files)} of {url} is a link that leads out of the repository"
+            raise PreparationFailed(text, "replace the link by a file, and launch the new commit")
+
+    note = {"project": f"{url}@{commit}", "url": url, "commit": commit}
+    make_once(place, note, build, say, what=f"{url} at {commit[:12]}: fetched")
+    folder = files / repository.subdirectory
+    if not folder.is_dir():
+        text = f"{url} at {commit[:12]} has no folder {repository.subdirectory}"
+        raise PreparationFailed(text, f"git ls-tree --name-only {commit[:12]} lists its folders")
+    return folder
+
+
+def fetched_commits(layout: Layout) -> dict[str, str]:
+    """Return a commit of each repository that is here, by the repository's address."""
+    notes = map(noted_of, sorted(layout.venvs.glob(f"{CHECKOUT}*/"), key=os.path.getmtime))
+    return {note["url"]: note["commit"] for note in notes if "url" in note}
+
+
+def _git(url: str, arguments: list[str], folder: Path, say: Say) -> None:
+    try:
+        command, environ = git_command(url)
+        argv = [*command, *arguments]
+        code, lines = run_command(argv, folder=folder, environ=environ, on_line=say)
+    except OSError as exc:
+        raise PreparationFailed(f"{url} cannot be fetched: {exc}") from exc
+    if code:
+        raise PreparationFailed("\n".join([f"{url} cannot be fetched:", *lines[-_LAST_LINES:]]))
+
+
+def _leading_out(folder: Path) -> Iterator[Path]:
+    """Yield the links below a folder that lead out of it, or to themselves."""
+    inside = folder.resolve()
+    for parent, folders, names in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *names)):
+            if path.is_symlink():
+                try:
+                    is_inside = path.resolve(strict=False).is_relative_to(inside)
+                except (OSError, RuntimeError):
+                    is_inside = False
+                if not is_inside:
+                    yield path
