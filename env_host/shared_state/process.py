@@ -83,16 +83,16 @@ class StateProcess:
     def __init__(
         self,
         env_class: Any,
-        fds_to_close: Callable[[], Iterable[int]] = tuple,
+        kept_fds: Iterable[int] | None = None,
         spawn: Spawn | None = None,
     ) -> None:
         """Listen on a socket to which only this user may connect.
 
-        `start` creates the process, which must close `fds_to_close()`. Where forking is not safe,
-        `spawn` starts it as a program instead.
+        `start` creates the process, which keeps the descriptors `kept_fds` (None: all). Where
+        forking is not safe, `spawn` starts it as a program instead.
         """
         self._env_class = env_class
-        self._fds_to_close = fds_to_close
+        self._kept_fds = kept_fds
         self._spawn = spawn
         self._folder: str | None = None
         if sys.platform == "linux":  # a name without a file: nothing is left after a SIGKILL
@@ -103,7 +103,7 @@ class StateProcess:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(socket_name(self.address))
         self._listener.listen(BACKLOG)
-        self.listen_fd = self._listener.fileno()  # child processes must close it
+        self.listen_fd = self._listener.fileno()
         self.restarts = RestartSchedule()  # for one process, with index 0
         self.epoch = 0
         self.pid: int | None = None
@@ -119,8 +119,7 @@ class StateProcess:
         if self._spawn is not None:
             self.pid = self._spawn({STATE_CONFIG: config._asdict()}, (self.listen_fd, writing))
         elif (pid := os.fork()) == 0:
-            os.close(reading)
-            _become(self._env_class, config, {*self._fds_to_close()} - {self.listen_fd})
+            _become(self._env_class, config, self._kept_fds)
         else:
             self.pid = pid
         os.close(writing)
@@ -175,14 +174,16 @@ def serve_as_program(env_class: Any, values: dict[str, Any]) -> Never:
     config = StateConfig(**values)
     for fd in (config.listen_fd, config.ready_fd):
         os.set_inheritable(fd, False)
-    _become(env_class, config, ())
+    _become(env_class, config, None)
 
 
-def _become(env_class: Any, config: StateConfig, to_close: Iterable[int]) -> Never:
+def _become(env_class: Any, config: StateConfig, kept_fds: Iterable[int] | None) -> Never:
     """Serve, then exit. None of the supervisor's own code may run in this child process."""
     try:
         gc.freeze()  # the supervisor's objects must not be finalized here
-        forking.leave_parent(config.supervisor_pid, f"state {env_class.__name__}", to_close)
+        if kept_fds is not None:
+            kept_fds = (*kept_fds, config.listen_fd, config.ready_fd)
+        forking.leave_parent(config.supervisor_pid, f"state {env_class.__name__}", kept_fds)
         # Ctrl-C reaches the supervisor, which then stops this process.
         take_over((signal.SIGINT,), lambda number: signal.signal(number, signal.SIG_IGN))
         try:

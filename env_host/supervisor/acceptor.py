@@ -78,11 +78,6 @@ class Backlog:
         self._closed_until = 0.0  # to new connections, when there are no descriptors
 
     @property
-    def fds(self) -> list[int]:
-        """The descriptors of the connections, which children must not keep."""
-        return [each.fd for each in self.waiting] + [fd for _, fd in self._refused]
-
-    @property
     def is_open(self) -> bool:
         """Return whether connections can be accepted now."""
         return time.monotonic() >= self._closed_until
@@ -176,12 +171,6 @@ class Acceptor:
         self._peers_known_until = 0.0
         if barrier_fd is not None:
             context.selector.register(barrier_fd, selectors.EVENT_READ, self._open_barrier)
-
-    @property
-    def fds(self) -> list[int]:
-        """Descriptors that no child may keep."""
-        barrier = [] if self._barrier_fd is None else [self._barrier_fd]
-        return [*self._context.backlog.fds, *(one.fileno() for one in self._listeners), *barrier]
 
     @property
     def has_begun(self) -> bool:

@@ -73,12 +73,6 @@ class Child:
         """The fields of a log record about this child."""
         return {"shard": self.index, "pid": self.pid, "generation": self.config.generation}
 
-    @property
-    def fds(self) -> list[int]:
-        """Descriptors that the supervisor has open because of this child."""
-        fds = [self.link.fileno(), *(fd for fd, _ in self.socket_copies.values())]
-        return fds if self.connection_fd is None else [*fds, self.connection_fd]
-
     def retire_if_due(self, now: float) -> None:
         """Ask a shard without sessions to exit when that is due; kill it if it does not."""
         if self.retire_at is None or now < self.retire_at:
@@ -104,11 +98,6 @@ class Children:
 
     def __iter__(self) -> Iterator[Child]:
         return iter(self._by_pid.values())
-
-    @property
-    def fds(self) -> list[int]:
-        """Descriptors that the supervisor has open because of its children."""
-        return [fd for each in self for fd in each.fds]
 
     @property
     def pids(self) -> list[int]:

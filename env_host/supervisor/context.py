@@ -72,12 +72,6 @@ class SupervisorContext:
         """The pid of the process with the shared state."""
         return None if self.state is None else self.state.pid
 
-    @property
-    def fds(self) -> list[int]:
-        """Descriptors of the children, and of what the next children are started with."""
-        state = [] if self.state is None else [self.state.listen_fd]
-        return [*self.spawner.fds, *self.children.fds, *self.isolated.fds, *state]
-
     def share_sessions(self) -> None:
         """Write how many sessions each shard may have."""
         for row in self.scoreboard.shard_counters():

@@ -60,11 +60,6 @@ class IsolatedSessions:
         held = sum(each.is_isolated and each.holds_slot for each in self._children)
         return held + len(self._waiting)
 
-    @property
-    def fds(self) -> list[int]:
-        """Descriptors of the connections that wait."""
-        return [fd for message in self._waiting for fd in message.fds]
-
     def begin(self, message: Message) -> Child | None:
         """Start a process for the session of one connection; None when it waits or is refused."""
         if not message.fds:  # no descriptor was left to receive it
@@ -119,8 +114,8 @@ class IsolatedSessions:
 
     def cancel(self) -> None:
         """Drop the connections that wait."""
-        close_all(self.fds)
-        self._waiting.clear()
+        while self._waiting:
+            close_all(self._waiting.popleft().fds)
 
 
 class Orphans:

@@ -29,10 +29,8 @@ found.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import re
 import signal
 import time
 from collections.abc import Collection, Iterable
@@ -58,7 +56,6 @@ DYING_SECONDS = 10.0  # from the count of a kill until its victim is reaped, as 
 CHECK_SECONDS = 0.25  # between two checks of uncapped sessions
 MIN_LEFT_BYTES = 16 * MB  # a program that holds less is not reported
 MAX_NAMED = 5
-_SESSION = re.compile(r"session-(\d+)-\d+")
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -232,15 +229,6 @@ def cap_sentence(limit_bytes: int) -> str:
 
 def _is_uncapped(child: Child) -> bool:
     return child.is_isolated and child.group is None
-
-
-def remove_abandoned(directory: str) -> None:
-    """Remove the cgroups that killed supervisors have left, if no shim has removed them."""
-    for name in os.listdir(directory):  # noqa: PTH208
-        match = _SESSION.fullmatch(name)
-        if match is not None and not os.path.exists(f"/proc/{match[1]}"):  # noqa: PTH110
-            with contextlib.suppress(OSError):
-                os.rmdir(f"{directory}/{name}")  # noqa: PTH106
 
 
 class ProgramWatch:

@@ -37,11 +37,9 @@ class ShardPool:
         shared_class: type | None,
         *,
         accept: Callable[[], None],
-        own_fds: Callable[[], list[int]],
     ) -> None:
         self._context = context
         self._shared_class = shared_class  # whose sessions share a state; None: they share none
-        self._own_fds = own_fds  # returns the descriptors that the state process must not keep
         plan = context.plan
         keeps_one = plan.keeps_one or shared_class is not None
         self._demand = ShardDemand(plan.shards, least=int(keeps_one))
@@ -83,7 +81,8 @@ class ShardPool:
             self._demand = ShardDemand(context.plan.shards, least=context.plan.shards)
         if self._shared_class is not None:
             start = None if context.spawner.can_fork else context.spawner.start_program
-            context.state = StateProcess(self._shared_class, self._own_fds, start)
+            fds = context.spawner.imported_fds
+            context.state = StateProcess(self._shared_class, fds, start)
             context.state.start()
             context.spawner.state_address = context.state.address
         for index in range(self._demand.wanted):

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
@@ -33,7 +33,7 @@ from ...system.process.proc import children_of, oom_score_adj, set_oom_score_adj
 from ..ipc.scoreboard import Counters, Field, Scoreboard
 from ..startup import ChildConfig
 from .children import Child
-from .memory import CHECK_SECONDS, KillCount, remove_abandoned
+from .memory import CHECK_SECONDS, KillCount
 
 if TYPE_CHECKING:
     from ..environment.plan import ServingPlan
@@ -55,7 +55,10 @@ class Spawner:
     plan: ServingPlan
     scoreboard: Scoreboard
     serve: Serve
-    leave_supervisor: Callable[[], Iterable[int]]
+    leave_supervisor: Callable[[], None]
+    imported_fds: Set[
+        int
+    ]  # descriptors that the environment opened at its import; children keep them
     _groups: GroupsBelow | None = field(default=None, init=False)  # of isolated sessions
     _number: int = field(default=0, init=False)  # of the last isolated session
     can_fork: bool = field(default=False, init=False)  # set by `prepare`
@@ -66,23 +69,17 @@ class Spawner:
     def __post_init__(self) -> None:
         """Prepare the inboxes of all shards.
 
-        A forked child calls `leave_supervisor`, which forgets what only the supervisor may do and
-        returns the supervisor's descriptors, then `serve`.
+        A forked child calls `leave_supervisor`, which forgets what only the supervisor may do, then
+        `serve`.
         """
         self.inboxes = [packet_pair() for _ in range(self.plan.shards)]  # reading, writing
         self._oom_score_adj = min(1000, oom_score_adj() + CHILD_OOM_SCORE_ADJ)
-
-    @property
-    def fds(self) -> list[int]:
-        """Descriptors of the spawner, which children must not keep."""
-        return [end.fileno() for pair in self.inboxes for end in pair]
 
     def prepare(self) -> None:
         """Freeze what all children share; once, before the first child."""
         if self.plan.isolates and self.config.session_memory_bytes:
             groups = GroupsBelow()
             if groups.available:
-                remove_abandoned(groups.directory)
                 self._groups = groups
             else:
                 text = "no cgroups for isolated sessions (%s); their memory is checked each %g s"
@@ -94,7 +91,6 @@ class Spawner:
         # A fork has no timers: each child sets them again. The supervisor wants none.
         self._timers = {timer: signal.setitimer(timer, 0) for timer in range(3)}
         set_thread_name(f"host {self.config.name}")
-        gc.collect()
         gc.freeze()
 
     def shard(self, index: int, *, isolated: int) -> Child:
@@ -171,16 +167,18 @@ class Spawner:
         return new
 
     def _run_child(self, new: Child, head: bytes, parent: int) -> Never:
-        """Close in the child everything that is the supervisor's, and serve."""
+        """Close in the child all descriptors that are the supervisor's, and serve."""
         if new.group is not None:
             try:
                 new.group.add(os.getpid())
             except OSError as exc:  # serve all the same: the replica's own cap still holds
                 log.warning("a session runs without its memory cap: %s", exc)
         config = new.config
-        to_close = {*self.fds, *self.leave_supervisor(), new.link.detach()} - set(config.fds)
+        self.leave_supervisor()
+        new.link.detach()
         kind = "session" if new.is_isolated else f"shard {config.index}"
-        forking.leave_parent(parent, f"{kind} {self.config.name}", to_close)
+        kept = {*self.imported_fds, *config.fds}
+        forking.leave_parent(parent, f"{kind} {self.config.name}", kept)
         for timer, seconds in self._timers.items():
             signal.setitimer(timer, *seconds)
         self.serve(config, self.scoreboard, head)

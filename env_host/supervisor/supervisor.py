@@ -44,6 +44,7 @@ What happens when
 from __future__ import annotations
 
 import contextlib
+import gc
 import selectors
 import signal
 import socket
@@ -94,9 +95,12 @@ class Supervisor:
         Nothing is accepted before the other end of `barrier_fd`, a pipe, is closed.
         """
         self._config = config
+        ours = {notifier.fd, barrier_fd, *(one.fileno() for one in listeners)}
+        gc.collect()  # first: garbage of the import may hold descriptors
+        imported_fds = forking.open_fds() - ours
         extra = rows_for(plan.max_sessions) if plan.isolates else 0
         scoreboard = Scoreboard.create(plan.shards, extra)
-        spawner = Spawner(config, plan, scoreboard, serve, self._leave)
+        spawner = Spawner(config, plan, scoreboard, serve, self._leave, imported_fds)
         backlog = Backlog(listening(listeners), max_fds=max_fds)
         self._context = context = SupervisorContext(
             config, spawner, backlog, scoreboard, notifier, max_fds
@@ -107,9 +111,7 @@ class Supervisor:
         self._acceptor = Acceptor(
             context, listeners, peers if config.shares_address else None, barrier_fd
         )
-        self._pool = ShardPool(
-            context, shared_class, accept=self._acceptor.accept, own_fds=self._own_fds
-        )
+        self._pool = ShardPool(context, shared_class, accept=self._acceptor.accept)
         self._is_draining = False
         self._stop_by: float | None = None
 
@@ -180,25 +182,13 @@ class Supervisor:
                 waiting = Waiting(message.head["since"], message.fds[0], data)
                 self._context.backlog.add(waiting)
 
-    def _leave(self) -> list[int]:
+    def _leave(self) -> None:
         """In a child: forget the shim and the state process, which are the supervisor's.
 
         Otherwise the child would stop the state process when it exits through these frames.
         """
-        fds = self._own_fds()
         self._context.notifier.fd = None
         self._context.state = None
-        return fds
-
-    def _own_fds(self) -> list[int]:
-        """All descriptors that a child must not keep, unless its configuration names them."""
-        fds = [*self._signals.fds, self._selector.fileno()]
-        fds += [*self._context.fds, *self._acceptor.fds]
-        if (notify_fd := self._context.notifier.fd) is not None:
-            fds.append(notify_fd)
-        if self._control_socket is not None:
-            fds.append(self._control_socket.fileno())
-        return fds
 
     def _drain(self, *, is_replaced: bool) -> None:
         """Serve what has been accepted to its end, and begin no session any more."""

@@ -31,7 +31,6 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from .descriptors import close_all
 from .prctl import die_with_parent, set_thread_name
 
 EXIT_UNCAUGHT = 1  # the code with which Python itself exits
@@ -90,6 +89,16 @@ def thread_count() -> int:
         return 1
 
 
+def open_fds() -> set[int]:
+    """Return the open descriptors of this process."""
+    found = set()
+    for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208
+        with contextlib.suppress(OSError):  # `listdir`'s own descriptor, which is closed by now
+            os.fstat(int(name))
+            found.add(int(name))
+    return found
+
+
 def close_all_but(kept: Iterable[int]) -> None:
     """Close every descriptor but the standard three and these."""
     keep = set(kept)
@@ -99,10 +108,14 @@ def close_all_but(kept: Iterable[int]) -> None:
                 os.close(int(name))
 
 
-def leave_parent(parent: int, name: str, to_close: Iterable[int]) -> None:
-    """Set up a forked child named `name`, which is killed when its parent dies."""
+def leave_parent(parent: int, name: str, kept: Iterable[int] | None) -> None:
+    """Set up a forked child named `name`, which is killed when its parent dies.
+
+    All descriptors but the standard three and those in `kept` are closed; None: all are kept.
+    """
     die_with_parent(parent)
-    close_all(to_close)
+    if kept is not None:
+        close_all_but(kept)
     set_thread_name(name)
     tell_libraries()
 

@@ -72,7 +72,7 @@ class House:
 
     def close(self) -> None:
         self.stop("over")
-        close_all(self.backlog.fds)
+        close_all(each.fd for each in self.backlog.waiting)
         for end in [*self.clients, self.listener, *(end for pair in self.pairs for end in pair)]:
             end.close()
         os.close(self.scoreboard.fd)
