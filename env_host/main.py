@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
     from .environment.definition import Definition
     from .ipc.scoreboard import Scoreboard
-    from .sessions.routing import Peers, Route
-    from .sessions.table import SessionTable
     from .startup import ChildConfig
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
@@ -276,25 +274,17 @@ async def _run_child(
     head: bytes,
 ) -> None:
     """Run a shard, or an isolated session; `head` was already read from its connection."""
-    from .serving.app import HostApp
-    from .serving.uvicorn_server import Server
     from .shard.shard import IsolatedSession, Shard
-
-    def make_server(
-        served: Definition, table: SessionTable, others: Peers | None, route: Route
-    ) -> Server:
-        app = HostApp(served, table, config, scoreboard, others, own, route)
-        return Server(app, config, runs_hooks=own.is_home)
 
     kind = Shard if own.connection_fd is None else IsolatedSession
     if own.state_address is None:
-        await kind(config, definition, own, scoreboard, make_server).run(head)
+        await kind(config, definition, own, scoreboard).run(head)
         return
     from .shared_state.connection import ProxyFactory, StateLink
 
     link = StateLink(own.state_address)
     shared = replace(definition, factory=ProxyFactory(definition.factory, link))
-    process = kind(config, shared, own, scoreboard, make_server)
+    process = kind(config, shared, own, scoreboard)
     link.on_lost = process.on_state_lost
     try:
         await process.run(head)

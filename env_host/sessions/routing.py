@@ -33,7 +33,6 @@ from ..errors import SessionError
 
 Give = Callable[[int], None]  # gives another process a descriptor, and closes it here
 GetReady = Callable[[], Awaitable[Give]]  # waits until a descriptor can be handed over
-Route = Callable[[int, bytes], None]  # a connection, of which some bytes were read
 
 _HEAD = (
     b"POST /mcp HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n"

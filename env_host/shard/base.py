@@ -6,8 +6,8 @@
                                          └─ another process's session ─▶ `_hand_over`
     supervisor ◀── link: which sockets have sessions (`ConnectionRegistry`)
 
-The server, which answers connections, comes from outside (`MakeServer`): this room decides which
-connections it gets. The link ends when the supervisor exits: then this process exits at once.
+`serving/` answers connections: this room decides which ones its server gets. The link ends when the
+supervisor exits: then this process exits at once.
 
 A process without sessions and connections is idle: it has no timer, and writes no heartbeats but
 that it is idle.
@@ -24,10 +24,10 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...system.memory.cgroups import own_group
 from ...system.net.connection_limit import closing_answer
@@ -40,7 +40,9 @@ from ..errors import SessionEnded
 from ..ipc.fd_messages import MessageChannel, PeerReplicas
 from ..ipc.reports import note_awake
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
-from ..sessions.routing import Peers, Route
+from ..serving.app import HostApp
+from ..serving.uvicorn_server import Server
+from ..sessions.routing import Peers
 from ..sessions.table import SessionTable
 from ..startup import HOME, STOPPING, ChildConfig, sessions_of_process, stacks_signal
 from ..websocket.handshake import END_OF_HEAD, may_ask_another, try_another
@@ -60,37 +62,6 @@ _DRAINING = "This replica is being drained: it accepts no new sessions."
 _FAILED = closing_answer(HTTPStatus.INTERNAL_SERVER_ERROR)
 
 log = logging.getLogger("openenvd.env_host")
-
-
-class ConnectionServer(Protocol):
-    """Answers connections that a process has accepted: `serving.uvicorn_server.Server`."""
-
-    async def start(self) -> None:
-        """Start the application."""
-
-    def serve_connection(
-        self, transport: asyncio.Transport, data: bytes, accepted: str | None
-    ) -> None:
-        """Answer a connection, of which `data` was read."""
-
-    def permits(self, head: bytes) -> bool:
-        """Return whether a handshake may begin a session."""
-
-    async def check(self, head: bytes, transport: asyncio.Transport) -> str | bytes:
-        """Return further headers of the answer to a handshake, or the answer that refuses it."""
-
-    @property
-    def open_connections(self) -> int:
-        """Return how many connections it answers."""
-
-    def close_after_answers(self) -> None:
-        """Close each HTTP connection with its next answer."""
-
-    async def stop(self) -> None:
-        """Finish the requests under way, and stop the application."""
-
-
-MakeServer = Callable[["Definition", SessionTable, Peers | None, Route], ConnectionServer]
 
 
 @dataclass(eq=False, slots=True)
@@ -174,7 +145,6 @@ class ServingProcess:
         definition: Definition,
         own: ChildConfig,
         scoreboard: Scoreboard,
-        make_server: MakeServer,
     ) -> None:
         self._own = own
         self._token = (config.token or "").encode()
@@ -217,12 +187,9 @@ class ServingProcess:
         self.table.abandoned.on_change = self._report.write_abandoned
         self.table.memory_note = self._report.memory_note
         self.table.count_limited = lambda change: self._counters.add(Field.LIMITED, change)
-        self.server = make_server(
-            definition,
-            self.table,
-            self._others(),
-            lambda fd, data: self._take_connection(fd, now_microseconds(), data),
-        )
+        route = lambda fd, data: self._take_connection(fd, now_microseconds(), data)  # noqa: E731
+        app = HostApp(definition, self.table, config, scoreboard, self._others(), own, route)
+        self.server = Server(app, config, runs_hooks=own.is_home)
         # An isolated session never starts it; a shard pauses it while all is idle.
         self._lag = EventLoopLagMonitor(f"shard {own.index}", on_report=self._report.write_lag)
         self._stopping = asyncio.Event()
