@@ -27,7 +27,7 @@ from ...system.net.websocket import GOING_AWAY_CLOSE
 from ...system.process import forking
 from ..environment.instances import Calls
 from ..errors import FactoryFailed, SessionEnded, UnknownSession
-from .threads import CallSharing, SessionThread, SharingRunner, plain_error, settle_future
+from .threads import CallSharing, SessionThread, SharingRunner, plain_error
 
 if TYPE_CHECKING:
     from ..environment.definition import Definition
@@ -166,18 +166,8 @@ class Session:
             calling = _plainly(method(*args))
             return await asyncio.get_running_loop().create_task(calling, context=self.context)
         self.call_began = asyncio.get_running_loop().time()
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        def settle(result: Any, error: BaseException | None) -> None:
-            self.call_ended()
-            settle_future(future, result, error)
-
-        def unless_cancelled() -> Any:
-            return None if future.cancelled() else method(*args)
-
         self.running += 1
-        self.thread.submit(settle, unless_cancelled)
-        return await future
+        return await self.thread.run(method, *args, on_return=self.call_ended)
 
     def call_ended(self) -> None:
         """Record that a thread has returned from a call."""

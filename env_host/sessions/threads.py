@@ -78,14 +78,25 @@ class SessionThread:
             self._jobs = jobs
         self._jobs.put((settle, call, args))
 
-    def run(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Submit `call(*args)`; cancelling its future before its turn skips the call."""
+    def run(
+        self, call: Callable[..., Any], *args: Any, on_return: Callable[[], None] = lambda: None
+    ) -> asyncio.Future[Any]:
+        """Submit `call(*args)`; cancelling its future before its turn skips the call.
+
+        `on_return` is called on the loop when the thread has returned from the call or skipped it.
+        """
         future: asyncio.Future[Any] = self._loop.create_future()
 
-        def unless_cancelled() -> Any:
-            return None if future.cancelled() else call(*args)
+        def settle(result: Any, error: BaseException | None) -> None:
+            on_return()
+            if future.done():  # its waiter was cancelled
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
 
-        self.submit(functools.partial(settle_future, future), unless_cancelled)
+        self.submit(settle, lambda: None if future.cancelled() else call(*args))
         return future
 
     def stop(self) -> None:
@@ -345,13 +356,3 @@ def tell_loop(
         loop.call_soon_threadsafe(function, *arguments)
     except RuntimeError:  # closed; `suppress` would double what this costs
         return
-
-
-def settle_future(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    """Set a future's result or error, on its loop, unless its waiter was cancelled."""
-    if answer.done():
-        return
-    if error is None:
-        answer.set_result(result)
-    else:
-        answer.set_exception(error)
