@@ -218,8 +218,5 @@ async def _answer(
     kind = "http.response"
     if scope["type"] == "websocket":
         await receive()  # `websocket.connect`
-        if "websocket.http.response" not in scope.get("extensions", {}):
-            await send({"type": "websocket.close"})  # the server answers 403
-            return
         kind = "websocket.http.response"
     await send_answer(send, status, headers, body, kind)
