@@ -79,7 +79,6 @@ class RolloutOptions(RequestOptions, total=False):
     advantages: str | None
     filters: list[str]
     keep_failed: bool
-    keep_cached: bool
     buffer_mb: int
     max_loop_lag_seconds: float | None
     env: dict[str, str]

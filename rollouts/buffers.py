@@ -76,26 +76,22 @@ class ByteBudget:
 
 
 class Hold:
-    """A reservation in a budget, until it is released. Releasing it twice has no further effect."""
+    """A reservation in a budget, until it is released once."""
 
     __slots__ = ("_budget", "size_bytes")
 
-    def __init__(self, budget: ByteBudget | None, size_bytes: int) -> None:
+    def __init__(self, budget: ByteBudget, size_bytes: int) -> None:
         self._budget = budget
         self.size_bytes = size_bytes
 
     def resize(self, size_bytes: int) -> None:
         """Change the reservation to the used size, without waiting: queued waiters wait longer."""
-        size_bytes = max(size_bytes, MIN_BYTES)
-        if self._budget is not None and size_bytes != self.size_bytes:
-            difference_bytes, self.size_bytes = size_bytes - self.size_bytes, size_bytes
-            self._budget.change(difference_bytes)
+        before_bytes, self.size_bytes = self.size_bytes, max(size_bytes, MIN_BYTES)
+        self._budget.change(self.size_bytes - before_bytes)
 
     def release(self) -> None:
         """Release the reservation."""
-        budget, self._budget = self._budget, None
-        if budget is not None:
-            budget.change(-self.size_bytes)
+        self._budget.change(-self.size_bytes)
 
 
 # Called with the size in bytes of a step, and of the observation that the step returned.

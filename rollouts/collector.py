@@ -183,11 +183,13 @@ class RolloutCollector(Rules):
         )
         threads = CpuThreads(on_hung=self.stats.hang)
         policy = self.policy if isinstance(self.policy, Policy) else CallablePolicy(self.policy)
-        context = RunContext(self, self.group, policy, threads, pool, sink, self.stats)
+        make_attempt: Any = Attempt
         if self.tracer is not None:
             from .traced_episodes import EpisodeTraces  # imports OpenTelemetry
 
-            context = replace(context, traced=EpisodeTraces(self.tracer).attempt)
+            make_attempt = EpisodeTraces(self.tracer).attempt
+        stats = self.stats
+        context = RunContext(self, self.group, policy, threads, pool, sink, stats, make_attempt)
         limit = ConcurrencyLimit(self.buffer_bytes, keeps_episodes=keeps_episodes)
         with self.lag:
             try:
@@ -236,12 +238,7 @@ class RolloutCollector(Rules):
         addresses = self._addresses()
         address = addresses[number // self.group % len(addresses)]
         for attempt in itertools.count(1):
-            if context.traced is None:
-                playing = Attempt(context, number, address, hold)
-            else:
-                playing = context.traced(context, number, address, hold, attempt)
-            episode = await playing.run()
-            episode = replace(episode, attempts=attempt)
+            episode = await context.attempt(context, number, address, hold, attempt).run()
             failure = episode.failure
             if failure is None or not failure.reason.is_worth_retrying or attempt > self.retries:
                 break

@@ -26,7 +26,7 @@ from .answers import Answer
 from .buffers import HoldStep
 from .errors import EpisodeFailed, PolicyHangs
 from .policies.policy import Act, CpuThreads, Encoded, Policy, Turn, at_most, pause, policy_failed
-from .session_pool import EpisodeSession, SessionPool, is_no_capacity
+from .session_pool import EpisodeSession, SessionPool
 
 STEPS_OF_AN_ITERATION = 16  # of the event loop
 
@@ -101,8 +101,8 @@ class RunContext:
     pool: SessionPool
     sink: episodes.StepSink
     stats: episodes.ProgressStats
+    attempt: Callable[[RunContext, int, str, HoldStep, int], Attempt]  # `Attempt`, or a traced one
     turns: StepTurns = field(default_factory=StepTurns)
-    traced: Callable[[RunContext, int, str, HoldStep, int], Attempt] | None = None
 
     def seed_of(self, number: int) -> int | None:
         """Return the seed of an episode, which is that of its group."""
@@ -112,7 +112,11 @@ class RunContext:
 class Attempt:
     """One attempt; `run` it once."""
 
-    def __init__(self, stage: RunContext, number: int, address: str, hold: HoldStep) -> None:
+    def __init__(
+        self, stage: RunContext, number: int, address: str, hold: HoldStep, attempt: int
+    ) -> None:
+        """Prepare the attempt number `attempt`, from 1, at the episode with that number."""
+        self._attempt = attempt
         self._id = episodes.episode_id(number)
         self._seed = stage.seed_of(number)
         self._address = address
@@ -160,34 +164,20 @@ class Attempt:
         fresh = False
         while True:
             await self._context.turns.take()  # a connection costs more than a step
+            session, was_used = None, False
             try:
                 session, was_used = await self._pool.take(self._address, fresh=fresh)
-            except EpisodeFailed as exc:
-                if is_no_capacity(exc):
-                    may_come_in_later = await self._pool.wait_for_room(self._address)
-                else:
-                    is_gone = exc.reason is episodes.FailureReason.NOT_CONNECTED
-                    may_come_in_later = is_gone and await self._pool.wait_for_reconnection(
-                        self._address
-                    )
-                if not may_come_in_later:
-                    raise
-                fresh = False
-                continue
-            try:
                 await self._reset(session)
-            except EpisodeFailed as exc:
-                self._pool.drop(self._address, session)
+                return session
+            except BaseException as exc:
+                if session is not None:
+                    self._pool.drop(self._address, session)
+                if not isinstance(exc, EpisodeFailed):
+                    raise
                 # A server may have closed an idle session, in which this episode has not begun.
                 fresh = was_used and exc.reason is episodes.FailureReason.CONNECTION_LOST
-                room = is_no_capacity(exc) and await self._pool.wait_for_room(self._address)
-                if not (fresh or room):
+                if not (fresh or await self._pool.wait_for(self._address, exc)):
                     raise
-            except BaseException:
-                self._pool.drop(self._address, session)
-                raise
-            else:
-                return session
 
     async def _reset(self, session: EpisodeSession) -> None:
         seed = {} if self._seed is None else {"seed": self._seed}
@@ -262,6 +252,7 @@ class Attempt:
             finished_at=time.time(),
             failure=failure,
             final_observation_json=last,
+            attempts=self._attempt,
             size_bytes=self._size_bytes + len(last),
             odd_rewards=tuple(self._odd_rewards),
         )

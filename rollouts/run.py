@@ -53,7 +53,6 @@ class RunConfig(Rules):
     retries: int = 2
     stages: Stages = field(default_factory=Stages)
     keep_failed: bool = False
-    keep_cached: bool = False
     buffer_bytes: int = DEFAULT_BUFFER_BYTES
     max_loop_lag_seconds: float | None = None
     followed: Mapping[str, Followed] = field(default_factory=dict)  # by address
@@ -150,7 +149,7 @@ async def roll_out(
         **{rule.name: getattr(config, rule.name) for rule in fields(Rules)},
     )
     stats = collector.stats
-    grouped = await asyncio.to_thread(config.stages.sink)
+    advantages, filters = await asyncio.to_thread(config.stages.functions)
     damaged, replayed = list[str](), list[str]()
 
     def tell(lines: list[str]) -> None:
@@ -166,7 +165,6 @@ async def roll_out(
     writing = await RolloutWriter.open(
         config.folder,
         buffer_bytes=config.buffer_bytes // 2,
-        keep_cached=config.keep_cached,
         group=config.stages.size,
     )
     async with writing as writer:
@@ -186,11 +184,14 @@ async def roll_out(
         keeps_failed = config.keep_failed or FAILED in config.stages.filters
         lost = _lost_hint(list(config.environments), keeps_failed=keeps_failed)
         sink = FailedEpisodeSink(
-            grouped(writer, stats) if grouped else writer,
-            stats,
-            say,
-            hint_of(config.policy),
-            lost,
+            writer,
+            config.stages.size,
+            filters=filters,
+            advantages=advantages,
+            counts=stats,
+            say=say,
+            policy_hint=hint_of(config.policy),
+            lost_hint=lost,
             keeps_failed=keeps_failed,
         )
         try:

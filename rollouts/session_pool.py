@@ -152,7 +152,14 @@ class SessionPool:
         session.abort()
         self._wake(address)
 
-    async def wait_for_room(self, address: str) -> bool:
+    async def wait_for(self, address: str, failure: EpisodeFailed) -> bool:
+        """Wait for a server that is full or does not answer; False: another try is useless."""
+        if failure.reason is FailureReason.NO_CAPACITY:
+            return await self._wait_for_room(address)
+        is_gone = failure.reason is FailureReason.NOT_CONNECTED
+        return is_gone and await self._wait_for_reconnection(address)
+
+    async def _wait_for_room(self, address: str) -> bool:
         """Wait until a session at this address is given back; False if we have none there."""
         if self._idle[address]:
             return True
@@ -169,7 +176,7 @@ class SessionPool:
             raise
         return True
 
-    async def wait_for_reconnection(self, address: str) -> bool:
+    async def _wait_for_reconnection(self, address: str) -> bool:
         """Pause for a server that has answered before; False if it never did, or is away too long.
 
         For a followed environment, wait until it answers; raise if it is gone for good.
@@ -271,11 +278,6 @@ def environment_url(address: str) -> str:
         return session_url(address)
     except ValueError as exc:
         raise NoEnvironment(str(exc)) from exc
-
-
-def is_no_capacity(exc: EpisodeFailed) -> bool:
-    """Return whether the server refused because it is full."""
-    return exc.reason is FailureReason.NO_CAPACITY
 
 
 def _failure(exc: SessionFailed) -> EpisodeFailed:

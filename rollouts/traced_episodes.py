@@ -51,7 +51,7 @@ class EpisodeTraces:
     def attempt(
         self, stage: RunContext, number: int, address: str, hold: HoldStep, attempt: int
     ) -> Attempt:
-        """One attempt at an episode: the so-manieth, from 1; the rest is as of `Attempt`."""
+        """Make one attempt at an episode, with the arguments of `Attempt`."""
         server, token = without_token(address)
         attributes: dict[str, str | int] = {
             "openenvd.episode.id": episode_id(number),
@@ -64,8 +64,8 @@ class EpisodeTraces:
             "episode", Context(), links=self._links, attributes=attributes
         )
         if not span.is_recording():
-            return Attempt(stage, number, address, hold)
-        made = _TracedAttempt(stage, number, address, hold)
+            return Attempt(stage, number, address, hold, attempt)
+        made = _TracedAttempt(stage, number, address, hold, attempt)
         made.tracer, made.span = self._tracer, span
         made.secrets = [*self._secrets, token] if token else self._secrets
         return made

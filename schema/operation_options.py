@@ -47,9 +47,6 @@ class RolloutOptions:
         metavar="FILTER",
     )
     keep_failed: bool = option(False, "Write failed episodes, too.")
-    keep_cached: bool = option(
-        False, "Leave large files in the page cache, for an immediate reader."
-    )
     buffer_mb: int = option(256, "Memory limit between sessions and disk.", least=4, most=2**20)
     max_loop_lag_seconds: float | None = option(
         None, "Fail when the event loop was blocked for longer.", above=0

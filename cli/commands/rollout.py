@@ -39,7 +39,7 @@ GROUPS = {
     "Command": "--launch --async --retry-oom --set --json --help",
 }
 RARE = (
-    *("policy_timeout_seconds", "episode_timeout_seconds", "keep_cached", "buffer_mb"),
+    *("policy_timeout_seconds", "episode_timeout_seconds", "buffer_mb"),
     *("max_loop_lag_seconds", *following.RARE),
 )
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
@@ -51,10 +51,10 @@ class FolderCheck:
         self._stamps: dict[Path, Stamp | None] = {}
         self._known = _known_files(folder)
 
-    def add(self, path: Path, episode_ids: Sequence[str]) -> None:
-        """Record a file that has its final name."""
+    def add(self, path: Path, episode_ids: Sequence[str], *, is_touched: bool = False) -> None:
+        """Record a file that has its final name; `run` reads it if another program touched it."""
         self.episodes.update(episode_ids)
-        self._stamps[path] = stamp_of(path)
+        self._stamps[path] = None if is_touched else stamp_of(path)
         self._known[path] = episode_ids
         with (self._folder / KNOWN_FILES).open("ab") as file:
             file.write(self._line(path))
@@ -104,12 +104,6 @@ class FolderCheck:
                 whole_ones = ((name, _content(moved, at)) for name, at in kept.items())
                 write_pack(whole_ones, *new_pack(), self._disk)
         self.look()
-
-    def drop(self, episode_ids: Sequence[str], paths: Iterable[Path]) -> None:
-        """Set the files of episodes aside, because one was changed while it was written."""
-        self.lost.update(episode_ids)
-        for path in paths:
-            self._set_aside(path, f"the file of {' and '.join(episode_ids)} was cut or changed")
 
     def _line(self, path: Path) -> bytes:
         return orjson.dumps([str(path.relative_to(self._folder)), self._known[path]]) + b"\n"

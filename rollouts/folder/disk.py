@@ -22,12 +22,6 @@ Stamp = tuple[int, int, int]
 class Disk:
     """Writes files, and makes them durable."""
 
-    keeps_cached = False  # for subclasses that do not call `__init__`
-
-    def __init__(self, *, keep_cached: bool = False) -> None:
-        """With `keep_cached`, large files stay in the page cache, for an immediate reader."""
-        self.keeps_cached = keep_cached
-
     def append(self, path: Path, chunks: Sequence[BytesLike], *, write_back: bool = False) -> None:
         """Append to a file, and create it if it is missing.
 
@@ -37,7 +31,7 @@ class Disk:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self.write(descriptor, chunks)
-            if write_back and not self.keeps_cached:
+            if write_back:
                 drop_from_page_cache(descriptor)
         finally:
             os.close(descriptor)
@@ -52,7 +46,7 @@ class Disk:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
-            if drop_cached and not self.keeps_cached:
+            if drop_cached:
                 drop_from_page_cache(descriptor)
         finally:
             os.close(descriptor)

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from ..errors import OutputDamaged, OutputError
@@ -93,7 +93,8 @@ def places_in(path: Path) -> dict[str, Place]:
 
     Raises `OutputDamaged`: its last line, which has the index of a pack, is missing.
     """
-    _, line = last_line(path)
+    with path.open("rb", buffering=0) as file:
+        _, line = last_line(file)
     row = parsed_end(line, path)
     index = row.get("index") or [(row["episode_id"], 0)]
     ends = [*(offset for _, offset in index[1:]), path.stat().st_size]
@@ -103,17 +104,16 @@ def places_in(path: Path) -> dict[str, Place]:
     }
 
 
-def last_line(path: Path, end: int | None = None) -> tuple[int, bytes]:
+def last_line(file: IO[bytes], end: int | None = None) -> tuple[int, bytes]:
     """Return the last line of a file, or of its part before `end`, and where the line begins."""
-    with path.open("rb", buffering=0) as file:
-        end = os.fstat(file.fileno()).st_size if end is None else end
-        size_bytes = _TAIL_BYTES
-        while True:
-            begin = max(0, end - size_bytes)
-            tail = os.pread(file.fileno(), end - begin, begin)
-            if (at := tail.rfind(b"\n", 0, -1)) >= 0 or begin == 0:
-                return begin + at + 1, tail[at + 1 :]
-            size_bytes *= 8
+    end = os.fstat(file.fileno()).st_size if end is None else end
+    size_bytes = _TAIL_BYTES
+    while True:
+        begin = max(0, end - size_bytes)
+        tail = os.pread(file.fileno(), end - begin, begin)
+        if (at := tail.rfind(b"\n", 0, -1)) >= 0 or begin == 0:
+            return begin + at + 1, tail[at + 1 :]
+        size_bytes *= 8
 
 
 def names(folder: Path) -> list[str]:
@@ -172,15 +172,7 @@ class Rollouts:
 
         Raises `KeyError`: there is none.
         """
-        place = self._places.found[episode_id]
-        try:
-            return EpisodeRow(self._places, place, self._keep_cached)
-        except FileNotFoundError:
-            now = self._places.after(place, episode_id)
-        try:
-            return EpisodeRow(self._places, now, self._keep_cached)
-        except FileNotFoundError:
-            raise OutputDamaged(f"{place.path} is missing") from None
+        return EpisodeRow(episode_id, self._places, self._keep_cached)
 
     def verify(self) -> None:
         """Compare each episode with its checksum.
@@ -194,13 +186,17 @@ class Rollouts:
 class EpisodeRow:
     """One episode: `row` has its totals, the rest is read on demand."""
 
-    def __init__(self, places: _Places, place: Place, keep_cached: bool) -> None:
+    def __init__(self, episode_id: str, places: _Places, keep_cached: bool) -> None:
+        self.id = episode_id
         self._places = places
-        self._place = place
+        self._place = places.found[episode_id]
         self._keep_cached = keep_cached
-        begin, line = last_line(Path(place.path), place.end)
-        totals = parsed_end(line, place.path)
-        self._lines_bytes = begin - place.offset  # without the last line, which a pack changes
+        with self._opened(buffering=0) as file:
+            begin, line = last_line(file, self._place.end)
+        totals = parsed_end(line, self._place.path)
+        self._lines_bytes = (
+            begin - self._place.offset
+        )  # without the last line, which a pack changes
         self._last_bytes = totals.pop("last_bytes")
         self._sha256 = totals.pop("sha256")
         totals.pop("index", None)
@@ -212,16 +208,11 @@ class EpisodeRow:
         return vars(self) | {"_places": own}
 
     @property
-    def id(self) -> str:
-        """The id of the episode, such as `000042`."""
-        return str(self.row["episode_id"])
-
-    @property
     def final_observation(self) -> Any:
         """Return the observation after the last step; None if no steps are kept."""
         if not self._last_bytes:
             return None
-        with self._opened() as file:
+        with self._opened(buffering=0) as file:
             begin = self._place.offset + self._lines_bytes - self._last_bytes
             line = os.pread(file.fileno(), self._last_bytes, begin)
         return StepRow(line).observation
@@ -266,10 +257,10 @@ class EpisodeRow:
             raise OutputDamaged(message)
 
     @contextmanager
-    def _opened(self) -> Iterator[BinaryIO]:
+    def _opened(self, buffering: int = BLOCK_BYTES) -> Iterator[IO[bytes]]:
         for _ in range(_TRIES):
             try:
-                file = Path(self._place.path).open("rb", BLOCK_BYTES)  # noqa: SIM115
+                file = open(self._place.path, "rb", buffering)  # noqa: SIM115
             except FileNotFoundError:  # it has gone into a pack
                 self._place = self._places.after(self._place, self.id)
                 continue

@@ -54,7 +54,8 @@ class Verdict:
 class EpisodeFile:
     """The lines of one attempt at an episode: their beginning on disk, their end in memory.
 
-    The event loop adds lines; one thread at a time writes them.
+    The event loop adds lines; one thread at a time writes them. The methods that add lines return
+    how many bytes more are held in memory.
     """
 
     def __init__(self, episode_id: str, path: Path) -> None:
@@ -70,40 +71,36 @@ class EpisodeFile:
         self._last_bytes = 0  # of the line with the last observation
         self._digest = hashlib.sha256()
 
-    def add(self, number: int, step: Step) -> None:
+    def add(self, number: int, step: Step) -> int:
         """Add the next step; a step out of order makes the episode unusable."""
         if number != self.steps and self.fault is None:
             self.fault = f"step {number} came after {self.steps} steps"
+        self.steps += 1
         size_bytes = step.size_bytes
         if size_bytes < JOIN_BYTES:
             row = b"".join(step_row(self.episode_id, number, step))
-            self._pending.append([row])
-            self.pending_bytes += len(row)
-        else:
-            self._pending.append(partial(step_row, self.episode_id, number, step))
-            self.pending_bytes += size_bytes
-        self.steps += 1
+            return self._append([row], len(row))
+        return self._append(partial(step_row, self.episode_id, number, step), size_bytes)
 
-    def add_last(self, observation_json: bytes) -> None:
+    def add_last(self, observation_json: bytes) -> int:
         """Add the observation after the last step; its text precedes `END_OF_LAST`."""
         head = orjson.dumps({"kind": LAST, "episode_id": self.episode_id, "step": self.steps})
         row: Row = [head[:-1] + b',"observation":', one_line(observation_json), END_OF_LAST]
         self._last_bytes = sum(map(len, row))
-        self._pending.append(row)
-        self.pending_bytes += self._last_bytes
+        return self._append(row, self._last_bytes)
 
-    def add_end(self, episode: Episode, verdict: Verdict) -> None:
+    def add_end(self, episode: Episode, verdict: Verdict) -> int:
         """Add the last lines of an episode."""
+        held_bytes = 0
         if not self._last_bytes and verdict.filtered is None:
-            self.add_last(episode.final_observation_json)
+            held_bytes = self.add_last(episode.final_observation_json)
         end = end_row(episode, self.steps, self._last_bytes, verdict)
 
         def with_checksum() -> Row:
             self._digest.update(end)
             return [end, _SUM, self._digest.hexdigest().encode(), b'"' + END_OF_LINE]
 
-        self._pending.append(with_checksum)
-        self.pending_bytes += len(end)
+        return held_bytes + self._append(with_checksum, len(end))
 
     def write(self, disk: Disk, *, write_back: bool = False) -> None:
         """Append the lines in memory to the file. Blocks."""
@@ -118,6 +115,12 @@ class EpisodeFile:
     def content(self) -> bytes:
         """Return all lines of the episode; call this only while none of them is on disk."""
         return b"".join(self._take())
+
+    def _append(self, row: Row | Callable[[], Row], size_bytes: int) -> int:
+        """Keep a row in memory, and return how many bytes more are held there."""
+        self._pending.append(row)
+        self.pending_bytes += size_bytes
+        return size_bytes
 
     def _take(self) -> Row:
         rows, self._pending, self.pending_bytes = self._pending, [], 0

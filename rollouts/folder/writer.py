@@ -23,7 +23,7 @@ from typing import Any, Self, TypeVar
 
 from ..episodes import Episode, Step
 from ..errors import EpisodeRefused, OutputBusy, RolloutError, WriterClosed, of_os_error
-from .damage import FolderCheck, whole_episodes
+from .damage import FolderCheck
 from .disk import Disk
 from .packs import finish_interrupted, next_number, pack, small_files, write_pack
 from .readers import EPISODES, FILE, GROUP, LOCK, PACKS, UNFINISHED, file_name
@@ -120,23 +120,19 @@ class Output:
         for file in files:
             file.write(self._disk, write_back=True)
             self._disk.sync(file.path, drop_cached=file.size_bytes >= LARGE_BYTES)
-        ids = [file.episode_id for file in files]
-        touched = (file for file in files if file.is_touched)
-        if any(file.episode_id not in whole_episodes(file.path) for file in touched):
-            self._found.drop(ids, [file.path for file in files])
-            return
         folder = self.folder / EPISODES
         if len(files) > 1:
             together = self.unfinished()
             together.mkdir()
             for file in files:
                 self._disk.rename(file.path, together / file_name(file.episode_id))
-            folder /= GROUP + file_name(ids[0]).removesuffix(FILE)
+            folder /= GROUP + file_name(files[0].episode_id).removesuffix(FILE)
             self._disk.rename(together, folder)
         else:
-            self._disk.rename(files[0].path, folder / file_name(ids[0]))
-        for episode_id in ids:
-            self._found.add(folder / file_name(episode_id), [episode_id])
+            self._disk.rename(files[0].path, folder / file_name(files[0].episode_id))
+        for file in files:
+            path = folder / file_name(file.episode_id)
+            self._found.add(path, [file.episode_id], is_touched=file.is_touched)
         self._made += len(files)
 
     def _pack(self) -> None:
@@ -191,7 +187,6 @@ class RolloutWriter:
         folder: Path | str,
         *,
         buffer_bytes: int = BUFFER_BYTES,
-        keep_cached: bool = False,
         group: int = 1,
         disk: Disk | None = None,
     ) -> Self:
@@ -200,7 +195,6 @@ class RolloutWriter:
         Args:
             folder: The folder, which is created if it is missing.
             buffer_bytes: Most memory for data that is not written yet.
-            keep_cached: Whether large episodes stay in the page cache.
             group: Number of episodes in a group; if one is damaged, all are set aside.
             disk: Writes and syncs files; a subclass of `Disk` may be slow, or fail.
 
@@ -208,7 +202,7 @@ class RolloutWriter:
             OutputBusy: Another rollout writes to the folder.
             OutputFull, OutputUnwritable: The file system refuses.
         """
-        disk = disk or Disk(keep_cached=keep_cached)
+        disk = disk or Disk()
         try:
             output = await asyncio.to_thread(Output, Path(folder), disk, group)
         except OSError as exc:
@@ -236,9 +230,7 @@ class RolloutWriter:
         """
         self._check()
         file = self._file(episode_id)
-        before_bytes = file.pending_bytes
-        file.add(number, step)
-        self._held_bytes += file.pending_bytes - before_bytes
+        self._held_bytes += file.add(number, step)
         await self._write_if_large(file)
 
     async def discard(self, episode_id: str) -> None:
@@ -297,9 +289,7 @@ class RolloutWriter:
         """
         self._check()
         file = self._file(episode_id)
-        before_bytes = file.pending_bytes
-        file.add_last(text)
-        self._held_bytes += file.pending_bytes - before_bytes
+        self._held_bytes += file.add_last(text)
         await self._write_if_large(file)
         if file.pending_bytes:
             return lambda: text
@@ -370,9 +360,7 @@ class RolloutWriter:
         file = self._file(episode.id)
         if file.fault is not None:
             raise EpisodeRefused(f"episode {episode.id} is not whole: {file.fault}")
-        before_bytes = file.pending_bytes
-        file.add_end(episode, verdict)
-        self._held_bytes += file.pending_bytes - before_bytes
+        self._held_bytes += file.add_end(episode, verdict)
         return file
 
     async def _write_if_large(self, file: EpisodeFile) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import PolicyNotFound, StageNotFound
 from ..policies.chat_policy import ChatPolicy
@@ -28,11 +28,6 @@ from ..policies.policy import CallablePolicy, Policy
 from ..policies.random_policy import RandomPolicy, action_schema
 from . import sinks
 from .sinks import Advantages, Filter
-
-if TYPE_CHECKING:
-    from ..episodes import ProgressStats
-    from ..folder.writer import RolloutWriter
-    from .sinks import GroupSink
 
 CHAT_HINT = (
     "check that the policy's endpoint answers, and check OPENAI_API_KEY and OPENAI_MODEL; the "
@@ -137,21 +132,14 @@ class Stages:
         advantages = None if self.group is None else self.advantages
         return {"group": self.group, "advantages": advantages, "filters": list(self.filters)}
 
-    def sink(self) -> Callable[[RolloutWriter, ProgressStats], GroupSink] | None:
-        """Return a function that makes the sink of these stages; None: there are none."""
-        from .sinks import GroupSink  # not in the daemon, which only checks names
-
-        if self.group is None and not self.filters:
-            return None
+    def functions(self) -> tuple[Advantages | None, dict[str, Filter]]:
+        """Import the user's own functions; return how advantages are computed, and the filters."""
         weigh: Advantages | None = None
         if self.group is not None:
             weigh = _ADVANTAGES.get(self.advantages) or function_named(
                 self.advantages, StageNotFound
             )
-        drops = {text: _filter(text) for text in self.filters}
-        return lambda writer, stats: GroupSink(
-            writer, self.size, filters=drops, advantages=weigh, counts=stats
-        )
+        return weigh, {text: _filter(text) for text in self.filters}
 
 
 def _filter(text: str) -> Filter:

@@ -22,7 +22,8 @@ answer for each episode: True drops the episode, which is recorded as finished, 
 name and without its steps, so that it is not played again. Filters run in order; a later one gets
 only the episodes that the earlier ones kept.
 
-`FailedEpisodeSink` writes failed episodes if asked to; otherwise they are left out, and the next
+A rollout's own sink is a `FailedEpisodeSink`, even without groups and filters: each episode is then
+a group of its own. It writes failed episodes if asked to; otherwise they are left out, and the next
 rollout plays them again.
 """
 
@@ -212,8 +213,11 @@ class GroupSink:
         self._thread.shutdown()
 
     async def _hand_on(self, group: list[_Waiting]) -> None:
-        loop = asyncio.get_running_loop()
-        judged = await loop.run_in_executor(self._thread, self._judge, group)
+        if self._filters or self._advantages or self._size > 1:
+            loop = asyncio.get_running_loop()
+            judged = await loop.run_in_executor(self._thread, self._judge, group)
+        else:
+            judged = [(one.episode, Verdict()) for one in group]
         await self._writer.finish_together(judged)
         self.counts.written += len(judged)
         self.counts.filtered.update(v.filtered for _, v in judged if v.filtered is not None)
@@ -277,22 +281,23 @@ MAX_TRACEBACKS = 20  # in the log
 Say = Callable[[str], None]
 
 
-class FailedEpisodeSink:
-    """A `StepSink` before the stages, or before the writer if there are none."""
+class FailedEpisodeSink(GroupSink):
+    """A sink that logs failed episodes, and leaves them out unless they are kept."""
 
     def __init__(
         self,
-        inner: GroupSink | RolloutWriter,
-        stats: ProgressStats,
+        writer: RolloutWriter,
+        size: int,
+        *,
+        filters: Mapping[str, Filter],
+        advantages: Advantages | None,
+        counts: ProgressStats,
         say: Say,
         policy_hint: str | None = None,
         lost_hint: str | None = None,
-        *,
         keeps_failed: bool,
     ) -> None:
-        self._inner = inner
-        self._groups = inner if isinstance(inner, GroupSink) else None
-        self._stats = stats
+        super().__init__(writer, size, filters=filters, advantages=advantages, counts=counts)
         self._say = say
         self._hints = dict.fromkeys(_POLICYS, policy_hint) | dict.fromkeys(_LOST, lost_hint)
         if lost_hint is not None:
@@ -304,25 +309,17 @@ class FailedEpisodeSink:
         self._failed = 0
         self._is_well = False  # whether an episode has succeeded
 
-    async def put_step(self, episode_id: str, number: int, step: Step) -> None:
-        """On to the sink behind."""
-        await self._inner.put_step(episode_id, number, step)
-
-    async def discard(self, episode_id: str) -> None:
-        """On to the sink behind."""
-        await self._inner.discard(episode_id)
-
     async def finish(self, episode: Episode) -> None:
-        """Pass an episode on, unless it failed and failed ones are not kept."""
+        """Add an episode to its group, unless it failed and failed ones are not kept."""
         if episode.failure is None:
             self._is_well = True
-            await self._keep(episode)
+            await super().finish(episode)
             return
         failure = episode.failure
         self._failed += 1
         self._last_failure = f"{failure.reason}: {failure.message}"
         self._hint = self._hints.get(failure.reason)
-        self._stats.last_failures[failure.reason.value] = failure.message
+        self.counts.last_failures[failure.reason.value] = failure.message
         at = f" at step {failure.step}" if failure.step else ""
         self._say(f"episode {episode.id} failed{at}: {self._last_failure}")
         frames = failure.traceback.rstrip().rpartition("\n")[0]
@@ -330,33 +327,21 @@ class FailedEpisodeSink:
             self._logged.add(frames)
             self._say(failure.traceback.rstrip())
         if self._keeps_failed:
-            await self._keep(episode)
-        elif self._groups is None:
-            await self._inner.discard(episode.id)
+            await super().finish(episode)
         else:
-            await self._groups.leave_out(episode)
+            await self.leave_out(episode)
         if self._failed == HOPELESS_EPISODES and not self._is_well:
             text = f"the first {self._failed} episodes failed; the last: {self._last_failure}"
             raise AllFailed(text, self._hint)
 
-    def stop(self) -> None:
-        """End the thread of the stages; incomplete groups are not written."""
-        if self._groups is not None:
-            self._groups.stop()
-
     def raise_if_all_failed(self, earlier: int) -> None:
         """Raise if the rollout has no result."""
-        played, failed = self._stats.episodes, self._stats.finished[EpisodeStatus.FAILED]
+        played, failed = self.counts.episodes, self.counts.finished[EpisodeStatus.FAILED]
         if not failed or earlier:
             return
         if failed == played:
             which = "the only episode" if played == 1 else f"all {played} episodes"
             raise AllFailed(f"{which} failed; the last with {self._last_failure}", self._hint)
-        if not self._stats.written:
+        if not self.counts.written:
             which = f"{failed} of {played} episodes failed, at least one of each group"
             raise AllFailed(f"{which}; the last with {self._last_failure}", self._hint)
-
-    async def _keep(self, episode: Episode) -> None:
-        await self._inner.finish(episode)
-        if self._groups is None:
-            self._stats.written += 1

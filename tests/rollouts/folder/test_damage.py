@@ -140,7 +140,7 @@ async def test_an_episode_whose_file_is_damaged_while_it_is_written_is_played_ag
         await writer.finish(episode("000003"))
         lost, [told] = await writer.check()
         assert lost == {"000003"}
-        assert told.startswith("the file of 000003 was cut or changed; it is damaged/")
+        assert told.startswith("episodes/000003.jsonl was cut or changed; it is damaged/")
         await finish(writer, "000003")
     open_rollouts(tmp_path).verify()
 
