@@ -7,7 +7,7 @@
     supervisor/           the parent: forks the processes that serve, reports and replaces them
     shard/                a process that serves: accepting, admission, routing, isolated sessions
     serving/              how a connection is answered: uvicorn for HTTP, `/ws` and MCP of our own
-    sessions/             a session from its slot to its close: threads, time-outs, routing
+    sessions/             a session from its slot to its close: threads, time-outs
     shared_state/         a state that all sessions share, and the process that holds it
     environment/          what is served: project or class, its instances, how many sessions
     websocket/            handshake, frames and protocol of a WebSocket

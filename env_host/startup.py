@@ -135,8 +135,10 @@ def contained_import(seconds: float = 10.0) -> Iterator[None]:
     no_server = replaced(sys.modules["uvicorn"], "run", lambda *_, **__: None)
     with is_running, no_exit, no_server:
         watch()
-        yield
-        unwatch()
+        try:
+            yield
+        finally:
+            unwatch()
     if (took := time.monotonic() - began) > seconds:
         log.warning("the import took %.0f s; the stack is that after %g s", took, seconds)
 

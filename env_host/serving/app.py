@@ -3,7 +3,7 @@
 
 /ws              ours: `session_service` takes it before this app does (`uvicorn_server.py`)
 /mcp             ours: as a WebSocket in the same way; by POST, sessions of this process's table,
-                 or of another's (`sessions/routing.py`)
+                 or of another's (`Peers`)
 /capacity        ours, where there is a scoreboard to read it from; /metrics too
 DRAIN_ROUTE      ours, where the replica has a secret for it
 everything else  the project's own app (`own_app.py`); or `HttpRoutes` without one
@@ -40,12 +40,11 @@ from ..environment.upstream_project import SESSION_PATHS, answered_by
 from ..errors import CallTimedOut
 from ..ipc.reports import capacity_of, render_metrics
 from ..ipc.scoreboard import Scoreboard, now_microseconds
-from ..sessions.routing import Peers
 from ..sessions.session import Session
 from ..sessions.table import SessionTable
 from ..startup import ChildConfig
 from ..websocket.frames import PartialMessages
-from .mcp import Mcp
+from .mcp import Mcp, Peers
 from .messages import decode, encode_error, plain_errors, to_json
 from .own_app import Routing
 from .ws_session import SessionService

@@ -35,7 +35,7 @@ class DatedState(ServerState):
         self.http_limit = ConnectionLimit(max_connections)  # of connections that others accepted
         self._config = config
         self._headers: Headers = []
-        self._closes_after_answers = False
+        self._more: Headers = []
         self._second = 0
         super().__init__()
 
@@ -46,9 +46,7 @@ class DatedState(ServerState):
         if now != self._second:
             self._second = now
             date = [(b"date", formatdate(now, usegmt=True).encode())]
-            self._headers = date + self._config.encoded_headers
-            if self._closes_after_answers:
-                self._headers.append((b"connection", b"close"))
+            self._headers = date + self._config.encoded_headers + self._more
         return self._headers
 
     @default_headers.setter
@@ -57,7 +55,7 @@ class DatedState(ServerState):
 
     def close_after_answers(self) -> None:
         """Announce in each answer that the connection ends with it."""
-        self._closes_after_answers = True
+        self._more = [(b"connection", b"close")]
         self._second = 0
 
 

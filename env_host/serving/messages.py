@@ -27,7 +27,9 @@ from ..environment.instances import plain_state
 from ..environment.upstream_types import ObservationForm
 from ..errors import WSErrorCode
 
-to_json = SchemaSerializer(core_schema.any_schema()).to_json  # any value, by its type
+# Writes any value by its type (bytes, dates, enums and models are fine). Raises `ValueError` where
+# something has no JSON form.
+to_json = SchemaSerializer(core_schema.any_schema()).to_json
 
 
 Writer = Callable[..., bytes]
@@ -79,17 +81,9 @@ def decode(text: str | bytes) -> Any:
         raise json.JSONDecodeError(str(exc), plain, 0) from exc
 
 
-def encode(value: dict[str, Any]) -> bytes:
-    """Write `value` as JSON by pydantic's rules (bytes, dates, enums and models are fine).
-
-    Raises `ValueError`: something in it has no JSON form.
-    """
-    return to_json(value)
-
-
 def mcp_message(response: dict[str, Any]) -> bytes:
-    """Write the message of a JSON-RPC response; raises as `encode` does."""
-    return b'{"type":"mcp","data":%b}' % encode(response)
+    """Write the message of a JSON-RPC response; raises as `to_json` does."""
+    return b'{"type":"mcp","data":%b}' % to_json(response)
 
 
 def data_of(message: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +101,7 @@ def data_of(message: dict[str, Any]) -> dict[str, Any]:
 def encode_error(value: dict[str, Any]) -> bytes:
     """Write an error as JSON, also where its texts have no UTF-8 (half a surrogate pair)."""
     try:
-        return encode(value)
+        return to_json(value)
     except ValueError:
         return json.dumps(value, default=str).encode()
 
@@ -129,7 +123,7 @@ def plain_errors(exc: ValidationError) -> list[Any]:
     """Return the errors in `exc`; values without a JSON form become text, or are left out."""
     errors = exc.errors()
     with suppress(ValueError):
-        encode({"errors": errors})
+        to_json({"errors": errors})
         return list(errors)
     with suppress(ValueError):
         return list(json.loads(exc.json()))

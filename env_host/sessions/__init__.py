@@ -3,5 +3,4 @@
 
 table.py    slots, and how a session begins and ends      session.py   one environment instance
 threads.py  where synchronous calls run
-routing.py  HTTP requests for another shard's session
 """

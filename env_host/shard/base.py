@@ -41,8 +41,8 @@ from ..ipc.fd_messages import MessageChannel, PeerReplicas
 from ..ipc.reports import note_awake
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
 from ..serving.app import HostApp
+from ..serving.mcp import Peers
 from ..serving.uvicorn_server import Server
-from ..sessions.routing import Peers
 from ..sessions.table import SessionTable
 from ..startup import HOME, STOPPING, ChildConfig, sessions_of_process, stacks_signal
 from ..websocket.handshake import END_OF_HEAD, may_ask_another, try_another

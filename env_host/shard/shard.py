@@ -31,7 +31,7 @@ from ...system.process.proc import kill_descendants
 from ..errors import CapacityReached
 from ..ipc.fd_messages import MAX_CARRIED_BYTES, MessageChannel, carried_bytes, connection_message
 from ..ipc.scoreboard import Field, now_microseconds
-from ..sessions.routing import Give, Peers
+from ..serving.mcp import Give, Peers
 from .base import ServingProcess
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from openenvd.env_host.errors import SessionError
-from openenvd.env_host.sessions.routing import Peers, body_of
+from openenvd.env_host.serving.mcp import Peers, body_of
 
 from ..conftest import StartHost
 from ..hosts import WAIT_SECONDS, Host

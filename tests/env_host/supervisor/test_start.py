@@ -193,6 +193,14 @@ def test_an_import_that_takes_long_writes_its_stack_and_its_children_end_as_they
     assert "the import took " in host.log.read_text()
 
 
+def test_an_import_that_fails_writes_no_stack_later() -> None:
+    code = "import time, uvicorn\nfrom openenvd.env_host.startup import contained_import\n"
+    code += "try:\n    with contained_import(0.5): raise ImportError\n"
+    code += "except ImportError: time.sleep(1)\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stderr == b""
+
+
 def test_the_second_form_of_an_import_finds_nothing_of_the_first(
     serve: StartHost, upstream: Path
 ) -> None:
