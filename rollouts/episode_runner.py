@@ -214,7 +214,7 @@ class Attempt:
                 raise
             # Raised by the policy's own code. Let through, it would end the slot silently.
             raise policy_failed(exc) from exc
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:  # let through, `sys.exit()` would end the loop
             raise policy_failed(exc) from exc
 
     async def _put(self, step: episodes.Step) -> None:

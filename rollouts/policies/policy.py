@@ -232,18 +232,13 @@ class CallablePolicy:
             return decided if inspect.isawaitable(decided) else encoded(decided)
 
         async def act(answer: Answer, turn: Turn) -> Encoded:
-            try:
-                if not is_coroutine:
-                    decided = await threads.run(partial(decide, answer, turn))
-                    return decided if isinstance(decided, Encoded) else encoded(await decided)
-                is_large = len(answer.observation_json) > PARSED_APART_BYTES
-                read = lambda: answer.observation  # noqa: E731  # parsed where it is called
-                observation = await threads.run(read) if is_large else answer.observation
-                return encoded(await call(observation, turn))
-            except (EpisodeFailed, PolicyHangs):
-                raise
-            except (Exception, SystemExit) as exc:  # let through, `sys.exit()` would end the loop
-                raise policy_failed(exc) from exc
+            if not is_coroutine:
+                decided = await threads.run(partial(decide, answer, turn))
+                return decided if isinstance(decided, Encoded) else encoded(await decided)
+            is_large = len(answer.observation_json) > PARSED_APART_BYTES
+            read = lambda: answer.observation  # noqa: E731  # parsed where it is called
+            observation = await threads.run(read) if is_large else answer.observation
+            return encoded(await call(observation, turn))
 
         return act
 

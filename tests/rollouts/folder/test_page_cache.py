@@ -91,9 +91,7 @@ async def test_large_episodes_stay_cached_after_reading_only_where_asked(
     assert cached_bytes(small) >= small.stat().st_size
 
 
-async def test_a_reader_that_stops_in_the_middle_leaves_little_in_the_page_cache(
-    tmp_path: Path,
-) -> None:
+async def test_a_reader_that_stops_early_leaves_little_in_the_page_cache(tmp_path: Path) -> None:
     async with await RolloutWriter.open(tmp_path / "out") as writer:
         await finish(writer, "large", steps=40, text="x" * BLOCK)
     large = tmp_path / "out" / "episodes" / "large.jsonl"
