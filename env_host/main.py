@@ -34,7 +34,7 @@ from ..system.net.listening_sockets import listening, open_listening_sockets, so
 from ..system.process.proc import raise_fd_limit
 from ..system.process.signal_pipe import take_over
 from .environment import deferred_imports
-from .errors import ConfigError, LoadError, ShardFailed, StartError
+from .errors import ConfigError, ShardFailed, StartError
 from .ipc.reports import Notifier
 from .startup import contained_import, no_collections, write_bytecode_below
 
@@ -160,8 +160,6 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
     served = AppAsItIs(app, example_route(app), has_session_route(app))
 
     def report_ready() -> None:
-        if served.failure is not None:
-            raise LoadError(f"every request is answered 500: {served.failure}")
         for note in served.how.get("notes", ()):
             notifier.note(note)
         notifier.ready(max_sessions=None, **served.how)

@@ -45,7 +45,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -64,7 +63,6 @@ from ...system.net.http_limits import (
 )
 from ..environment.instances import failure_of
 from ..environment.upstream_project import answered_by
-from ..errors import LoadError
 from ..ipc.fd_messages import duplicate
 from ..websocket.handshake import Upgrade
 
@@ -76,10 +74,7 @@ ASK_SECONDS = 5.0  # for an app that is asked whether it has sessions
 _STATE: Message = {"type": "websocket.receive", "text": '{"type": "state"}'}
 _LOOPBACK = ("127.0.0.1", 80)
 _USUAL_HEADERS = {b"host": b"127.0.0.1", b"user-agent": b"openenvd", b"accept": b"*/*"}
-_READING = ("collections.abc", "starlette.datastructures", "starlette.requests", __name__)
-# These middlewares of Starlette read headers, whatever the app does with them.
-_HEEDLESS = {f"starlette.middleware.{name}" for name in ("cors", "errors", "gzip", "trustedhost")}
-_DOUBT = "a %s with a client's usual headers is answered 500: %s"
+_FAILS = "a %s with a client's usual headers is answered 500: %s"
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 log = logging.getLogger("openenvd.env_host")
@@ -99,7 +94,6 @@ class AppAsItIs:
     _route: str | None
     _has_route: bool
     _has_sessions: bool | None = None  # None: it has not been asked
-    failure: str | None = None  # why every request is answered 500
     notes: tuple[str, ...] = ()  # for the user who launches it
 
     @property
@@ -146,9 +140,8 @@ class AppAsItIs:
             # No route handles this method: only what stands around the routes runs.
             given |= {"type": "http", "scheme": "http", "method": "OPTIONS"}
             path = (self._route or "GET /health").split()[1]
-            why, is_certain = await _find_failure(self._app, _asking(path) | given)
-            self.failure = why if is_certain else None
-            self.notes = (_DOUBT % ("request", why),) if why and not is_certain else ()
+            if why := await _find_failure(self._app, _asking(path) | given):
+                self.notes = (_FAILS % ("request", why),)
 
     def _instead_of_404(self, send: Send) -> Send:
         is_missing = False
@@ -266,48 +259,18 @@ async def check_handshake(app: Any, upgrade: Upgrade, transport: asyncio.Transpo
     return lines.decode("latin-1")
 
 
-def _noted(method: Any) -> Any:
-    def call(self: _Header, *given: object) -> Any:
-        names = (f.f_globals.get("__name__", "") for f, _ in traceback.walk_stack(None))
-        self.readers.add(next(name for name in names if name not in _READING))
-        return method(self, *given)
-
-    return call
-
-
-class _Header(tuple[bytes, bytes]):
-    """A header of a request, also in copies of the list: it notes the modules that look at it."""
-
-    readers: set[str]
-    __hash__ = tuple.__hash__
-    __iter__, __getitem__, __eq__ = map(_noted, (tuple.__iter__, tuple.__getitem__, tuple.__eq__))
-
-
-async def _find_failure(app: Any, scope: Message) -> tuple[str | None, bool]:
-    """Return in one line why an app fails at a request, and whether it fails at every such request.
-
-    An app whose code has read the headers may answer a request that has other headers.
-    """
-    headers, readers = [_Header(each) for each in scope["headers"]], set[str]()
-    for header in headers:
-        header.readers = readers
-    _, failure = await _exchange({**scope, "headers": headers}, app, ASK_SECONDS)
+async def _find_failure(app: Any, scope: Message) -> str | None:
+    """Return in one line why an app fails at a request; it may answer one with other headers."""
+    _, failure = await _exchange(scope, app, ASK_SECONDS)
     if failure is None or isinstance(failure, TimeoutError):
-        return None, False
-    return failure_of(failure), not readers - _HEEDLESS
+        return None
+    return failure_of(failure)
 
 
-async def refuse_failing(app: Any) -> None:
-    """Send a handshake through an app whose route of sessions accepts it.
-
-    Raises:
-        LoadError: The project's middleware fails at every handshake.
-    """
-    why, is_certain = await _find_failure(app, answered_by(_accept, _asking()))
-    if why and is_certain:
-        raise LoadError(f"the middleware of this project fails at every handshake: {why}")
-    if why:
-        log.warning(_DOUBT, "handshake", why)
+async def try_handshake(app: Any) -> None:
+    """Log if the middleware of an app fails at a handshake, which its route of sessions accepts."""
+    if why := await _find_failure(app, answered_by(_accept, _asking())):
+        log.warning(_FAILS, "handshake", why)
 
 
 async def _may_have_sessions(app: Any, scope: Message, has_route: bool) -> bool:

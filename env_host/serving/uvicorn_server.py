@@ -30,7 +30,7 @@ from .access import Access, AccessGuard
 from .app import HostApp
 from .event_driven import EventDrivenServer
 from .mcp import McpSocket
-from .own_app import KeptConnection, check_handshake, refuse_failing
+from .own_app import KeptConnection, check_handshake, try_handshake
 from .ws_session import SessionSocket
 
 BACKLOG = 4096  # a burst of clients must wait in the queue, not be refused
@@ -81,7 +81,7 @@ class Server(EventDrivenServer):
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup(sockets=[])
         if self.config.lifespan == "auto" and self._service.checks_handshakes:
-            await refuse_failing(self._service.table.definition.app)
+            await try_handshake(self._service.table.definition.app)
         watch = SessionWatch(self._service.table)
         self._watch = asyncio.create_task(watch.run(), name="session-watch")
 

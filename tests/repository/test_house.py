@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_462,
-    "code lines": 46_597,
+    "shipped lines": 72_423,
+    "code lines": 46_573,
     "modules": 383,
-    "test lines": 64_858,
+    "test lines": 64_835,
     "words of pages": 24_993,
     "words of decisions": 7_659,
     "folders at the root": 15,

@@ -454,45 +454,22 @@ class Fails:
     def __init__(self, app):
         self.app = app
     async def __call__(self, scope, *rest):
-        if scope["type"] != "lifespan" and READ:
+        if scope["type"] != "lifespan":
             raise RuntimeError("no licence")
         await self.app(scope, *rest)
 app.add_middleware(Fails)
 """
-# Two middlewares of Starlette around it, which read and copy the headers.
-AROUND = """
-from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.gzip import GZipMiddleware
-app.add_middleware(GZipMiddleware)
-app.add_middleware(CORSMiddleware, allow_origins=["*"])
-"""
 
 
-@pytest.mark.parametrize(
-    ("made", "read", "expected"),
-    [
-        (FOREIGN, "True", "every request is answered 500: RuntimeError: no licence ("),
-        (UPSTREAMS, "True", "the middleware of this project fails at every handshake: Runtime"),
-        (FOREIGN, "b'token' not in dict(scope['headers'])", None),
-        (FOREIGN, "not any(h[0] == b'token' for h in scope['headers'])", None),
-        (FOREIGN, "(b'token', b'7') not in scope['headers']", None),
-        (UPSTREAMS, "b'token' not in dict(scope['headers'])", None),
-    ],
-)
-@pytest.mark.parametrize("around", ["", AROUND])
-def test_an_app_that_fails_whatever_it_is_asked_is_refused(
-    start: StartHost, upstream: Path, made: str, read: str, expected: str | None, around: str
+@pytest.mark.parametrize(("made", "what"), [(FOREIGN, "request"), (UPSTREAMS, "handshake")])
+def test_a_launch_says_so_where_the_middleware_of_an_app_fails(
+    start: StartHost, upstream: Path, made: str, what: str
 ) -> None:
-    (upstream / "app.py").write_text(made + FAILS.replace("READ", read) + around)
+    (upstream / "app.py").write_text(made + FAILS)
     host = start(None, app_candidates=("app:app",))
-    if expected is None:
-        host.ready()
-        assert "usual headers is answered 500: RuntimeError: no licence (" in host.log.read_text()
-    else:
-        told, lines = failure(host)
-        assert told.startswith(expected)
-        assert "app.py, line " in told
-        assert lines == []
+    host.ready()
+    text = f"a {what} with a client's usual headers is answered 500: RuntimeError: no licence ("
+    assert text in host.log.read_text()
 
 
 def test_serve_as_is_does_not_change_the_projects_app(start: StartHost, upstream: Path) -> None:
