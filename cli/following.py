@@ -182,7 +182,6 @@ def follow_request(
     return final
 
 
-wait_quietly = partial(following.wait, reconnect=reconnect)
 run = partial(following.run, reconnect=reconnect)
 
 

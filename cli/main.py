@@ -67,9 +67,6 @@ OTHER_WORDS = {
     **dict.fromkeys(("jobs", "queue"), "requests"),
     "version": "--version",
 }
-# The command that is meant when one without arguments gets an argument.
-_WITH_ARGUMENT = {"openenv stop": "down", "openenv requests": "status", "openenv up": "launch"}
-_ONE_TOO_MANY = "Got unexpected extra argument ("  # click's error has no code, only this text
 # Errors of writes to stdout and stderr; EBADF: it was opened only for reading.
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
@@ -268,7 +265,6 @@ def _lead(error: click.ClickException) -> str | None:
     """Return a suggestion: an example if an argument is missing, or the command that was meant."""
     if not isinstance(error, click.UsageError) or error.ctx is None:
         return None
-    path, message = error.ctx.command_path, error.format_message()
     if isinstance(error, click.MissingParameter):
         examples = example_lines(error.ctx.command)
         return f"for example: {examples[0]}" if examples else None
@@ -279,11 +275,6 @@ def _lead(error: click.ClickException) -> str | None:
         if of_it is not None and (meant := of_it.instead_of(error.option_name)):
             error.possibilities = None  # type: ignore[misc]  # click would add names like it
             return f"write {meant}"
-    if path in _WITH_ARGUMENT and message.startswith(_ONE_TOO_MANY):
-        from shlex import quote
-
-        argument = message.removeprefix(_ONE_TOO_MANY).removesuffix(")")
-        return f"did you mean: openenv {_WITH_ARGUMENT[path]} {quote(argument)}"
     return None
 
 

@@ -66,9 +66,14 @@ class DaemonClient:
         body = {"operation": operation, "payload": payload, **given}
         return cast("Json", self._http.request("POST", "/v1/requests", body)["request"])
 
-    def request(self, request_id: str) -> Json:
-        """Return the request with this id, or with this beginning of its id."""
-        return cast("Json", self._http.request("GET", _request(request_id))["request"])
+    def request(self, request_id: str, *, wait_seconds: float = 0.0) -> Json:
+        """Return the request with this id, or with this beginning of its id.
+
+        The daemon answers when it is final, at the latest after `wait_seconds`.
+        """
+        query = {"wait_seconds": wait_seconds} if wait_seconds else None
+        found = self._http.request("GET", _request(request_id), query=query)
+        return cast("Json", found["request"])
 
     def requests(self, **filters: Unpack[RequestFilters]) -> list[Json]:
         """List the queue and its history, newest first."""
@@ -137,16 +142,11 @@ class DaemonClient:
         return cast("Json", self._http.request("GET", _environment(name))["environment"])
 
     def base_url(self, name: str) -> Json:
-        """Return `{"address", "token", "base_url", "is_served"}`, for clients of an environment."""
-        return self._http.request("GET", f"{_environment(name)}/base_url")
+        """Return `{"address", "token", "base_url", "is_served"}`, for clients of an environment.
 
-    def no_address(self, name: str) -> ApiRefused:
-        """Return the error for an environment without an address, with the reason."""
-        environment = self.environment(name)
-        error = environment.get("error") or {}
-        why = f"{environment['state']}: {error['message']}" if error else environment["state"]
-        message, hint = f"{name} has no address, it is {why}", f"openenv status {name}"
-        return ApiRefused(404, {"kind": "not_found", "message": message, "hint": hint})
+        Without an address the call is refused as `not_found`, with the reason.
+        """
+        return self._http.request("GET", f"{_environment(name)}/base_url")
 
     def environment_log(
         self,
@@ -227,11 +227,6 @@ class DaemonClient:
     def changes(self, *, after: str | None = None) -> Iterator[ServerEvent]:
         """Stream every change, from now on or after the event with the id `after`."""
         return self._http.events("/v1/events", after=after)
-
-    def stop(self) -> Json:
-        """Ask the daemon to stop; it answers first."""
-        # A body would be sent after the head, when the daemon may have exited already.
-        return self._http.request("POST", "/v1/stop")
 
 
 def _request(request_id: str) -> str:

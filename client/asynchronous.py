@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The SDK for asyncio: `AsyncClient`, `AsyncRequest`, `AsyncEnvironment`.
 
-Short calls run in threads, and waiting for a request polls it, at most twice a second when it takes
-long. A stream has a thread of its own while it is iterated, which fetches each item on demand. When
-its consumer stops early or is cancelled, the stream's connection is shut down, which ends the
-thread.
+Short calls run in threads; one that waits for a request takes half a second at most. A stream has a
+thread of its own while it is iterated, which fetches each item on demand. When its consumer stops
+early or is cancelled, the stream's connection is shut down, which ends the thread.
 """
 
 from __future__ import annotations
@@ -18,11 +17,12 @@ from typing import Any, Self, TypeVar, Unpack
 from ..system.text.json_lines import Json
 from . import handles
 from .api import DaemonClient, RequestFilters
-from .following import Reconnect, look, pauses
+from .following import Reconnect, look
 from .options import DrainOptions, LaunchOptions, RequestOptions, RolloutOptions
 from .session import ANSWER_SECONDS, AsyncSession
 from .synchronous import Client, Folder
 
+WAIT_SECONDS = 0.5  # of one call that waits for a request: a cancelled one ends by itself soon
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 Opening = Callable[[DaemonClient, Reconnect], Iterator[Item]]
@@ -100,12 +100,11 @@ class AsyncRequest(handles.RequestData[Result]):
         Raises:
             RequestFailed: It failed or was cancelled; the error says why, and what to do.
         """
-        looks = pauses()
-        await self.refresh()
-        while not self.is_final:
-            await asyncio.sleep(next(looks))
-            await self.refresh()
-        return await asyncio.to_thread(self.result)
+        find = self.client.find_daemon
+        while True:
+            _, self.data = await asyncio.to_thread(look, find, self.id, wait_seconds=WAIT_SECONDS)
+            if self.is_final:
+                return await asyncio.to_thread(self.result)
 
     async def __aiter__(self) -> AsyncIterator[handles.Progress]:
         async for progress in stream(self.client, self.follow):

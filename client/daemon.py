@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..schema.settings import SETTINGS, Paths
 from ..system.files import disk_space, installation
+from ..system.files.log_files import last_lines
 from ..system.process.process_identity import ProcessIdentity, is_locked
 from ..system.text.json_lines import Json
 from . import errors
@@ -50,7 +51,6 @@ STOP_SECONDS = 30.0  # running requests get their grace
 START_LOCK_SECONDS = 90.0  # while another process starts it
 _POLL_INTERVAL_SECONDS = 0.02
 _LOG_TAIL_LINES = 10
-_LOG_TAIL_BYTES = 16 * 1024
 _SHELL = "/bin/sh"
 _READY_FD = 3
 MIN_FILES = 64  # a daemon fails below 40, with an environment or two
@@ -173,7 +173,7 @@ def stop(paths: Paths) -> Json | None:
         if not is_running(paths):
             return None
         identity = read_identity(paths) or {}
-        _ask_to_stop(paths, identity)
+        _signal(identity, signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
         # Polling is the only portable way to notice the end of a process that is not our child.
         while is_running(paths):
@@ -202,17 +202,6 @@ def server_command(settings: Mapping[str, Any], *more: str) -> list[str]:
     return [sys.executable, "-P", "-m", "openenvd.server", *more, *given]
 
 
-def _ask_to_stop(paths: Paths, identity: Json) -> None:
-    try:
-        client = find(paths, any_version=True)
-        if client is not None:
-            client.stop()
-            return
-    except (errors.ConnectionLost, errors.ApiRefused):
-        pass  # it is ending already, hangs, or lacks its files: the signal below ends it
-    _signal(identity, signal.SIGTERM)
-
-
 def _signal(identity: Json | None, number: signal.Signals) -> None:
     """Signal the process that wrote the identity, never another one with its pid."""
     if identity:
@@ -224,11 +213,7 @@ def _answers(socket_path: str) -> bool:
     import socket
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(socket_path)
-        except OSError:
-            return False
-        return True
+        return probe.connect_ex(socket_path) == 0
 
 
 @contextlib.contextmanager
@@ -322,10 +307,7 @@ def _spawn(paths: Paths, settings: Mapping[str, Any], ready: int) -> int:
 
 
 def _died(paths: Paths, log_end: int) -> errors.DaemonNotStarted:
-    with open(paths.daemon_log, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(log_end, size - _LOG_TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+    lines = last_lines(paths.daemon_log, _LOG_TAIL_LINES, after=log_end)
     words = "\n".join(f"  {line}" for line in lines) or "  (its log is empty)"
     return errors.DaemonNotStarted(
         "died", f"the daemon exited before it answered; end of its log:\n{words}",

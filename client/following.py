@@ -9,6 +9,7 @@ daemon may have been stopped on purpose.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -19,8 +20,8 @@ from .errors import ConnectionLost, RequestFailed
 from .http import ServerEvent
 
 COME_BACK_SECONDS = 5.0
+MAX_WAIT_SECONDS = 15.0  # of one call that waits for a request to end
 _POLL_INTERVAL_SECONDS = 0.1  # while there is no daemon
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.02, 0.5  # between two polls of a request
 
 Reconnect = Callable[[], DaemonClient | None]
 
@@ -65,40 +66,26 @@ def follow(
     yield final
 
 
-def wait(client: DaemonClient, request_id: str, *, reconnect: Reconnect | None = None) -> Json:
-    """Wait for a request, and return it once it is final.
+def wait(
+    client: DaemonClient,
+    request_id: str,
+    *,
+    seconds: float = math.inf,
+    reconnect: Reconnect | None = None,
+) -> Json:
+    """Return a request when it is final, or its present state after `seconds`.
 
     Raises:
         ApiRefused, ConnectionLost: As `follow`.
     """
-    request: Json = {}
-    for event in follow(client, request_id, logs=False, reconnect=reconnect):
-        if event.name == "state":
-            request = event.data
-    return request
-
-
-def wait_at_most(find: Reconnect, request_id: str, seconds: float) -> Json:
-    """Return a request when it is final, or its present state after `seconds`.
-
-    Raises:
-        ApiRefused, ConnectionLost: As `look`.
-    """
-    deadline, looks = time.monotonic() + seconds, pauses()
+    deadline = time.monotonic() + seconds
     while True:
-        _, request = look(find, request_id)
         left = deadline - time.monotonic()
+        asked = min(max(0.0, left), MAX_WAIT_SECONDS)
+        _, request = look(reconnect or (lambda: client), request_id, wait_seconds=asked)
         if request["state"] in FINAL_STATES or left <= 0:
             return request
-        time.sleep(min(next(looks), left))
-
-
-def pauses() -> Iterator[float]:
-    """Yield the pauses between polls of a request, each longer than the last."""
-    pause = _FIRST_PAUSE_SECONDS
-    while True:
-        yield pause
-        pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+        time.sleep(min(_POLL_INTERVAL_SECONDS, left))  # a daemon that ends answers at once
 
 
 def run(
@@ -116,8 +103,12 @@ def run(
     return request
 
 
-def look(find: Reconnect, request_id: str) -> tuple[DaemonClient, Json]:
-    """Return a request's present state and its daemon; waits while the daemon is restarted.
+def look(
+    find: Reconnect, request_id: str, *, wait_seconds: float = 0.0
+) -> tuple[DaemonClient, Json]:
+    """Return a daemon and a request, as it is after `wait_seconds`, or when it is final.
+
+    Waits while the daemon is restarted.
 
     Raises:
         ApiRefused: There is no such request.
@@ -127,7 +118,7 @@ def look(find: Reconnect, request_id: str) -> tuple[DaemonClient, Json]:
     while True:
         try:
             if (found := find()) is not None:
-                return found, found.request(request_id)
+                return found, found.request(request_id, wait_seconds=wait_seconds)
         except ConnectionLost:
             pass  # not back yet
         if time.monotonic() > deadline:

@@ -7,6 +7,7 @@ The `data` of a handle is the API's JSON, as `docs/api.md` describes it, of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack, cast
@@ -121,11 +122,9 @@ class Request(RequestData[Result]):
             TimeoutError: It has not ended in time.
             DaemonUnreachable: The daemon is gone; the request continues with the next one.
         """
-        if timeout is None:
-            reconnect = self.client.find_daemon
-            self.data = following.wait(self.client.daemon(), self.id, reconnect=reconnect)
-            return self.result()
-        self.data = following.wait_at_most(self.client.find_daemon, self.id, timeout)
+        seconds, find = math.inf if timeout is None else timeout, self.client.find_daemon
+        daemon = self.client.daemon()
+        self.data = following.wait(daemon, self.id, seconds=seconds, reconnect=find)
         if not self.is_final:
             raise TimeoutError(f"request {self.id} has not ended within {timeout:g} s")
         return self.result()
@@ -195,11 +194,7 @@ class Environment(EnvironmentData):
         Raises:
             ApiRefused: It has no address, or no longer; the error says why.
         """
-        daemon = self.client.daemon()
-        found: str | None = daemon.base_url(self.name)["base_url"]
-        if found is None:
-            raise daemon.no_address(self.name)
-        return found
+        return str(self.client.daemon().base_url(self.name)["base_url"])
 
     def refresh(self) -> Self:
         """Ask for its present state."""

@@ -48,11 +48,7 @@ class UnixConnection(HTTPConnection):
         """Connect the Unix socket; `HTTPConnection.request` calls this."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
-        try:
-            self.sock.connect(self._path)
-        except OSError:
-            self.close()
-            raise
+        self.sock.connect(self._path)
 
 
 class HttpClient:

@@ -20,11 +20,12 @@ import os
 import secrets
 import sys
 from contextlib import suppress
-from typing import Any, Self
+from typing import Self
 
 from ..system.text.json_lines import Json
 from .errors import ApiRefused, ClientError, RequestFailed
 from .handles import json_of
+from .sources import read_source, working_folder
 from .synchronous import Client
 
 READY_SECONDS = 600.0  # a first launch installs the project's dependencies
@@ -91,21 +92,24 @@ class OpenEnvdProvider:
     # Upstream's RuntimeProvider.
 
     def start(
-        self, port: int | None = None, env_vars: dict[str, str] | None = None, **options: Any
+        self,
+        port: int | None = None,
+        env_vars: dict[str, str] | None = None,
+        *,
+        workers: int | None = None,
     ) -> str:
         """Launch the environment, wait until it is ready, and return its address.
 
         Args:
             port: The environment's port; None: the one of the constructor.
             env_vars: Further environment variables of the replicas.
-            options: Only `workers` is known, which upstream may pass: the number of replicas.
+            workers: The number of replicas, which upstream may pass; None: of the constructor.
 
         Raises:
             RuntimeError: The environment is up already, or there is no source.
-            TypeError: An option is unknown.
             RequestFailed: The launch failed; the message says why.
         """
-        return self._launch(self._source, port, env_vars, options)
+        return self._launch(self._source, port, env_vars, workers)
 
     def stop(self) -> None:
         """Take the environment down, and wait until that is done; without one, do nothing."""
@@ -145,10 +149,11 @@ class OpenEnvdProvider:
         image: str | None = None,
         port: int | None = None,
         env_vars: dict[str, str] | None = None,
-        **options: Any,
+        *,
+        workers: int | None = None,
     ) -> str:
         """As `start`; `image` counts only when the provider was made without a source."""
-        return self._launch(self._source or image, port, env_vars, options)
+        return self._launch(self._source or image, port, env_vars, workers)
 
     stop_container = close = stop
 
@@ -157,14 +162,17 @@ class OpenEnvdProvider:
         source: str | None,
         port: int | None,
         env_vars: dict[str, str] | None,
-        options: dict[str, Any],
+        workers: int | None,
     ) -> str:
         if self._launched is not None:
             raise RuntimeError(f"OpenEnvdProvider is up already, as {self._launched}")
         if source is None:
             raise RuntimeError("OpenEnvdProvider needs a source: OpenEnvdProvider('./my_env')")
-        name = self._name or _own_name(source)
-        given = {**self._options, "port": port or self._options["port"], **_known(options)}
+        own = read_source(source, working_folder()).name[:50]
+        name = self._name or f"{own}-{secrets.token_hex(3)}"
+        own_options = self._options
+        given = {**own_options, "port": port or own_options["port"]}
+        given["replicas"] = workers or own_options["replicas"]
         request = Client().launch(
             source,
             name=name,
@@ -186,17 +194,3 @@ class OpenEnvdProvider:
             self.stop()
             raise
         return self.base_url
-
-
-def _known(options: dict[str, Any]) -> dict[str, Any]:
-    workers = options.pop("workers", None)
-    if options:
-        raise TypeError(f"OpenEnvdProvider does not know {', '.join(sorted(options))}")
-    return {} if workers is None else {"replicas": workers}
-
-
-def _own_name(source: str) -> str:
-    """Make a new name from the source: `my_env-3f9c1a`."""
-    stem = source.rstrip("/").rpartition("/")[2].partition(":")[0]
-    kept = "".join(c if c.isascii() and c.isalnum() else "_" for c in stem.lower()).strip("_")
-    return f"{kept[:50] or 'env'}-{secrets.token_hex(3)}"

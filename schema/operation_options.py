@@ -72,6 +72,7 @@ class BenchmarkOptions:
     )
 
 
+MEMORY_LIMITS = ("memory_mb", "session_memory_mb")  # that a request may be given when it is retried
 # Of `server/operations/testing/`.
 CHECK_NAMES = ("protocol", "memory", "blocking", "determinism", "processes", "leaks")
 

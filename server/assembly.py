@@ -39,11 +39,10 @@ from ..schema.states import RequestState, Schedule
 from ..system.memory.limits import Limits
 from ..system.process.loop_lag import EventLoopLagMonitor
 from .api.dependencies import Dependencies
-from .dispatch.daemon_tasks import DaemonTasks
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.memory_estimates import Declared, MemoryEstimates, plan_for
 from .dispatch.request_traces import RequestTraces
-from .dispatch.running import DispatchContext
+from .dispatch.running import DaemonTasks, DispatchContext
 from .dispatch.submission import Submitter
 from .errors import DaemonError
 from .events import EventBus
@@ -74,7 +73,7 @@ async def running_parts(
     loop = asyncio.get_running_loop()
     bus = EventBus(loop)
     provider, identity["traces"] = start()
-    traces = None if provider is None else RequestTraces(provider)
+    traces = RequestTraces(provider)
     with _database_failure_as_reason():
         open_database(paths.database)
         dispatch_store = WriteConnection(paths.database, syncs=settings.syncs)
@@ -96,8 +95,7 @@ async def running_parts(
         store,
         bus,
         paths,
-        scale=lambda *asked: submitter.scale(*asked),
-        restart=lambda *asked: submitter.replace(*asked),
+        submit=lambda *asked: submitter.submit_own(*asked),
         fork=executor.fork,
     )
     tasks = DaemonTasks(
@@ -154,7 +152,7 @@ async def running_parts(
             await asyncio.to_thread(stop, provider)
 
 
-def _recover(store: WriteConnection, traces: RequestTraces | None) -> None:
+def _recover(store: WriteConnection, traces: RequestTraces) -> None:
     """End what is left of an earlier daemon's workers, and settle their requests."""
     running = store.read(queries.RUNNING)
     workers = [(r.worker_pid, r.worker_started_at) for r in running]
@@ -166,9 +164,8 @@ def _recover(store: WriteConnection, traces: RequestTraces | None) -> None:
     recovered = store.write(recover, now, idempotent=idempotent)
     requeued = {each.id for each in recovered if each.state is RequestState.PENDING}
     failed = sum(each.state is RequestState.FAILED for each in recovered)
-    if traces is not None:
-        for request in running:
-            traces.lost(request, now, is_requeued=request.id in requeued)
+    for request in running:
+        traces.lost(request, now, is_requeued=request.id in requeued)
     if requeued or failed:
         text = "recovered: %d requests queued again, %d failed as lost"
         log.warning(text, len(requeued), failed)

@@ -4,7 +4,7 @@
     listening.py   the lock is taken: one daemon a home; the sockets are bound
     assembly.py    database, executor, dispatcher, reconciler: made and started
     listening.py   daemon.json is written, uvicorn answers, and the ready line says so
-                   ... until SIGTERM, POST /v1/stop, a vital thread's failure or the home's removal;
+                   ... until SIGTERM, a vital thread's failure or the home's removal;
                    then the same backwards
 
 One process, one event loop (uvloop) on the main thread.
@@ -113,7 +113,7 @@ class Daemon:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.watch_threads()
         tcp, unix = bind(self.paths, self.settings)
-        identity = identity_of(self.paths, tcp, self.given, self.settings.port)
+        identity = identity_of(self.paths, tcp, self.given)
         self.settings = replace(self.settings, port=identity["port"])
         try:
             with tcp, unix:

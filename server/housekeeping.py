@@ -104,7 +104,7 @@ class Sweeper:
         if not self._layout.runs.is_dir():  # the home is being removed, or moved
             return []
         renew_reservations(self._layout.runs)
-        found = {**self._folders(), **self._groups(), **self._processes(), **self._sockets()}
+        found = dict(self._ownerless())
         taken = [name for name in found if name in self._suspects]
         for name in taken:
             log.warning("taken away: %s", name)
@@ -120,46 +120,30 @@ class Sweeper:
         groups = {group.name: group for group in existing_groups("replicas-*")}
         own = f"/{self._layout.replica_groups}"
         found = {n: g for n, g in groups.items() if not n.endswith(own) and _is_empty(g)}
-        removed = [name for name in self._empty & found.keys() if _remove_tree(found[name])]
+        removed = [n for n in self._empty & found.keys() if found[n].remove_with_children()]
         self._empty = set(found) - set(removed)
         return removed
 
-    def _folders(self) -> dict[str, Callable[[], object]]:
-        return {
-            f"{folder}, which has no run file": partial(_remove_folder, folder)
-            for folder in self._run_folders()
-            if _has_no_owner(folder)
-        }
+    def _ownerless(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Yield what has no owner: its name, and a call that removes it if it has none by then."""
+        runs = self._layout.runs
+        for folder in filter(_has_no_owner, self._run_folders()):
+            yield f"{folder}, which has no run file", partial(_remove_folder, folder)
+        for group in existing_groups(f"{self._layout.replica_groups}/*"):
+            replica = Path(group.directory).name
+            if replica != _SHIMS and not self._is_there(replica) and _is_of(group, runs):
+                end = partial(self._unless_there, replica, partial(end_group, group))
+                yield f"cgroup {group.name}, whose replica is gone", end
+        for identity, replica in _replica_processes(runs):
+            if not self._is_there(replica):
+                end = partial(self._unless_there, replica, partial(_kill, identity))
+                yield f"process {identity.pid} of {replica}, which is gone", end
+        for found in self._ownerless_sockets():
+            yield f"socket {found[0]}, whose replica is gone", partial(self._remove, found)
 
-    def _groups(self) -> dict[str, Callable[[], object]]:
-        return {
-            f"cgroup {group.name}, whose replica is gone": partial(
-                self._unless_there, replica, partial(end_group, group)
-            )
-            for group in existing_groups(f"{self._layout.replica_groups}/*")
-            if (replica := Path(group.directory).name) != _SHIMS
-            and not self._is_there(replica)
-            and _is_of(group, self._layout.runs)
-        }
-
-    def _processes(self) -> dict[str, Callable[[], object]]:
-        return {
-            f"process {identity.pid} of {replica}, which is gone": partial(
-                self._unless_there, replica, partial(_kill, identity)
-            )
-            for identity, replica in _replica_processes(self._layout.runs)
-            if not self._is_there(replica)
-        }
-
-    def _sockets(self) -> dict[str, Callable[[], object]]:
-        def remove(found: tuple[Path, int]) -> None:
-            if found in self._ownerless_sockets():  # a repeated launch may have begun meanwhile
-                found[0].unlink(missing_ok=True)
-
-        return {
-            f"socket {found[0]}, whose replica is gone": partial(remove, found)
-            for found in self._ownerless_sockets()
-        }
+    def _remove(self, found: tuple[Path, int]) -> None:
+        if found in self._ownerless_sockets():  # a repeated launch may have begun meanwhile
+            found[0].unlink(missing_ok=True)
 
     def _ownerless_sockets(self) -> Iterator[tuple[Path, int]]:
         layout, runs = self._layout, self._layout.runs
@@ -202,11 +186,6 @@ def _is_empty(group: Cgroup) -> bool:
     """Return whether a group and those below it are empty; other namespaces' pids are 0."""
     below = (Cgroup(folder, group.name, group.version) for folder, *_ in os.walk(group.directory))
     return not any(each.pids() for each in below)
-
-
-def _remove_tree(group: Cgroup) -> bool:
-    folders = os.walk(group.directory, topdown=False)
-    return all(Cgroup(folder, group.name, group.version).remove() for folder, *_ in folders)
 
 
 def _kill(identity: ProcessIdentity) -> None:

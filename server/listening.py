@@ -148,16 +148,10 @@ def _listening(port: int | None) -> socket.socket:
     """Listen on this port of the loopback interface; on the first free one, if None is given."""
     candidates = range(FIRST_PORT, FIRST_PORT + PORTS) if port is None else (port,)
     for each in candidates:
-        tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tcp.bind(("127.0.0.1", each))
-            tcp.listen(LISTEN_BACKLOG)  # this too fails when another process was first
+            return socket.create_server(("127.0.0.1", each), backlog=LISTEN_BACKLOG)
         except OSError as exc:
-            tcp.close()
             error = exc
-        else:
-            return tcp
     raise DaemonError(
         "port_in_use",
         f"port {candidates[0]} cannot be bound: {_who_listens(candidates[0])}",
@@ -165,16 +159,13 @@ def _listening(port: int | None) -> socket.socket:
     ) from error
 
 
-def identity_of(
-    paths: Paths, tcp: socket.socket, given: Mapping[str, Given], asked: int | None
-) -> dict[str, Any]:
+def identity_of(paths: Paths, tcp: socket.socket, given: Mapping[str, Given]) -> dict[str, Any]:
     """Describe this daemon for `daemon.json`.
 
     `given` are its settings that are not left to their defaults; the flags among them are for the
-    next one, if this one is killed. `asked` is the port that was asked for.
+    next one, if this one is killed.
     """
     port = tcp.getsockname()[1]
-    is_next = asked is None and port != FIRST_PORT
     return {
         "pid": os.getpid(),
         "pid_started_at": ProcessIdentity.of(os.getpid()).started_at,  # not by the wall clock
@@ -182,7 +173,6 @@ def identity_of(
         "installation": installation.mark(),
         "address": f"http://127.0.0.1:{port}",
         "port": port,
-        "passed_over": f"not {FIRST_PORT}: {_who_listens(FIRST_PORT)}" if is_next else None,
         "socket": str(paths.socket),
         "home": str(paths.home),
         "started_at": time.time(),

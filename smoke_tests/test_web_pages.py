@@ -77,7 +77,7 @@ ENVIRONMENT = {
     "sockets": ["/ws", "/mcp"],
 }
 DAEMON = {
-    "posts": {"/v1/stop": "{}", "/v1/requests": '{"operation":"down","payload":{"name":"open"}}'},
+    "posts": {"/v1/requests": '{"operation":"down","payload":{"name":"open"}}'},
     "gets": ["/v1/status", "/v1/info", "/docs"],
     "sockets": [],
 }

@@ -46,10 +46,7 @@ def address(name: str, output: Output) -> int:
     Examples:
       openenv address my_env  # what `EnvClient(base_url=…)` takes
     """
-    daemon = connect(output)
-    found = daemon.base_url(name)
-    if found["base_url"] is None:
-        raise daemon.no_address(name)
+    found = connect(output).base_url(name)
     if not found["is_served"]:
         output.note(
             f"no replica of {name} serves now: nothing may answer at this address, and the next "

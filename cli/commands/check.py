@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 from ...client.api import DaemonClient
-from ...client.errors import ApiRefused, ClientError, RequestFailed
+from ...client.errors import ApiRefused, ClientError, RequestFailed, SessionError
 from ...client.sources import check_source, read_source, working_folder
 from ...schema.operation_options import EnvironmentTestOptions
 from ...schema.spec import LaunchOptions
@@ -100,17 +100,14 @@ def _lines(result: Json) -> list[str]:
         "gateway": {"envoy": gateway} if (gateway := result.pop("gateway", None)) else {},
         "machine": result.pop("machine", {}),
     }
-    problems = result.pop("problems", ())
-    others = [_line(plain(" · ".join(each.values())), [], is_good=False) for each in problems]
     missing = {title: [n for n, one in of.items() if one["problem"]] for title, of in parts.items()}
     optional = [name for name in missing["providers"] if name not in needed] + missing["gateway"]
     faults = [name for name in missing["providers"] if name in needed] + missing["machine"]
     checked = [line for title, found in parts.items() for line in _checked(title, found, optional)]
-    is_good = not (faults or others)
-    verdict = good("local: all good") if is_good else bad("not all good: see the lines with ✗")
+    verdict = bad("not all good: see the lines with ✗") if faults else good("local: all good")
     if optional:
         verdict += faint(f"; optional, not working here: {', '.join(optional)}")
-    return [*phrases.describe_json(result, indent=""), *checked, *others, "", verdict]
+    return [*phrases.describe_json(result, indent=""), *checked, "", verdict]
 
 
 def _checked(title: str, found: dict[str, Json], optional: list[str]) -> list[str]:
@@ -176,7 +173,7 @@ class _Trial:
         log: list[str] = []  # its last lines
         try:
             details: list[str | None] = [*take()]
-        except (RequestFailed, ApiRefused, _Missing) as exc:
+        except (RequestFailed, ApiRefused, SessionError, _Missing) as exc:
             problem, *log = exc.message.splitlines()
             remedy = exc.hint
             request: Json = exc.request if isinstance(exc, RequestFailed) else {"operation": None}
@@ -213,9 +210,13 @@ class _Trial:
         return [f"ready at {request['result']['environment']['address']}"]
 
     def _session(self, client: DaemonClient) -> list[str]:
-        payload = {"name": self.name, "session": True, "timeout_seconds": SESSION_SECONDS}
-        result = run(client, "probe", payload)["result"]
-        return [f"reset in {1000 * result['session_seconds']:.0f} ms"]
+        from ...client.session import Session
+
+        base_url, hint = client.base_url(self.name)["base_url"], f"openenv logs {self.name}"
+        started = time.monotonic()
+        with Session(base_url, answer_timeout=SESSION_SECONDS, lost_hint=hint) as session:
+            session.reset()
+        return [f"reset in {1000 * (time.monotonic() - started):.0f} ms"]
 
 
 def take_down(client: DaemonClient, name: str) -> list[str]:

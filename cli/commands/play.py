@@ -40,9 +40,9 @@ from ...rollouts.policies.random_policy import action_schema, properties, sample
 from ...schema.settings import Paths
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
+from ...system.text.units import plural
 from .. import completion, exit_codes
 from ..output.output import Output, bad, faint
-from ..output.phrases import plural
 
 _HELP = """\
   ACTION               take a step: {"field": value}, field=value …, or the text of the only field

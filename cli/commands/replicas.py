@@ -15,6 +15,7 @@ from ...client.errors import ApiRefused
 from ...schema.operation_options import DrainOptions
 from ...schema.states import RequestState
 from ...system.text.json_lines import Json
+from ...system.text.units import plural
 from .. import completion, exit_codes
 from ..following import async_option, carry_out, follow_request, run
 from ..options import WholeNumber, connect, declared_options, given_options, json_option
@@ -66,7 +67,7 @@ def _scaled(final: Json) -> tuple[Json, list[str]]:
     result = final.get("result")
     if result is None:
         return {"environment": None}, []
-    count = phrases.plural(result["replicas"], "replica")
+    count = plural(result["replicas"], "replica")
     line = f"{good('✓')} {result['environment']['name']} has {count}"
     draining = len(result["draining"])
     if draining and result.get("sessions") != 0:
@@ -79,7 +80,7 @@ def _restarted(final: Json) -> tuple[Json, list[str]]:
     if result is None:
         return {"environment": None}, []
     seconds = phrases.duration((final["finished_at"] or 0.0) - (final["started_at"] or 0.0))
-    done = phrases.plural(len(result["restarted"]), "replica")
+    done = plural(len(result["restarted"]), "replica")
     name = result["environment"]["name"]
     return result, [f"{good('✓')} restarted {done} of {name} in {seconds}"]
 
@@ -179,23 +180,8 @@ def _follow(client: DaemonClient, request: Json, output: Output) -> Json:
     final = follow_request(client, request, output, is_shown_later=lambda _: True)
     if final["state"] != RequestState.SUCCEEDED:
         return final
-    if final["operation"] == "down":
-        what = f"{final['environment']} is down{_what_it_was(client, final)}"
-    else:
-        what = f"stopped {phrases.plural(len(final['result']['stopped']), 'stray')}"
+    what = f"{final['environment']} is down"
+    if final["operation"] == "down_strays":
+        what = f"stopped {plural(len(final['result']['stopped']), 'stray')}"
     output.result(f"{good('✓')} {what}")
     return final
-
-
-def _what_it_was(client: DaemonClient, down: Json) -> str:
-    """Return a sentence about a cancelled launch, or that there was nothing to stop."""
-    # The newest, or the one before it if the name was launched again meanwhile.
-    launches = client.requests(operation="launch", environment=down["environment"], limit=2)
-    for launch in launches:
-        # The daemon cancels launches when it writes the `down`, with exactly the same time.
-        is_called_off = launch["cancel_requested_at"] == down["created_at"]
-        if is_called_off and launch["state"] in (RequestState.RUNNING, RequestState.CANCELLED):
-            return " (its launch was cancelled)"
-    is_first = down["attempts"] == 1 and not down["lost_daemons"]  # others may stop all
-    was_running = (down["result"] or {}).get("stopped")
-    return " (nothing of it was running)" if is_first and not was_running else ""

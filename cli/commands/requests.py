@@ -6,6 +6,7 @@ A log is an environment's or a request's, and ends with the reason why that exit
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import threading
@@ -19,18 +20,19 @@ import click
 from ...client import following
 from ...client.api import DaemonClient
 from ...client.errors import ApiRefused, ClientError
+from ...schema.operation_options import MEMORY_LIMITS
 from ...schema.spec import LaunchOptions
 from ...schema.states import FINAL_STATES, RequestState
 from ...system.text.json_lines import Json
-from ...system.text.safe_text import TextStream
+from ...system.text.safe_text import safe_pieces
+from ...system.text.units import plural
 from .. import completion, exit_codes, options
-from ..following import async_option, follow, leave, wait_quietly
+from ..following import async_option, follow, leave
 from ..output import phrases
 from ..output.failures import environment_failure, request_failure
 from ..output.output import Output, bad, good, requests_table
 
 DEFAULT_LIMIT = 50
-MEMORY_LIMITS = ("memory_mb", "session_memory_mb")  # that `retry` may change
 _STATES = click.Choice([state.value for state in RequestState], case_sensitive=False)
 
 
@@ -93,17 +95,13 @@ def wait(request_ids: tuple[str, ...], timeout: float | None, output: Output) ->
     # All are looked up first: a wrong id is refused now, not after the others have ended.
     found = [client.request(request_id) for request_id in request_ids]
     ended: list[Json] = []
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = time.monotonic() + (math.inf if timeout is None else timeout)
     for request in found:
-        final = request
-        if deadline is not None:
-            left_seconds = deadline - time.monotonic()
-            final = following.wait_at_most(options.reconnect, request["id"], left_seconds)
-        elif request["state"] not in FINAL_STATES:
-            final = wait_quietly(client, request["id"])
+        left_seconds, find = deadline - time.monotonic(), options.reconnect
+        final = following.wait(client, request["id"], seconds=left_seconds, reconnect=find)
         if final["state"] not in FINAL_STATES:
             wanted = phrases.duration(timeout or 0.0)
-            left = phrases.plural(len(found) - len(ended), "request")
+            left = plural(len(found) - len(ended), "request")
             output.note(bad(f"{left} not final within {wanted}; {request['label']} continues"))
             output.json({"requests": ended, "timed_out": True})
             return exit_codes.TIMED_OUT
@@ -312,7 +310,7 @@ class _Log:
         A terminal gets no escape sequences but colours; JSON has every character, escaped.
         """
         if self.is_plain or not self.output.as_json:
-            pieces = _safe(pieces, plain=self.is_plain)
+            pieces = safe_pieces(pieces, keeps_colours=not self.is_plain)
         if self.output.as_json:
             return self._show_json(pieces)
         if self.name is not None or self.pattern is not None:
@@ -339,13 +337,6 @@ class _Log:
     def _matching(self, pieces: Iterator[str]) -> Iterator[str]:
         pattern = self.pattern
         return (line for line in _lines(pieces) if pattern is None or pattern.search(line))
-
-
-def _safe(pieces: Iterator[str], *, plain: bool) -> Iterator[str]:
-    text = TextStream(keeps_colours=not plain)
-    for piece in pieces:
-        yield text.feed(piece)
-    yield text.end()
 
 
 def _lines(pieces: Iterator[str]) -> Iterator[str]:

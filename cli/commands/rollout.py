@@ -16,11 +16,11 @@ from ...schema.operation_options import RequestOptions, RolloutOptions
 from ...schema.states import EnvironmentState, RequestState
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
+from ...system.text.units import plural
 from .. import completion, exit_codes, following
 from ..following import follow, follow_request, leave, submit, submit_options
 from ..help_pages import grouped, set_option
 from ..options import connect, declared_options, given_options, json_option
-from ..output import phrases
 from ..output.output import Output, bad, good
 from .launch import launch_by_default
 
@@ -116,13 +116,7 @@ def _launch_to_wait_for(
         if exc.kind != "not_found":
             raise
         if (source := _source_of(text)) is None:
-            from difflib import get_close_matches
-
-            near = get_close_matches(name, sources.bundled_names(), 1)
-            if exc.details.get("near") or not near:
-                raise
-            hint = f"did you mean {near[0]}? openenv launch {near[0]} starts it"
-            raise ApiRefused(exc.status, {**exc.details, "hint": hint}) from None
+            raise
     else:
         if environment["state"] in _BEING_LAUNCHED:
             return client.request(environment["request_id"])
@@ -215,11 +209,11 @@ def _rewards(result: Json) -> list[str]:
     if count := result["truncated"]:
         mean = result["truncated_mean_reward"]
         reward_note = "" if mean is None else f"; their mean reward {mean:.4g}"
-        steps = phrases.plural(result["max_steps"], "step")
+        steps = plural(result["max_steps"], "step")
         lines.append(f"  {count} truncated at {steps}{reward_note}")
     if odd := result["odd_rewards"]:
         number = result["episodes_with_odd_rewards"]
-        have = f"{phrases.plural(number, 'episode')} {'has' if number == 1 else 'have'}"
+        have = f"{plural(number, 'episode')} {'has' if number == 1 else 'have'}"
         lines.append(f"  {have} rewards that are no numbers, left out of the mean: {_counts(odd)}")
     return lines
 

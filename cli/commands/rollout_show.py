@@ -14,8 +14,8 @@ from ...rollouts.errors import RolloutError
 from ...rollouts.folder.readers import open_rollouts
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
+from ...system.text.units import plural
 from .. import exit_codes
-from ..output import phrases
 from ..output.output import Output, bad, faint
 
 BAR_WIDTH = 40  # characters of the fullest span of a histogram
@@ -49,7 +49,7 @@ def show(words: tuple[str, ...], output: Output) -> int:
         output.note(bad(plain(str(exc) if name is None else f"{name}: {exc.args[1]}")))
         return exit_codes.FAILED
     except KeyError:
-        count = phrases.plural(len(rollouts), "episode")
+        count = plural(len(rollouts), "episode")
         output.note(bad(f"{folder} has no episode {words[1]}; it has {count}"))
         return exit_codes.NOT_FOUND
     output.json(found)
@@ -60,7 +60,7 @@ def show(words: tuple[str, ...], output: Output) -> int:
 def summary_lines(folder: str, found: Json) -> list[str]:
     """Return a folder's counts, and the rewards as a histogram."""
     statuses = ", ".join(f"{count} {status}" for status, count in found["statuses"].items())
-    episodes = phrases.plural(found["episodes"], "episode")
+    episodes = plural(found["episodes"], "episode")
     lines = [f"{plain(folder)}: {episodes}, {found['steps']:,} steps: {statuses or 'none'}"]
     for reason, count in found["failures"].items():
         lines.append(f"  {count} failed: {reason.replace('_', ' ')}")
@@ -81,7 +81,7 @@ def episode_lines(found: Json) -> list[str]:
     """Return an episode step by step: what was observed, done and rewarded."""
     about = found["episode"]
     which = f"episode {about['episode_id']} of {plain(about['environment'])}, seed {about['seed']}"
-    steps = phrases.plural(about["steps"], "step")
+    steps = plural(about["steps"], "step")
     lines = [f"{which}: {about['status']}, {steps}, total reward {_number(about['total_reward'])}"]
     if about["failure_reason"]:
         lines.append(bad(plain(f"{about['failure_reason']}: {about['failure_message']}")))

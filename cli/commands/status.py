@@ -24,6 +24,7 @@ from ...client.api import DaemonClient
 from ...client.errors import ApiRefused, ClientError, ConnectionLost
 from ...schema.states import EnvironmentState, RequestState
 from ...system.text.json_lines import Json
+from ...system.text.units import plural
 from .. import completion, exit_codes
 from ..options import connect, find_target, json_option, reconnect
 from ..output import phrases
@@ -131,7 +132,7 @@ def picture(found: Json, now: float) -> list[Drawn]:
         explained_below = said | {request["id"] for request in failed[:FAILURES_SHOWN]}
         parts += ["", requests_table(requests, now, explained=explained_below)]
     if left_out := found.get("failed_launches_left_out"):
-        earlier = phrases.plural(left_out, "earlier launch request")
+        earlier = plural(left_out, "earlier launch request")
         parts += [faint(f"  and {earlier} that failed: openenv status --all")]
     if not environments and not requests:
         parts += ["", "Nothing has been launched yet. Try: openenv launch echo"]
@@ -156,7 +157,7 @@ def _remarks(environment: Json, now: float, *, is_named: bool) -> Iterator[str]:
     if cause := environment.get("sessions_fail"):
         yield f"  {name}: {bad('sessions fail')}: {cause} (see openenv logs {name})"
     if held := serving.get("held"):
-        shards = phrases.plural(serving["shards"], "shard")
+        shards = plural(serving["shards"], "shard")
         are = "is" if held["shards"] == 1 else "are"
         since = phrases.duration(now - held["since"])
         yield (
@@ -170,7 +171,7 @@ def _remarks(environment: Json, now: float, *, is_named: bool) -> Iterator[str]:
 
 def _strays(strays: list[Json]) -> Iterator[str]:
     """Return lines about replicas that run but have no record in the database."""
-    head = f"{phrases.plural(len(strays), 'stray')} without a record"
+    head = f"{plural(len(strays), 'stray')} without a record"
     yield f"{head}; openenv down --strays stops them:"
     for stray in strays:
         why = f": {stray['problem']}" if stray.get("problem") else ""
@@ -179,7 +180,7 @@ def _strays(strays: list[Json]) -> Iterator[str]:
 
 def _headline(daemon: Json) -> str:
     up = phrases.duration(daemon["uptime_seconds"])
-    sessions = phrases.plural(daemon["sessions"], "session")
+    sessions = plural(daemon["sessions"], "session")
     text = f"openenvd {daemon['version']} at {daemon['address']}, up {up}, {sessions}"
     return faint(text)
 

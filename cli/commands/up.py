@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -14,9 +13,8 @@ from typing import Any
 import click
 
 from ...client import daemon
-from ...client.errors import ClientError, DaemonNotStarted
+from ...client.errors import DaemonNotStarted
 from ...schema.settings import SETTINGS, Paths, Setting, Settings, flags_of_killed, given_settings
-from ...schema.states import EnvironmentState
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
 from .. import exit_codes
@@ -25,7 +23,6 @@ from ..output import phrases
 from ..output.output import Output, Table, good
 
 DEFAULT = "default"
-ANSWER_SECONDS = 2.0  # of a daemon that stops
 
 
 def setting_options(command: Command) -> Command:
@@ -86,17 +83,10 @@ def stop(output: Output) -> int:
     Examples:
       openenv stop  # environments continue
     """
-    paths = Paths.from_environment()
-    rest = "; environments continue"
-    with suppress(ClientError):  # whether some run is unknown if the daemon does not answer
-        client = daemon.find(paths, any_version=True, answer_seconds=ANSWER_SECONDS)
-        ended = (EnvironmentState.STOPPED, EnvironmentState.FAILED)
-        if client is not None and all(e["state"] in ended for e in client.environments()):
-            rest = ""
-    identity = daemon.stop(paths)
+    identity = daemon.stop(Paths.from_environment())
     pid = (identity or {}).get("pid")
     output.json({"stopped": identity is not None, "pid": pid})
-    stopped = f"stopped the daemon (pid {pid}){rest}"
+    stopped = f"stopped the daemon (pid {pid}); environments continue"
     output.result("the daemon is not running" if identity is None else stopped)
     return exit_codes.OK
 
@@ -143,21 +133,12 @@ def config(output: Output) -> int:
     except ValueError as exc:
         raise click.ClickException(str(exc)) from exc
     client = daemon.find(paths, any_version=True)
-    wanted = asdict(Settings(**{name: each.value for name, each in given.items()}))
-    wanted_from = {name: each.origin for name, each in given.items()}
-    pid, values, origins, waiting = None, wanted, wanted_from, []
+    pid = None
+    values = asdict(Settings(**{name: each.value for name, each in given.items()}))
+    origins = {name: each.origin for name, each in given.items()}
     if client is not None:
         pid, values = client.identity["pid"], client.info()["settings"]
         origins = client.identity.get("settings_from", {})
-        waiting = [
-            f"{name} = {_shown(value)} ({wanted_from.get(name, DEFAULT)})"
-            for name, value in wanted.items()
-            # Settings that changed since the daemon was started.
-            if (name in given or origins.get(name) == paths.config_file.name)
-            and value != values.get(name)
-            # Port 0 means any port, and the daemon reports its choice.
-            and not (name == "port" and value == 0 and origins.get(name) == wanted_from[name])
-        ]
     found = {
         item.name: {"value": values.get(item.name), "from": origins.get(item.name, DEFAULT)}
         for item in SETTINGS
@@ -169,9 +150,6 @@ def config(output: Output) -> int:
     for name, one in found.items():
         table.add_row(name, _shown(one["value"]), str(one["from"]))
     output.draw(f"{plain(file)}; {whose}", "", table)
-    if waiting:
-        note = f"not in force before the daemon is started again: {', '.join(waiting)}"
-        output.note(note, "  openenv stop, then up")
     return exit_codes.OK
 
 
@@ -181,7 +159,7 @@ def _shown(value: Any) -> str:
 
 def _summary(info: Json) -> list[str]:
     identity, limits = info["daemon"], info["limits"]
-    passed_over, traces = identity.get("passed_over"), identity.get("traces")
+    traces = identity.get("traces")
     shown: dict[str, Callable[[float], str]] = {
         "cpus": lambda count: f"{count:g} CPUs",
         "memory_bytes": phrases.size,
@@ -195,7 +173,6 @@ def _summary(info: Json) -> list[str]:
     ]
     return [
         f"{good('✓')} openenvd {identity['version']} is up at {identity['address']}",
-        *([f"  port     {plain(passed_over)}"] if passed_over else []),
         f"  pid      {identity['pid']}",
         f"  limits   {', '.join(found) or 'none found'}",
         f"  workers  {_plan(info['plan'])}",

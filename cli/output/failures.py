@@ -17,7 +17,7 @@ from ...client.errors import ApiRefused, ClientError
 from ...schema.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
-from ...system.text.units import MB
+from ...system.text.units import MB, plural
 from . import phrases
 from .output import bad, faint
 
@@ -71,7 +71,7 @@ def _remarks(name: str, replica: Json) -> Iterator[str]:
     if replica.get("message") and (replica["state"] not in _SETTLED or replica.get("restarts")):
         yield f"{where} {plain(replica['message'])}"
     for one in replica.get("abandoned") or ():  # steps that run although their sessions have ended
-        calls = phrases.plural(one["count"], "abandoned call")
+        calls = plural(one["count"], "abandoned call")
         has = "has" if one["count"] == 1 else "have"
         ran = phrases.duration(now - one["since"])
         yield f"{where} shard {one['shard']}: {calls} {has} run for {ran}"

@@ -31,11 +31,6 @@ def size(count: float) -> str:
     return f"{megabytes:.0f} MB" if megabytes < 1024 else f"{megabytes / 1024:.1f} GB"
 
 
-def plural(count: int, noun: str) -> str:
-    """`1 session`, `2 sessions`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def short_id(request_id: str) -> str:
     """Return the beginning of an id, which is enough for people."""
     return request_id[:SHOWN_ID_LENGTH]

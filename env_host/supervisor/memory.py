@@ -298,8 +298,4 @@ class ProgramWatch:
         known = {"limit_bytes": limit, "kernel_log_line": kills.take_line()}
         reason = explain_child(facts | known)
         self._reporter.report_exit(facts | {"reason": reason.to_json()})
-        what = "a program" if count == 1 else f"{count} programs"
-        whose = "the environment" if cap_bytes is None else "an isolated session"
-        how = reason.sentence(shares_limit=cap_bytes is None)
-        how = how if count == 1 else how.replace("was ", "were ", 1)
-        log.warning("%s that %s had started %s", what, whose, how)
+        log.warning("%s", reason.of_programs(count, is_isolated=cap_bytes is not None))

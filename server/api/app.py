@@ -50,8 +50,8 @@ def _telemetry(deps: Dependencies) -> TelemetryConfig:
         "metrics": False,
         "logs": False,
         "operation_spans": False,
-        "tracing": deps.traces is not None,
-        "tracer_provider": None if deps.traces is None else deps.traces.provider,
+        "tracing": deps.traces.provider is not None,
+        "tracer_provider": deps.traces.provider,
         "exclude": lambda scope: scope.get("method") != "POST",
     }
 

@@ -83,7 +83,7 @@ class Dependencies:
     bus: EventBus
     lag: EventLoopLagMonitor  # of the one event loop
     stopping: asyncio.Event  # set when the daemon is to end: streams end with it
-    traces: RequestTraces | None = None  # where traces are on
+    traces: RequestTraces
     began_at: float = field(default_factory=time.monotonic)
     replay: ReplayReader = field(default_factory=ReplayReader)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The routes of the daemon itself: its status, limits, health, end and metrics; the gateway's.
+"""The routes of the daemon itself: its status, limits, health and metrics; the gateway's.
 
 The metrics page is for Prometheus. All its values are read at scrape time; nothing is counted
 twice. Names begin with `openenvd_`.
@@ -29,8 +29,8 @@ from ...system.text.prometheus import Sample, metric_family
 from ..dispatch.dispatcher import Dispatcher
 from ..reconcile.gateway import gateway_problem
 from .dependencies import Dependencies, Injected
-from .request_notes import request_views
 from .routes_environments import environment_views
+from .routes_requests import request_views
 from .views import exit_views
 
 # Name, key in what a replica says of itself, help.
@@ -214,13 +214,6 @@ async def health(deps: Injected) -> Json:
 async def gateway(deps: Injected) -> Json:
     """The gateway's address, process and environments; null where none runs."""
     return await deps.reconciler.gateway.status()
-
-
-@router.post("/stop", status_code=202)
-async def stop(deps: Injected) -> Json:
-    """End the daemon. Environments go on; queued requests wait for the next one."""
-    deps.stopping.set()
-    return {"stopping": True, "pid": deps.identity["pid"]}
 
 
 @root.get("/metrics")

@@ -24,7 +24,7 @@ from ...system.text.json_lines import Json
 from ..errors import ApiError, NotFound
 from .dependencies import Dependencies, Injected
 from .streams import TAIL, TEXT, text_stream
-from .views import environment_view, generation_view
+from .views import environment_view, error_view, generation_view
 
 LOG_HEADER = "OpenEnvd-Log"  # of an answer: the id of the replica whose log it is
 POLL_INTERVAL_SECONDS = 1.0  # between two checks which replica's log to show
@@ -34,10 +34,9 @@ router = APIRouter()
 
 
 @router.get("/environments")
-async def list_environments(deps: Injected, include_stopped: bool = False) -> Json:
-    """Return every environment that should run or has failed, and on request the stopped ones."""
-    query = queries.environments(include_stopped=include_stopped)
-    return {"environments": await environment_views(deps, query)}
+async def list_environments(deps: Injected) -> Json:
+    """Return every environment that should run or has failed."""
+    return {"environments": await environment_views(deps, queries.environments())}
 
 
 @router.get("/environments/{name}")
@@ -60,15 +59,18 @@ async def base_url(name: str, deps: Injected) -> Json:
     """
     await deps.reconciler.queue.wait(name)  # an update that succeeded takes over a moment later
     environment = await deps.submitter.environment(name)
+    if (address := environment.address) is None:
+        error = error_view(environment.error, environment.spec)
+        why = f"{environment.state}: {error['message']}" if error else environment.state
+        raise NotFound(f"{name} has no address, it is {why}", f"openenv status {name}")
     found = await asyncio.to_thread(run_files.that_serves, deps.paths.runs, name)
     token = None if found is None else found.token
     replicas = await deps.store.read(queries.replicas(name))
-    address = environment.address
     return {
         "is_served": any(each.state in _SERVING for each in replicas),
         "address": address,
         "token": token,
-        "base_url": None if address is None else with_token(address, token),
+        "base_url": with_token(address, token),
     }
 
 
@@ -117,27 +119,16 @@ def log_of(
     """Return the log of the named replica, or of the youngest; `known` are all replicas' ids.
 
     Raises:
-        NotFound: Nothing was printed yet, or there is no such replica, or several have that name.
+        NotFound: Nothing was printed yet, or there is no such replica.
     """
     logs = _logs(deps, environment)
     if replica is not None:
         ids = sorted({*known, *(path.stem for path in logs)})
-        # The whole id; else `NAME-ORDINAL`, as `s-1` names no `s-11-…` when there is an `s-1-…`.
-        named = (
-            [each for each in ids if each == replica]
-            or [each for each in ids if each.startswith(f"{replica}-")]
-            or [each for each in ids if each.startswith(replica)]
-        )
+        named = [each for each in ids if f"{each}-".startswith(f"{replica}-")]
         if not named:
             raise NotFound(
                 f"{environment.name} has no replica {replica!r}",
                 f"its replicas are {', '.join(ids)}" if ids else "it has none",
-            )
-        start = len(environment.name) + 1
-        if len({each[start:].partition("-")[0] for each in named}) > 1:
-            raise NotFound(
-                f"{environment.name} has several replicas {replica!r}",
-                f"name one of them: {', '.join(named)}",
             )
         logs = [path for path in logs if path.stem in named]
     if not logs:

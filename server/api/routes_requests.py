@@ -4,6 +4,17 @@
 The body of `POST /v1/requests` is a discriminated union: there is one model per operation, made
 from its `Payload`, so that OpenAPI shows every operation with its fields, and a wrong body is
 refused with the field's name before anything is written.
+
+A view says why a request waits, and what its attempts died of, which no row has:
+
+    memory is short for it                    waiting for memory: needs 210 MB, 95 MB free
+    memory is short for an update             …; an update needs memory for both generations at once
+    there is room for it and all before it    about to start
+    others are before it                      queued behind 70 requests
+    no other is before it                     waiting for a free worker
+
+A request that was killed for memory and queued again (`--retry-oom`) continues, and has no error;
+what its attempt died of is in the event log.
 """
 
 from __future__ import annotations
@@ -20,18 +31,18 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...requests_db.records import Request
 from ...requests_db.sql import queries
-from ...schema.operation_options import RequestOptions
-from ...schema.protocol import MIN_SESSION_MEMORY_MB
+from ...schema.operation_options import MEMORY_LIMITS, RequestOptions
+from ...schema.spec import LaunchOptions
 from ...schema.states import RequestState
 from ...system.text.json_lines import Json
-from ...system.text.units import near_matches
+from ...system.text.safe_text import hide_credentials
+from ...system.text.units import near_matches, plural
 from ..dispatch.submission import request_of
 from ..errors import Invalid
 from ..operations import registry
-from ..operations.base import Operation, fields_of
+from ..operations.base import Operation, Payload, fields_of
 from . import streams
-from .dependencies import Injected
-from .request_notes import reason_when_new, request_views
+from .dependencies import Dependencies, Injected
 from .views import request_view
 
 _SEE = "GET /openapi.json shows every operation"
@@ -40,19 +51,11 @@ _SEE = "GET /openapi.json shows every operation"
 _OPTIONS = fields_of(RequestOptions)  # what every request carries beside its payload
 
 
-class Retry(BaseModel):
-    """The options with which a request is submitted again."""
+_LIMITS = {n: of for n, of in fields_of(LaunchOptions).items() if n in MEMORY_LIMITS}
 
-    model_config = ConfigDict(extra="forbid")
 
-    memory_mb: int | None = Field(
-        None, ge=32, description="Memory limit this time, if the payload has one."
-    )
-    session_memory_mb: int | None = Field(
-        None,
-        ge=MIN_SESSION_MEMORY_MB,
-        description="Memory limit of each session this time, for a launch.",
-    )
+class Retry(create_model("Limits", __base__=Payload, **_LIMITS)):  # type: ignore[misc]
+    """The memory limits with which a request is submitted again, if its payload has them."""
 
 
 def submit_model(operation: type[Operation]) -> type[BaseModel]:
@@ -107,6 +110,8 @@ def _unknown_field(location: Sequence[int | str]) -> Invalid | None:
 
 MAX_WAIT_SECONDS = 60.0
 MAX_LIST = 1000
+MAX_COUNTED = 10_000  # of the requests before another one
+_SHOWN_OF_DEATH = ("message", "memory_bytes", "error")
 
 router = APIRouter()
 
@@ -135,7 +140,9 @@ async def submit(body: Annotated[SubmitBody, Body()], deps: Injected) -> Json:
     payload = fields.payload.model_dump(mode="json")
     new = request_of(registry.by_name(fields.operation), payload, **options)
     request = await deps.submitter.submit(new)
-    view = request_view(request, reason_when_new(deps, request))
+    # How many are before it is not counted.
+    room = deps.executor.room(request.schedule)
+    view = request_view(request, reason_of(0, room=room, is_short=False))
     return {"request_id": request.id, "request": view}
 
 
@@ -217,3 +224,69 @@ async def all_events(
     """Server-sent events of everything that changes: `change`."""
     async for item in streams.everything_stream(deps, streams.Position.parse(last_event_id)):
         yield item
+
+
+async def request_views(deps: Dependencies, requests: Sequence[Request]) -> list[Json]:
+    """Return the views of requests, with why they wait and what their attempts died of."""
+    why, again = await _reasons(deps, requests), await _retries(deps, requests)
+    return [request_view(each, why.get(each.id), again.get(each.id)) for each in requests]
+
+
+async def _reasons(deps: Dependencies, requests: Sequence[Request]) -> dict[str, str]:
+    """Return why each pending one among the requests waits, by its id."""
+    pending = [request for request in requests if request.state is RequestState.PENDING]
+    schedules = {request.schedule for request in pending}
+    queues = {s: await deps.store.read(queries.places(s, MAX_COUNTED)) for s in schedules}
+    found = {}
+    for request in pending:
+        places, room = queues[request.schedule], deps.executor.room(request.schedule)
+        found[request.id] = "about to start"  # also where it was claimed meanwhile
+        if len(places) >= MAX_COUNTED or request.seq in places:
+            ahead = places.get(request.seq, MAX_COUNTED + 1)
+            found[request.id] = reason_at(deps, request, ahead, room)
+    return found
+
+
+def reason_of(ahead: int, *, room: int, is_short: bool) -> str:
+    """Return why a request waits, by how many are before it.
+
+    `room` is how many workers could start now, `is_short` whether the head of the queue waits for
+    memory.
+    """
+    if ahead < room and not is_short:
+        return "about to start"
+    if not ahead:
+        return "waiting for a free worker"
+    many = f"more than {MAX_COUNTED} requests" if ahead > MAX_COUNTED else plural(ahead, "request")
+    memory = ", the first of which waits for memory" if is_short else ""
+    return f"queued behind {many}{memory}"
+
+
+def reason_at(deps: Dependencies, request: Request, ahead: int, room: int) -> str:
+    """Return why a request waits, by how many are before it; `room` is as of `reason_of`."""
+    claimer = deps.dispatcher.claimer
+    if shortage := claimer.shortages.get(request.id):
+        is_update = request.payload.get("replaces") is not None
+        both = "; an update needs memory for both generations at once"
+        return shortage.sentence() + (both if is_update else "")
+    return reason_of(ahead, room=room, is_short=claimer.is_short(request.schedule))
+
+
+async def _retries(deps: Dependencies, requests: Sequence[Request]) -> dict[str, Json]:
+    """Return the last death for memory of each request that had one, by the request's id.
+
+    `memory_bytes` is the memory of the attempt after it.
+    """
+    found = {}
+    for request in filter(may_have_run_before, requests):
+        if events := await deps.store.read(queries.retries_of(request.id)):
+            last = events[-1]
+            shown = {name: hide_credentials(last.data.get(name)) for name in _SHOWN_OF_DEATH}
+            found[request.id] = {"at": last.at, **shown}
+    return found
+
+
+def may_have_run_before(request: Request) -> bool:
+    """Return whether an attempt may have died for memory, which its events then tell."""
+    attempts = request.attempts + (request.state is RequestState.PENDING)
+    return request.retry_oom and attempts > 1

@@ -37,7 +37,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.responses import JSONResponse
@@ -51,14 +50,6 @@ LINK_SECONDS = 300.0  # after which an unused link is invalid
 SESSION_SECONDS = 7 * 24 * 3600
 MAX_LINKS = 32  # unused ones; more than a person opens
 KEY_HEADER = b"x-openenvd-key"
-
-
-@dataclass(frozen=True, slots=True)
-class BrowserSession:
-    """The credentials that a browser gets when it signs in."""
-
-    cookie: str  # the value of `Set-Cookie`
-    key: str
 
 
 class BrowserSessions:
@@ -81,17 +72,18 @@ class BrowserSessions:
         self._codes[code] = now + LINK_SECONDS
         return code
 
-    def begin(self, code: str) -> BrowserSession | None:
-        """Begin a session with a code; None if the code was used, is too old or is wrong."""
+    def begin(self, code: str) -> tuple[str, str] | None:
+        """Begin a session with a code: return the value of `Set-Cookie`, and the session's key.
+
+        None if the code was used, is too old or is wrong.
+        """
         ends = self._codes.pop(code, 0.0)
         if ends <= self._clock():
             return None
         text = f"{self._clock() + SESSION_SECONDS:.0f}.{secrets.token_urlsafe(12)}"
         value = f"{text}.{self._signed('cookie', text)}"
         attributes = f"Path=/; Max-Age={SESSION_SECONDS}; HttpOnly; SameSite=Strict"
-        return BrowserSession(
-            f"{self.cookie_name}={value}; {attributes}", self._signed("key", text)
-        )
+        return f"{self.cookie_name}={value}; {attributes}", self._signed("key", text)
 
     def is_valid(self, cookie_header: bytes, key: bytes) -> bool:
         """Return whether a call carries the cookie and the key of a session that has not ended.

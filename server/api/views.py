@@ -41,7 +41,7 @@ def request_view(
 ) -> Json:
     """Return one request, why it waits, and the last death after which it was requeued.
 
-    For these see `request_notes.py`.
+    For these see `routes_requests.py`.
     """
     return short_request_view(request) | {
         "payload": redact(request.payload),
@@ -243,10 +243,11 @@ def exit_views(
 def _exit_message(one: Json, server: str) -> str:
     how = "exited"
     if one.get("reason"):
-        reason, has_own_limit = ExitReason.from_json(one["reason"]), is_over_session_limit(one)
-        how = reason.sentence(shares_limit=not has_own_limit)
-    if programs := one.get("programs"):
-        return _programs_message(one, programs, how)
+        reason = ExitReason.from_json(one["reason"])
+        how = reason.sentence(shares_limit=not is_over_session_limit(one))
+        if programs := one.get("programs"):  # whose sessions continue
+            killed = reason.of_programs(programs, is_isolated=bool(one.get("isolated")))
+            return f"{killed}; the session went on"
     what = f"shard {one.get('shard')}"
     if one.get("server"):
         what = server
@@ -259,13 +260,3 @@ def _exit_message(one: Json, server: str) -> str:
     cost = "" if ends_alone else f"; {sessions} ended with it, and it was replaced"
     pid = f" (pid {one['pid']})" if one.get("pid") else ""
     return f"{what}{pid} {how}{cost}"
-
-
-def _programs_message(one: Json, programs: int, how: str) -> str:
-    """Describe a kill of programs of an environment, whose sessions continue."""
-    what = "a program" if programs == 1 else plural(programs, "program")
-    whose = "an isolated session" if one.get("isolated") else "the environment"
-    victim = one["reason"].get("victim_name")
-    name = f" ({victim}, pid {one['reason']['victim_pid']})" if victim else ""
-    verb = how if programs == 1 else how.replace("was ", "were ", 1)
-    return f"{what} that {whose} had started{name} {verb}; the session went on"

@@ -34,7 +34,7 @@ from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials
 from ..api.dependencies import Dependencies
 from ..api.views import environment_view, error_view, exit_views
-from ..dispatch.outcomes import is_over_session_limit, more_memory_after
+from ..dispatch.outcomes import more_memory_after
 from .live_state import LiveState, Turn
 from .memory import MemoryHistory, coarse
 
@@ -369,8 +369,6 @@ def death_of_shard(replica: Json, environment: Environment) -> Json | None:
     reason = last.get("reason")
     if reason is None or reason.get("kind") != ExitKind.OOM_KILLED:
         return None
-    exited = ExitReason.from_json(reason)
-    is_session = is_over_session_limit(last)
     return _fault(
         FaultKind.OUT_OF_MEMORY,
         f"{replica['id']}:{last.get('pid') or last.get('number')}",
@@ -378,7 +376,7 @@ def death_of_shard(replica: Json, environment: Environment) -> Json | None:
         environment=environment.name,
         subject=f"{environment.name} replica {replica['ordinal']}",
         at=last.get("at"),
-        command=more_memory_after(environment, exited, is_session=is_session),
+        command=last["hint"],
         evidence=_evidence(reason),
     )
 

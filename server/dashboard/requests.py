@@ -18,8 +18,8 @@ from ...schema.states import ErrorKind, RequestState, Schedule
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials
 from ..api.dependencies import Dependencies
-from ..api.request_notes import may_have_run_before, reason_at
 from ..api.routes_daemon import FAILED_LAUNCHES_SHOWN, worth_showing
+from ..api.routes_requests import may_have_run_before, reason_at
 from ..api.routes_rollouts import last_mark, mark_of
 from ..api.views import error_view, short_request_view
 from . import environments

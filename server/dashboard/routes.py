@@ -241,8 +241,9 @@ async def sign_in(code: Code, request: Request, deps: Injected) -> Response:
             "this link was used already, or is too old", "openenv dashboard makes another"
         )
     await asyncio.to_thread(deps.paths.sign_in_page.unlink, missing_ok=True)  # it has done its work
-    headers = {**SECURITY_HEADERS, "Set-Cookie": session.cookie, "Cache-Control": "no-store"}
-    return JSONResponse({"key": session.key}, headers=headers)
+    cookie, key = session
+    headers = {**SECURITY_HEADERS, "Set-Cookie": cookie, "Cache-Control": "no-store"}
+    return JSONResponse({"key": key}, headers=headers)
 
 
 @pages.get(PAGE)

@@ -147,7 +147,7 @@ class Claimer:
                 queue.has_pending |= len(claim.requests) == limit
             self._context.publish(claim.events)
             self._submit(queue, claim.requests, before)
-        if queue.has_pending and self._context.traces is not None:
+        if queue.has_pending:
             queue.full_at = time.time()
 
     def _room(self, schedule: Schedule) -> int:
@@ -211,8 +211,7 @@ class Claimer:
                 continue
             except NoRoom:
                 self._context.running.remove(request.id)
-                if self._context.traces is not None:
-                    self._context.traces.released(request.id)
+                self._context.traces.released(request.id)
                 queue.has_pending = True
                 self._unreleased += [r.id for r in requests[position:]]
                 self._release()
@@ -225,10 +224,8 @@ class Claimer:
 
     def _trace(self, queue: _Queue, request: Request, before: Mapping[str, Shortage]) -> None:
         """Add to the request's trace what it waited for; `before` are the shortages until now."""
-        if (traces := self._context.traces) is None:
-            return
         reason = WaitReason.WORKER if request.created_at <= queue.full_at else WaitReason.NOTHING
-        traces.claimed(request, WaitReason.MEMORY if request.id in before else reason)
+        self._context.traces.claimed(request, WaitReason.MEMORY if request.id in before else reason)
 
     def _release(self) -> None:
         """Requeue the requests without room; after a failed write, the next `claim` retries."""
@@ -248,7 +245,6 @@ class Claimer:
         )
 
     def _task(self, request: Request) -> Task:
-        traces = self._context.traces
         return Task(
             id=request.id,
             operation=self._context.operations[request.operation],
@@ -259,5 +255,5 @@ class Claimer:
             timeout_seconds=request.timeout_seconds,
             memory_bytes=request.memory_bytes or asked_bytes(request),
             expected_bytes=self._estimates.of(request),
-            traceparent=None if traces is None else traces.begin(request),
+            traceparent=self._context.traces.begin(request),
         )

@@ -158,13 +158,11 @@ class Recorder:
         self._unwritten = {} if is_due else unwritten
         if estimates:
             self._estimates_due = time.monotonic() + self._context.timing.learned_seconds
-        if (traces := self._context.traces) is not None:
-            for event in started:
-                traces.started(event.task_id, event.worker, event.pid, event.at)
-            for each in progressed:
-                traces.progressed(each.task_id, each.data, each.at)
         for event in started:
+            self._context.traces.started(event.task_id, event.worker, event.pid, event.at)
             self._log_start(event)
+        for each in progressed:
+            self._context.traces.progressed(each.task_id, each.data, each.at)
         for ending in endings:
             self._conclude(ending)
 
@@ -214,13 +212,11 @@ class Recorder:
         _log_end(request, ending)
 
     def _trace_end(self, request: Request, ending: _Ending) -> None:
-        if (traces := self._context.traces) is None:
-            return
         outcome, retry = ending.outcome, ending.retry
         error = outcome.error if outcome is not None else None
         if retry is not None:
             error = RequestError(ErrorKind.OOM_KILLED, retry.message)
-        traces.ended(
+        self._context.traces.ended(
             request,
             ending.event.at,
             state=RequestState.PENDING if outcome is None else outcome.state,

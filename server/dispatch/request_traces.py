@@ -63,16 +63,20 @@ class _Attempt:
 
 
 class RequestTraces:
-    """Makes the spans of requests."""
+    """Makes the spans of requests; none without a `provider`."""
 
-    def __init__(self, provider: TracerProvider) -> None:
+    def __init__(self, provider: TracerProvider | None = None) -> None:
         self.provider = provider
-        self._tracer = provider.get_tracer("openenvd", __version__)
+        self._tracer = None
+        if provider is not None:
+            self._tracer = provider.get_tracer("openenvd", __version__)
         self._attempts: dict[str, _Attempt] = {}
         self._requeued_at: dict[str, float] = {}
 
     def traced(self, new: NewRequest) -> NewRequest:
         """Return the request with the trace that it is part of: the call's, or a new one."""
+        if self._tracer is None:
+            return new
         span = get_current_span()
         if span.get_span_context().is_valid:
             return replace(new, traceparent=_traceparent(span))
@@ -84,7 +88,7 @@ class RequestTraces:
 
     def begin(self, request: Request) -> str | None:
         """Begin the span of a claimed request; returns the context that its worker is given."""
-        if request.traceparent is None or request.started_at is None:
+        if self._tracer is None or request.traceparent is None or request.started_at is None:
             return None
         name, context = f"process {request.operation}", _context_of(request)
         span = self._begin(name, context, request.started_at, request, kind=SpanKind.CONSUMER)
@@ -98,7 +102,7 @@ class RequestTraces:
     def claimed(self, request: Request, reason: WaitReason) -> None:
         """End the wait of a request, which has a worker now."""
         since = self._requeued_at.pop(request.id, request.created_at)
-        if request.traceparent is not None:
+        if self._tracer is not None and request.traceparent is not None:
             name, until = f"queue {request.operation}", request.started_at or since
             span = self._begin(name, _context_of(request), since, request)
             span.set_attribute("openenvd.queue.wait_reason", reason.value)
@@ -183,6 +187,7 @@ class RequestTraces:
                     "openenvd.attempt": request.attempts or None,
                 }
             )
+        assert self._tracer is not None
         return self._tracer.start_span(name, context, kind, known, start_time=_nanoseconds(at))
 
 

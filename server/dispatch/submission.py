@@ -95,7 +95,7 @@ class Submitter:
     bus: EventBus
     settings: Settings
     clock: QueueClock = field(default_factory=QueueClock)
-    traces: RequestTraces | None = None  # where traces are on
+    traces: RequestTraces = field(default_factory=RequestTraces)
     # Returns the commits that are here, by the addresses of their repositories.
     fetched: Callable[[], Mapping[str, str]] = dict
 
@@ -107,8 +107,7 @@ class Submitter:
                 new = replace(new, payload=payload)
             except EnvironmentsError as exc:
                 raise Invalid(exc.message, exc.hint, field="source") from exc
-        if self.traces is not None:
-            new = self.traces.traced(new)
+        new = self.traces.traced(new)
         changes: dict[str, Any] = {}
         if new.operation == "launch":
             now = time.time()
@@ -174,18 +173,8 @@ class Submitter:
         )
         return await self.submit(again)
 
-    async def scale(self, name: str, replicas: int, reason: str) -> None:
-        """Submit a `scale`; the history shows the reason."""
-        await self._submit_own("scale", {"name": name, "replicas": replicas, "reason": reason})
-
-    async def replace(
-        self, name: str, replicas: list[int], drain_timeout_seconds: float, reason: str
-    ) -> None:
-        """Submit a `restart` of all these replicas together; the history shows the reason."""
-        given = {"together": replicas, "drain_timeout_seconds": drain_timeout_seconds}
-        await self._submit_own("restart", {"name": name, **given, "reason": reason})
-
-    async def _submit_own(self, name: str, given: dict[str, Any]) -> None:
+    async def submit_own(self, name: str, given: dict[str, Any]) -> None:
+        """Submit a request of the daemon's own; its `reason` is in the history."""
         operation = registry.by_name(name)
         payload = operation.Payload.model_validate(given).model_dump(mode="json")
         await self.submit(request_of(operation, payload))

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`check`: what this machine offers, what is missing, and what slows it down.
 
+    uv              installs projects' dependencies
     open files      each session is a descriptor
     memory cgroups  without them, memory limits are watched, and not enforced by the kernel
     kernel log      names the process that the kernel killed for memory, without doubt
-    ports           of environments; the daemon's
-    swap            a machine that swaps is slower than one that refuses
     disk            projects' dependencies are installed there
 
 Each check reads the machine, and passes plain values to a function that judges them.
@@ -13,36 +12,29 @@ Each check reads the machine, and passes plain values to a function that judges 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import resource
 import shutil
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-import psutil
 from pydantic import Field
 
 from ...env_host.startup import sessions_of_process
 from ...environments import run_files
 from ...environments.engines.base import Check as EngineCheck
-from ...environments.engines.local.ports import FIRST_PORT, LAST_PORT
 from ...environments.engines.registry import check_engines, check_provider
 from ...environments.gateway import process as gateway_process
 from ...environments.preparation.uv import find_uv, package_source
 from ...environments.run_files import LOCAL
-from ...environments.shim.client import read_status_file
 from ...environments.sources.resolve import bundled
 from ...schema.errors import EnvironmentsError, PreparationFailed
 from ...schema.layout import Layout
-from ...schema.protocol import DEFAULT_SESSIONS, LOOPBACK
+from ...schema.protocol import DEFAULT_SESSIONS
 from ...system.memory.cgroups import CgroupManager
-from ...system.net.access import is_loopback
 from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from . import base
@@ -65,7 +57,7 @@ class Check(base.Operation):
 
     @staticmethod
     def run(payload: CheckPayload, context: base.OperationContext) -> Json:
-        """`{"python", "limits", "uv", "providers", "gateway", "machine", …}`.
+        """`{"python", "limits", "environments", "providers", "gateway", "machine", …}`.
 
         For one provider, only `{"providers"}`.
         """
@@ -76,41 +68,14 @@ class Check(base.Operation):
             name = check_provider(payload.provider)
             return {"providers": local if name == LOCAL else check_engines(name)}
         replicas = run_files.all_of(Layout(context.home).runs)
-        # Clients of an environment behind a gateway do not use a replica's own address.
-        hosts = [(each.environment, each.data.get("spec", {}).get("host")) for each in replicas]
-        hosts += [(each.environment, each.host) for each in replicas]
-        found: Json = {
+        return {
             "python": {"version": platform.python_version(), "executable": sys.executable},
             "limits": asdict(read_limits()),
-            "uv": _uv(),
             "environments": sorted(bundled()),
             "providers": {**local, **check_engines()},
             "gateway": _gateway(context.home),
             "machine": look(context.home),
-            "exposed": {name: host for name, host in hosts if host and not is_loopback(host)},
-            "failing": {
-                each.environment: cause
-                for each in replicas
-                if (cause := (read_status_file(each.run_dir) or {}).get("sessions_fail"))
-            },
             "used_providers": sorted({replica.provider for replica in replicas}),
-        }
-        return {**found, "problems": list(problems(found))}
-
-
-def problems(found: Json) -> Iterator[Json]:
-    """Return what a user should know besides the findings on the machine, each with what to do."""
-    if found["uv"]["path"] is None:
-        yield {"message": found["uv"]["why_not"], "hint": "pip install uv"}
-    for name, host in found["exposed"].items():
-        yield {
-            "message": f"{name} listens on {host}, which other machines may reach",
-            "hint": "only its token keeps them out; without --host it listens on loopback",
-        }
-    for name, cause in found["failing"].items():
-        yield {
-            "message": f"{name} is ready, but its sessions fail: {cause}",
-            "hint": f"openenv logs {name}",
         }
 
 
@@ -124,33 +89,29 @@ def _gateway(home: Path) -> Json:
     return asdict(check)
 
 
-def _uv() -> Json:
-    found: Json = dict.fromkeys(("path", "version", "packages_from", "why_not"))
+def _uv() -> EngineCheck:
     try:
-        path = find_uv()
         done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=UV_SECONDS, check=True
+            [find_uv(), "--version"], capture_output=True, text=True, timeout=UV_SECONDS, check=True
         )
     except (PreparationFailed, OSError, subprocess.SubprocessError) as exc:
-        return {**found, "why_not": str(exc)}
-    version, source = done.stdout.strip(), package_source()
-    return {**found, "path": path, "version": version, "packages_from": source}
+        return EngineCheck(problem=str(exc), remedy="pip install uv")
+    return EngineCheck(notes=(f"{done.stdout.strip()}, packages from {package_source()}",))
 
 
 KMSG = "/dev/kmsg"
 LITTLE_DISK_BYTES = 2**30  # an upstream project's dependencies are about half of it
-MUCH_SWAP_SHARE = 0.25  # of all swap, in use
-FEW_PORTS = 16
 MANY_FILES = 1_048_576  # what container runtimes and systemd's daemons give
 
 
 def look(home: Path) -> Json:
     """Check everything: by name, as for engines, `{"version", "problem", "remedy", "notes"}`."""
     planned = sum(each.max_sessions or 0 for each in run_files.all_of(Layout(home).runs))
-    manager, memory = CgroupManager("check"), psutil.swap_memory()
+    manager = CgroupManager("check")
     manager.remove()
     why_not = "" if manager.available else manager.why_not
     looks = {
+        "uv": _uv(),
         "open files": open_files(
             resource.getrlimit(resource.RLIMIT_NOFILE)[1],
             max(planned, DEFAULT_SESSIONS),
@@ -158,8 +119,6 @@ def look(home: Path) -> Json:
         ),
         "memory cgroups": cgroups(why_not, is_container=is_in_container()),
         "kernel log": kernel_log(_kernel_log_error(), is_container=is_in_container()),
-        "ports": ports(_free_ports(FEW_PORTS)),
-        "swap": swap(memory.used, memory.total),
         "disk": disk(home, shutil.disk_usage(home).free),
     }
     return {name: asdict(one) for name, one in looks.items()}
@@ -209,29 +168,6 @@ def kernel_log(error: OSError | None, *, is_container: bool) -> EngineCheck:
     )
 
 
-def ports(free: int) -> EngineCheck:
-    """Judge whether enough ports of environments are free; counting stops at enough."""
-    if free >= FEW_PORTS:
-        return EngineCheck(notes=(f"{FIRST_PORT} to {LAST_PORT} for environments",))
-    return EngineCheck(
-        problem=f"{free} ports between {FIRST_PORT} and {LAST_PORT} are free",
-        remedy="ss -ltnp lists who listens; openenv launch --port chooses another",
-    )
-
-
-def swap(used_bytes: int, total_bytes: int) -> EngineCheck:
-    """Judge whether the machine swaps."""
-    if not total_bytes:
-        return EngineCheck(notes=("none: what does not fit is refused or killed, and never slow",))
-    note = f"{used_bytes / MB:.0f} of {total_bytes / MB:.0f} MB in use"
-    if used_bytes < MUCH_SWAP_SHARE * total_bytes:
-        return EngineCheck(notes=(note,))
-    return EngineCheck(
-        problem=f"{note}: steps of sessions that were swapped out wait for the disk",
-        remedy="sudo swapoff -a, when as much memory is free; sudo sysctl vm.swappiness=1",
-    )
-
-
 def disk(home: Path, free_bytes: int) -> EngineCheck:
     """Judge whether there is room for projects' dependencies."""
     if free_bytes >= LITTLE_DISK_BYTES:
@@ -248,19 +184,6 @@ def _kernel_log_error() -> OSError | None:
     except OSError as exc:
         return exc
     return None
-
-
-def _free_ports(enough: int) -> int:
-    """Count the free ports of environments, until there are enough."""
-    free = 0
-    for port in range(FIRST_PORT, LAST_PORT + 1):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((LOOPBACK, port))
-            free += 1
-        if free >= enough:
-            break
-    return free
 
 
 def is_in_container() -> bool:

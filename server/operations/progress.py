@@ -49,15 +49,11 @@ class ReplicasAwaited:
     """Reports the replicas that are being started: each that is ready, and why others are not.
 
     Each reason is logged once, with the command that ends the wait; the time left is repeated.
-    `offers_fewer`: there could be fewer of them, with `--replicas`.
     """
 
-    def __init__(
-        self, context: OperationContext, total: int, *, offers_fewer: bool = False
-    ) -> None:
+    def __init__(self, context: OperationContext, total: int) -> None:
         self._context = context
         self._total = total
-        self._offers_fewer = offers_fewer
         self._started_at = time.monotonic()
         self._ready = 0
         self._reason = ""
@@ -76,10 +72,7 @@ class ReplicasAwaited:
             self._reason = reason
             left = f"{seconds // 60:.0f} min" if seconds >= 120 else f"{max(0.0, seconds):.0f} s"
             ends = f"openenv cancel {self._context.request_id[:8]} ends it"
-            text = f"{reason}; gives up in {left}, {ends}"
-            if self._offers_fewer and self._ready:
-                text += f"; with --replicas {self._ready} it would be ready by now"
-            self._context.say(text)
+            self._context.say(f"{reason}; gives up in {left}, {ends}")
         self.report(reason, at_most_seconds=round(seconds, 1))
 
     def report(self, message: str, **more: float) -> None:

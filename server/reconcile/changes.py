@@ -49,14 +49,14 @@ from ...schema.states import UPDATABLE, EnvironmentState, GenerationState, Reque
 from ...system.net.access import is_loopback
 from ...system.text.safe_text import without_secrets
 from ...system.text.units import plural
-from ..dispatch.daemon_tasks import STOPPING
+from ..dispatch.running import STOPPING
 from ..errors import ApiError
 from ..operations.base import OperationContext
 from ..operations.progress import Phases, SessionsLeft
 from ..operations.replicas import RestartPayload, ScalePayload
 from . import replacing
 from .gateway import GatewayManager
-from .own_requests import SubmitScale
+from .own_requests import Submit
 from .replica_watch import BEGIN_SESSIONS, ReplicaWatch
 from .replicas import ReplicaManager, is_leaving
 from .watches import Part
@@ -71,7 +71,7 @@ class Changes:
     store: AsyncStore
     replicas: ReplicaManager
     gateway: GatewayManager
-    scale: SubmitScale | None = None  # without it nothing is submitted
+    submit: Submit
     _retiring: set[str] = field(init=False, default_factory=set)  # launches
 
     async def carry_out(
@@ -191,14 +191,14 @@ class Changes:
     async def _start_missing(self, name: str) -> None:
         """Submit a `scale` if an update that failed has drained replicas that are wanted."""
         environment = await self.store.read(queries.environment(name))
-        if environment is None or environment.state not in UPDATABLE or self.scale is None:
+        if environment is None or environment.state not in UPDATABLE:
             return
         wanted = wanted_replicas(environment) or 0
         count = len(self.replicas.staying(name, environment.request_id))
         if count < wanted:
             reason = f"an update that failed has left {count} of {plural(wanted, 'replica')}"
             with contextlib.suppress(ApiError):  # another request changes its replicas
-                await self.scale(name, wanted, reason)
+                await self.submit("scale", {"name": name, "replicas": wanted, "reason": reason})
 
 
 def _drain_seconds(launch: Request | None) -> float:
@@ -266,7 +266,7 @@ class _Launch(replacing.Change):
         if self._roster.count(*self.models):
             return await super()._start(count)
         spec, request_id = self._spec, self._context.request_id
-        self._note_start(spec.ready_timeout_seconds, count, offers_fewer=True)
+        self._note_start(spec.ready_timeout_seconds, count)
         started = await self._call(
             spec.provider,
             lambda provider: provider.start(

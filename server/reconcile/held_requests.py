@@ -79,7 +79,6 @@ class HeldRequests:
         self._until_served = until_served
         self._max_held = max_held or connections_within(raise_fd_limit(), shares=2, most=MAX_HELD)
         self._listener: Listener | None = None
-        self._socket: socket.socket | None = None
         self._held: dict[str, set[_Connection]] = {}  # by environment
         self._waiting: dict[str, asyncio.Task[None]] = {}  # for its replica
 
@@ -90,27 +89,27 @@ class HeldRequests:
 
     async def start(self) -> None:
         """Listen, unless this has begun."""
-        if self._socket is not None:
+        if self._listener is not None:
             return
         self.path.unlink(missing_ok=True)
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(self.path))
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(self.path))
         self.path.chmod(0o600)
-        self._socket.listen(BACKLOG)
+        listening.listen(BACKLOG)
         most, make = self._max_held + _MARGIN, partial(_Connection, self)
-        self._listener = Listener(self._socket, most, make)
+        self._listener = Listener(listening, most, make)
         self._listener.start()
 
     async def stop(self) -> None:
         """Stop listening, and close all connections."""
-        if self._socket is None or self._listener is None:
+        listener, self._listener = self._listener, None
+        if listener is None:
             return
-        self._listener.close()
-        self._socket.close()
-        self._socket = None
+        listener.close()
+        listener.socket.close()
         with contextlib.suppress(OSError):
             self.path.unlink()
-        for connection in self._listener.limit.open.copy():
+        for connection in listener.limit.open.copy():
             connection.transport.abort()
         waiting = list(self._waiting.values())
         for task in waiting:

@@ -45,10 +45,8 @@ AGAIN_SECONDS = 5.0  # after a request was refused, or has failed
 TOGETHER_SECONDS = 60.0  # replicas that are due within this time are replaced together
 MIN_SECONDS = 1.0  # for sessions to end
 
-# Submits a `scale`: the environment's name, how many replicas, and why.
-SubmitScale = Callable[[str, int, str], Coroutine[Any, Any, None]]
-# Submits a `restart`: the environment's name, which replicas, seconds for their sessions, and why.
-SubmitRestart = Callable[[str, list[int], float, str], Coroutine[Any, Any, None]]
+# Submits a request of the daemon's own: the operation's name, and the payload.
+Submit = Callable[[str, dict[str, Any]], Coroutine[Any, Any, None]]
 
 
 @dataclass
@@ -59,7 +57,22 @@ class _Scaled:
     launch: str | None  # whose replicas count
     window: DownWindow | None = None
     asked: int | None = None  # how many replicas were asked for, until that request has ended
-    timer: asyncio.TimerHandle | None = None
+
+
+class _Timers:
+    """The next look at each environment, by its name."""
+
+    def __init__(self, look: Callable[[str], None]) -> None:
+        self._look = look
+        self._handles: dict[str, asyncio.TimerHandle] = {}
+
+    def set(self, name: str, seconds: float | None) -> None:
+        """Look after some seconds instead of at the time that was set before; None: not again."""
+        if (handle := self._handles.pop(name, None)) is not None:
+            handle.cancel()
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._handles[name] = loop.call_later(max(0.0, seconds), self._look, name)
 
 
 @dataclass(eq=False)
@@ -69,10 +82,14 @@ class Autoscaler:
     tasks: BackgroundTasks
     # How full a launch's replicas are: the environment's name, and the launch.
     occupancy: Callable[[str, str | None], Occupancy | None]
-    submit: SubmitScale | None = None  # before that nothing is submitted
+    submit: Submit
     clock: Callable[[], float] = time.monotonic
     again_seconds: float = AGAIN_SECONDS
     _scaled: dict[str, _Scaled] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Begin without a timer."""
+        self._timers = _Timers(self.note)
 
     def serve(self, environment: Environment, *, is_changing: bool = False) -> None:
         """Scale an environment from now on, if its specification says so.
@@ -89,15 +106,14 @@ class Autoscaler:
         failed = known.asked is not None and known.asked != environment.spec.get("replicas")
         known.asked = None
         if failed:
-            self._look_later(environment.name, known, self.again_seconds)
+            self._timers.set(environment.name, self.again_seconds)
         else:
             self.note(environment.name)
 
     def forget(self, name: str) -> None:
         """Stop scaling an environment."""
-        known = self._scaled.pop(name, None)
-        if known is not None and known.timer is not None:
-            known.timer.cancel()
+        self._scaled.pop(name, None)
+        self._timers.set(name, None)
 
     def note(self, name: str) -> None:
         """Decide, since something has changed."""
@@ -110,32 +126,21 @@ class Autoscaler:
         now = self.clock()
         decision = decide(seen, known.scaling, known.window, now)
         known.window = decision.window
-        self._look_later(name, known, None if decision.look_at is None else decision.look_at - now)
-        if decision.replicas != seen.replicas and self.submit is not None:
+        self._timers.set(name, None if decision.look_at is None else decision.look_at - now)
+        if decision.replicas != seen.replicas:
             known.asked = decision.replicas
             self.tasks.spawn(self._submit(name, known, seen), f"scale {name}")
 
-    def _look_later(self, name: str, known: _Scaled, seconds: float | None) -> None:
-        """Decide again after some seconds, instead of at an earlier scheduled time."""
-        if known.timer is not None:
-            known.timer.cancel()
-            known.timer = None
-        if seconds is not None:
-            loop = asyncio.get_running_loop()
-            known.timer = loop.call_later(max(0.0, seconds), self.note, name)
-
     async def _submit(self, name: str, known: _Scaled, seen: Occupancy) -> None:
-        assert self.submit is not None
-        assert known.asked is not None
         slots = seen.slots * seen.replicas
         reason = f"{seen.sessions} of {slots} sessions are taken"
         try:
-            await self.submit(name, known.asked, reason)
+            await self.submit("scale", {"name": name, "replicas": known.asked, "reason": reason})
         except (ApiError, DatabaseError) as exc:
             extra = {"environment": name}
             log.warning("%s is not scaled now, trying again: %s", name, exc, extra=extra)
             known.asked = None
-            self._look_later(name, known, self.again_seconds)
+            self._timers.set(name, self.again_seconds)
 
 
 def scaling_of(spec: dict[str, Any]) -> Scaling | None:
@@ -171,13 +176,16 @@ class Successors:
 
     tasks: BackgroundTasks
     watched: Callable[[str], Iterable[ReplicaWatch]]
-    submit: SubmitRestart | None = None  # before that nothing is submitted
+    submit: Submit
     clock: Callable[[], float] = boot_seconds
     again_seconds: float = AGAIN_SECONDS
-    _timers: dict[str, asyncio.TimerHandle] = field(init=False, default_factory=dict)  # by name
     _asked: dict[str, set[_End]] = field(init=False, default_factory=dict)  # by name
     # When each replica of an environment ends and is replaced, as last seen.
     _seen: dict[str, dict[str, _Due]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Begin without a timer."""
+        self._timers = _Timers(self.look)
 
     def note(self, watch: ReplicaWatch) -> None:
         """Schedule the replacements of an environment again if a replica's end has changed."""
@@ -195,30 +203,22 @@ class Successors:
         waiting = [one for one in seen.values() if one.end not in asked]
         if asked:
             self._asked[name] = asked
-        if (timer := self._timers.pop(name, None)) is not None:
-            timer.cancel()
-        if not waiting or self.submit is None:
-            return
         now = self.clock()
-        first = min(one.at for one in waiting)
-        if first > now:
-            self._look_later(name, first - now)
+        left = min((one.at - now for one in waiting), default=None)
+        self._timers.set(name, left if left is None or left > 0 else None)
+        if left is None or left > 0:
             return
         due = [one.end for one in waiting if one.at <= now + TOGETHER_SECONDS]
         self._asked[name] = asked.union(due)
         self.tasks.spawn(self._replace(name, due), f"replace replicas of {name}")
 
-    def _look_later(self, name: str, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._timers[name] = loop.call_later(seconds, self.look, name)
-
     async def _replace(self, name: str, due: list[_End]) -> None:
-        assert self.submit is not None
         left = min(end.at for end in due if end.at is not None) - self.clock()
         reason = f"the time limit of {len(due)} of its replicas is over in {max(0.0, left):.0f} s"
-        ordinals = [end.ordinal for end in due]
+        given = {"name": name, "together": [end.ordinal for end in due]}
+        seconds = {"drain_timeout_seconds": max(MIN_SECONDS, left)}
         try:
-            await self.submit(name, ordinals, max(MIN_SECONDS, left), reason)
+            await self.submit("restart", {**given, **seconds, "reason": reason})
         except (ApiError, DatabaseError) as exc:
             extra = {"environment": name}
             log.warning("%s is not replaced now, trying again: %s", name, exc, extra=extra)

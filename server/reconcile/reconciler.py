@@ -69,7 +69,7 @@ from ..events import EventBus
 from .changes import Changes, under_way
 from .decisions import Step, next_step
 from .gateway import GatewayManager
-from .own_requests import Autoscaler, SubmitRestart, SubmitScale, Successors
+from .own_requests import Autoscaler, Submit, Successors
 from .replica_watch import ReplicaWatch
 from .replicas import Leftovers, ReplicaManager
 from .status_writer import StatusWriter, Timing
@@ -90,11 +90,10 @@ class Reconciler:
         paths: Paths,
         timing: Timing | None = None,
         *,
-        scale: SubmitScale | None = None,
-        restart: SubmitRestart | None = None,
+        submit: Submit,
         fork: Fork | None = None,
     ) -> None:
-        """`scale` and `restart` submit such requests; without them nothing is submitted.
+        """`submit` submits the daemon's own requests.
 
         `fork` forks shims; without it they are programs.
         """
@@ -107,11 +106,11 @@ class Reconciler:
             store, self._status, self._tasks, paths.runs, timing, self._note_status, fork
         )
         self.leftovers = Leftovers(store, self._status, self.replicas)
-        self.autoscaler = Autoscaler(self._tasks, self.replicas.watches.occupancy, scale)
-        self.successors = Successors(self._tasks, self.replicas.watched, restart)
+        self.autoscaler = Autoscaler(self._tasks, self.replicas.watches.occupancy, submit)
+        self.successors = Successors(self._tasks, self.replicas.watched, submit)
         self.queue = WorkQueue(store, bus, self._tasks, self._status, self.reconcile, timing)
         self.gateway = GatewayManager(store, bus, self._tasks, self.replicas, paths, timing)
-        self.changes = Changes(store, self.replicas, self.gateway, scale)
+        self.changes = Changes(store, self.replicas, self.gateway, submit)
 
     def _note_status(self, watch: ReplicaWatch) -> None:
         self.autoscaler.note(watch.replica.environment)

@@ -31,7 +31,7 @@ from ...requests_db.records import Environment
 from ...requests_db.sql import queries
 from ...schema.errors import NotReady, NotRunning
 from ...system.text.units import plural
-from ..dispatch.daemon_tasks import STOPPING
+from ..dispatch.running import STOPPING
 from ..operations.base import OperationContext
 from ..operations.progress import ReplicasAwaited, SessionsLeft
 from .gateway import GatewayManager
@@ -184,8 +184,8 @@ class Change:
         await self._replicas.adopt_started(started)
         return started
 
-    def _note_start(self, ready_seconds: float, count: int, *, offers_fewer: bool = False) -> None:
-        self._awaited = ReplicasAwaited(self._context, count, offers_fewer=offers_fewer)
+    def _note_start(self, ready_seconds: float, count: int) -> None:
+        self._awaited = ReplicasAwaited(self._context, count)
         self._ready_seconds = ready_seconds
         self._waits_since = time.monotonic()
         self._deadline = self._waits_since + ready_seconds

@@ -75,20 +75,22 @@ def keep_newest_half(path: str, limit_bytes: int) -> int:
         os.close(fd)
 
 
-def last_lines(path: str | os.PathLike[str], count: int) -> list[str]:
+def last_lines(path: str | os.PathLike[str], count: int, *, after: int = 0) -> list[str]:
     """Return at most `count` last lines of the last `MAX_TAIL_BYTES`; none of a missing file.
+
+    What comes before the offset `after` is left out.
 
     A first line that this limit cuts is left out, unless it is the only one.
     """
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            start = max(0, size - MAX_TAIL_BYTES)
+            start = max(after, size - MAX_TAIL_BYTES)
             file.seek(start)
             data = file.read(MAX_TAIL_BYTES)
     except OSError:
         return []
     lines = data.decode(errors="replace").splitlines()
-    if start > 0 and len(lines) > 1:
+    if start > after and len(lines) > 1:
         del lines[0]
     return lines[-count:] if count > 0 else []

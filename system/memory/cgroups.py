@@ -145,14 +145,14 @@ class Cgroup:
         return False
 
     def remove_with_children(self) -> bool:
-        """Remove the group and its children, which a server has made for its sessions.
+        """Remove the group and those below it, which a server has made for its sessions.
 
         Do not use it for a group in which others make groups: an empty one may be about to be used.
         """
         with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
             for entry in entries:
                 if entry.is_dir():
-                    Cgroup(entry.path, entry.name, self.version).remove()
+                    Cgroup(entry.path, entry.name, self.version).remove_with_children()
         return self.remove()
 
     def remove(self) -> bool:
@@ -218,17 +218,14 @@ class CgroupManager(_GroupMaker):
         self.name = name
         super().__init__(root=root)
 
-    def create(
-        self, name: str, limit_bytes: int | None = None, *, kill_together: bool = False
-    ) -> Cgroup:
+    def create(self, name: str, limit_bytes: int | None = None) -> Cgroup:
         """Make a group, or take over the one of that name. Limits are set before it is used.
 
-        `kill_together` (v2): when the kernel must kill one process, it kills all of the group.
         Raises `OSError` when the group cannot be made, or the manager is not `available`.
         """
         if not self.available:
             raise OSError(errno.ENOTSUP, f"no memory cgroups here: {self.why_not}")
-        return _make_group(self.group(name), limit_bytes, kill_together=kill_together)
+        return _make_group(self.group(name), limit_bytes, kill_together=False)
 
     def group(self, name: str) -> Cgroup:
         """Return the group of that name, which need not exist."""
@@ -347,6 +344,7 @@ class GroupsBelow(_GroupMaker):
 
 
 def _make_group(cgroup: Cgroup, limit_bytes: int | None, *, kill_together: bool) -> Cgroup:
+    """Make a group; `kill_together` (v2): if the kernel kills one process, it kills all of it."""
     _make(cgroup.directory)
     cgroup.set_limit(limit_bytes)
     if cgroup.version == V2:

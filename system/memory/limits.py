@@ -55,7 +55,6 @@ class Limits:
     memory_bytes: int
     pids: int | None  # None: no bound is known
     sources: dict[str, str] = field(default_factory=dict)
-    machine_cpus: int = 0
     machine_memory_bytes: int = 0
 
 
@@ -95,7 +94,6 @@ def read_limits(root: str = "", *, affinity: int | None = None) -> Limits:
         memory_bytes=int(least.value),
         pids=None if pids is None else int(pids.value),
         sources=sources,
-        machine_cpus=machine_cpus,
         machine_memory_bytes=memory,
     )
 

@@ -100,7 +100,7 @@ class Listener:
         make_protocol: Callable[[ConnectionLimit], asyncio.BaseProtocol],
     ) -> None:
         """`make_protocol` makes a protocol that reports to the limit, at most `most` of them."""
-        self._listener = listener
+        self.socket = listener
         self.limit = ConnectionLimit(most)
         self._make_protocol = make_protocol
         self._loop = asyncio.get_running_loop()
@@ -109,12 +109,12 @@ class Listener:
 
     def start(self) -> None:
         """Accept from now on."""
-        self._listener.setblocking(False)
-        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self.socket.setblocking(False)
+        self._loop.add_reader(self.socket.fileno(), self._accept)
 
     def close(self) -> None:
         """Accept no more; the socket stays open."""
-        self._loop.remove_reader(self._listener.fileno())
+        self._loop.remove_reader(self.socket.fileno())
         if self._timer is not None:
             self._timer.cancel()
 
@@ -125,12 +125,12 @@ class Listener:
             if self._opening and not self.limit.has_room():
                 return
             try:
-                accepted, _address = self._listener.accept()
+                accepted, _address = self.socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as exc:
                 log.warning("no more connections can be accepted for now: %s", exc)
-                self._loop.remove_reader(self._listener.fileno())
+                self._loop.remove_reader(self.socket.fileno())
                 self._timer = self._loop.call_later(FULL_SECONDS, self.start)
                 return
             accepted.setblocking(False)

@@ -123,6 +123,15 @@ class ExitReason:
             case ExitKind.LOST:
                 return self.evidence or "disappeared while it was not watched"
 
+    def of_programs(self, count: int, *, is_isolated: bool) -> str:
+        """Return a sentence on programs that ended so, and that an environment had started."""
+        what = "a program" if count == 1 else f"{count} programs"
+        whose = "an isolated session" if is_isolated else "the environment"
+        name = f" ({self.victim_name}, pid {self.victim_pid})" if self.victim_name else ""
+        how = self.sentence(shares_limit=not is_isolated)
+        how = how if count == 1 else how.replace("was ", "were ", 1)
+        return f"{what} that {whose} had started{name} {how}"
+
     def _oom_sentence(self, *, shares_limit: bool) -> str:
         if self.detector is Detector.MEMORY_ERROR:
             return "ran out of memory (MemoryError)"

@@ -191,11 +191,7 @@ def end_copy(forks_before: int, exc: BaseException | None) -> None:
     """
     if forks == forks_before:
         return
-    code = 0 if exc is None else _code_of(exc)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BaseException):
-            stream.flush()
-    os._exit(code)
+    _flush_and_exit(0 if exc is None else _code_of(exc))
 
 
 def _code_of(exc: BaseException) -> int:
@@ -218,6 +214,10 @@ def _finish(code: int) -> NoReturn:
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  as multiprocessing does
         atexit._run_exitfuncs()  # noqa: SLF001
+    _flush_and_exit(code)
+
+
+def _flush_and_exit(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):
             stream.flush()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 _COLOUR = r"\x1b\[[0-9;:]*m"
@@ -46,25 +46,16 @@ def coloured(text: str) -> str:
     return _ALL_BUT_COLOURS.sub(lambda found: found[1] or "", _LINE_END.sub("\n", text))
 
 
-class TextStream:
-    """Makes text safe that arrives in pieces, which may end inside an escape sequence."""
-
-    def __init__(self, *, keeps_colours: bool) -> None:
-        self._clean = coloured if keeps_colours else plain
-        self._rest = ""
-
-    def feed(self, piece: str) -> str:
-        """Return the text that can be shown so far."""
-        text, self._rest = self._rest + piece, ""
+def safe_pieces(pieces: Iterable[str], *, keeps_colours: bool) -> Iterator[str]:
+    """Make text safe that arrives in pieces, which may end inside an escape sequence."""
+    clean, rest = coloured if keeps_colours else plain, ""
+    for piece in pieces:
+        text, rest = rest + piece, ""
         begun = _BEGUN.search(text, max(0, len(text) - _MAX_KEPT))
         if begun is not None:
-            text, self._rest = text[: begun.start()], begun[0]
-        return self._clean(text)
-
-    def end(self) -> str:
-        """Return the rest of the text."""
-        text, self._rest = self._rest, ""
-        return self._clean(text)
+            text, rest = text[: begun.start()], begun[0]
+        yield clean(text)
+    yield clean(rest)
 
 
 REDACTED = "***"

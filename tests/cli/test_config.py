@@ -42,9 +42,7 @@ def test_without_a_daemon_it_is_what_the_next_one_has_unless_the_file_is_wrong(
     assert "did you mean port?" in answer.err
 
 
-def test_of_a_daemon_it_is_what_is_in_force_and_what_is_not_also_a_picked_port(
-    command: Command, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_daemon_it_is_what_is_in_force(command: Command, fake: FakeDaemon) -> None:
     fake.write_identity(settings_from={"port": "--port"}, flags={"port": 9000})
     fake.get("/v1/info", {"settings": asdict(Settings(port=9000))})
     fake.paths.config_file.write_text("max-log-mb = 7")
@@ -53,23 +51,6 @@ def test_of_a_daemon_it_is_what_is_in_force_and_what_is_not_also_a_picked_port(
     rows = [line.split() for line in answer.out.splitlines()]
     assert ["port", "9000", "--port"] in rows
     assert ["max_log_mb", "64", "default"] in rows
-    assert "max_log_mb = 7 (config.toml)" in answer.err
-    assert "port" not in answer.err
-    origins = {
-        "port": "OPENENV_PORT",
-        "max_log_mb": "config.toml",
-        "keep_days": "OPENENV_KEEP_DAYS",
-    }
-    fake.paths.config_file.unlink()
-    fake.write_identity(settings_from=origins, flags={})
-    fake.get("/v1/info", {"settings": asdict(Settings(port=41234, max_log_mb=7, keep_days=3.0))})
-    monkeypatch.setenv("OPENENV_PORT", "0")
-    answer = command("config")
-    assert answer.code == 0, answer.err
-    sentence = "not in force before the daemon is started again: max_log_mb = 64 (default)"
-    assert sentence in answer.err.splitlines()
-    monkeypatch.setenv("OPENENV_PORT", "9000")
-    assert "again: port = 9000 (OPENENV_PORT), max_log_mb" in command("config").err
 
 
 # Variables and names that a command line gives.

@@ -85,7 +85,6 @@ ROLLED_OUT = new_request("2", operation="rollout", payload={"out": "out"}, error
     ("name", "words", "expected"),
     [
         ("echo", [], "echo is not running\n  openenv launch echo first, or add --launch"),
-        ("ecko", ["--launch"], "did you mean echo? openenv launch echo starts it"),
         ("x" * 300, [], "no environment is called 'xxx"),  # which cannot be a path
         ("~nobody-here", [], "no environment is called '~nobody-here'"),
     ],

@@ -4,6 +4,7 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -24,8 +25,9 @@ from openenvd.client.errors import (
 )
 from openenvd.schema.settings import Paths
 from openenvd.system.files import installation
+from openenvd.system.process.process_identity import ProcessIdentity
 
-from .fake_daemon import Call, FakeDaemon, serving
+from .fake_daemon import FakeDaemon, serving
 
 Program = Callable[[str], None]
 
@@ -203,15 +205,13 @@ def test_an_invalid_setting_is_reported_without_a_traceback(
 
 def test_stop_waits_until_the_lock_is_free(paths: Paths) -> None:
     told, gone = threading.Event(), threading.Event()
-
-    def answer(call: Call) -> None:
-        call.json(202, {"stopping": True})
-        told.set()
+    own = ProcessIdentity.of(os.getpid())
+    before = signal.signal(signal.SIGTERM, lambda *_: told.set())
 
     def live() -> None:
         with serving(paths) as fake:
-            fake.write_identity(version="0.0.1")  # of whatever version
-            fake.post("/v1/stop", answer)
+            of_us = {"pid": own.pid, "pid_started_at": own.started_at}
+            fake.write_identity(version="0.0.1", **of_us)  # of whatever version
             up.set()
             told.wait()
             gone.set()
@@ -225,6 +225,7 @@ def test_stop_waits_until_the_lock_is_free(paths: Paths) -> None:
     assert identity is not None
     assert not daemon.is_running(paths)
     thread.join()
+    signal.signal(signal.SIGTERM, before)
 
 
 # The probe of a daemon's pod, in a process of its own

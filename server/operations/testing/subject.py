@@ -71,14 +71,13 @@ class TrialSession:
 
     base_url: str  # with the environment's token if it wants one
     answer_seconds: float  # until each answer must be there
-    connect_seconds: float = CONNECT_SECONDS
     _session: sessions.Session | None = None
 
     async def __aenter__(self) -> Self:
         try:
             self._session = await sessions.Session.open(
                 self.base_url,
-                connect_seconds=self.connect_seconds,
+                connect_seconds=CONNECT_SECONDS,
                 close_seconds=self.answer_seconds,
             )
         except (sessions.SessionFailed, ValueError) as exc:

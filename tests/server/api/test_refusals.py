@@ -11,6 +11,7 @@ from openenvd.server.api.app import create_app
 from openenvd.server.api.dependencies import Dependencies
 from openenvd.server.api.security import BrowserSessions, Guard
 from openenvd.server.api.streams import Position
+from openenvd.server.dispatch.request_traces import RequestTraces
 from openenvd.system.process.loop_lag import EventLoopLagMonitor
 
 TOKEN = "a-token"
@@ -20,7 +21,9 @@ LAUNCH = '{"operation": "launch", "payload": {"source": "echo"%s}%s}'
 async def answer(body: str | bytes, path: str = "/v1/requests") -> tuple[int, dict[str, Any]]:
     deps = cast(
         Dependencies,
-        SimpleNamespace(identity={"version": "1"}, lag=EventLoopLagMonitor(), traces=None),
+        SimpleNamespace(
+            identity={"version": "1"}, lag=EventLoopLagMonitor(), traces=RequestTraces()
+        ),
     )
     transport = httpx.ASGITransport(Guard(create_app(deps), TOKEN, BrowserSessions(TOKEN)))
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}

@@ -87,10 +87,10 @@ def sessions(clock: Clock) -> security.BrowserSessions:
 def begun(sessions: security.BrowserSessions) -> tuple[bytes, bytes]:
     session = sessions.begin(sessions.new_code())
     assert session is not None
-    cookie, *attributes = session.cookie.split("; ")
+    cookie, *attributes = session[0].split("; ")
     # Scripts cannot read it, and other sites do not send it.
     assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(attributes)
-    return cookie.encode(), session.key.encode()
+    return cookie.encode(), session[1].encode()
 
 
 def test_a_session_is_its_cookie_and_key_also_with_the_next_daemon(

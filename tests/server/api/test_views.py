@@ -4,16 +4,18 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from openenvd.executor.policy.memory import Shortage
 from openenvd.requests_db.records import Environment, Replica, Request, RequestError
 from openenvd.schema.replica import StatusLine
 from openenvd.schema.states import EnvironmentState, ErrorKind, ReplicaState, RequestState, Schedule
 from openenvd.server.api import views
-from openenvd.server.api.request_notes import MAX_COUNTED, reason_of, reason_of_shortage
 from openenvd.server.api.routes_daemon import RECENT, worth_showing
+from openenvd.server.api.routes_requests import MAX_COUNTED, reason_at, reason_of
 from openenvd.system.process.exit_reason import ExitKind, ExitReason
 from openenvd.system.text.safe_text import REDACTED, redact
 from openenvd.system.text.units import MB
@@ -264,27 +266,30 @@ LONG = Schedule.LONG
     [
         (0, 1, False, "about to start"),
         (3, 4, False, "about to start"),
-        (None, 1, False, "about to start"),
         (4, 4, False, "queued behind 4 requests"),
         (1, 0, False, "queued behind 1 request"),
         (0, 0, False, "waiting for a free worker"),
-        (None, 0, False, "waiting for a free worker"),
         (0, 8, True, "waiting for a free worker"),
         (70, 8, True, "queued behind 70 requests, the first of which waits for memory"),
         (MAX_COUNTED + 1, 0, False, f"queued behind more than {MAX_COUNTED} requests"),
     ],
 )
 def test_the_reason_follows_from_who_is_ahead(
-    ahead: int | None, room: int, is_short: bool, expected: str
+    ahead: int, room: int, is_short: bool, expected: str
 ) -> None:
     assert reason_of(ahead, room=room, is_short=is_short) == expected
 
 
-def test_an_update_that_waits_for_memory_says_that_it_needs_both_generations() -> None:
-    short = "waiting for memory: needs 210 MB, 95 MB free"
-    assert reason_of_shortage(short, is_update=False) == short
-    both = "an update needs memory for both generations at once"
-    assert reason_of_shortage(short, is_update=True) == f"{short}; {both}"
+@pytest.mark.parametrize("is_update", [False, True])
+def test_an_update_that_waits_for_memory_says_that_it_needs_both_generations(
+    is_update: bool,
+) -> None:
+    claimer = SimpleNamespace(shortages={"id": Shortage(210 * MB, 95 * MB)})
+    deps: Any = SimpleNamespace(dispatcher=SimpleNamespace(claimer=claimer))
+    request = replace(ended("launch"), payload={"replaces": "id0"} if is_update else {})
+    both = "; an update needs memory for both generations at once" if is_update else ""
+    expected = f"waiting for memory: needs 210 MB, 95 MB free{both}"
+    assert reason_at(deps, request, 0, 1) == expected
 
 
 def ended(

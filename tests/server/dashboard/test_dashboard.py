@@ -136,7 +136,7 @@ def test_cookie_and_key_are_enough_to_call_the_api_and_neither_alone_is(
     assert browser.call("GET", "/v1/status", headers={"Origin": ""})[0] == 200
     assert browser.call("POST", "/v1/requests/0123456789abcdef/cancel")[0] == 404
     assert browser.call("GET", "/v1/status", headers={name: ""})[0] == 401
-    assert browser.call("POST", "/v1/stop", headers={name: ""})[0] == 401
+    assert browser.call("POST", "/v1/requests/0/cancel", headers={name: ""})[0] == 401
 
 
 ORIGINS = ["", "http://127.0.0.1:1", "http://localhost:3000", "null"]
@@ -146,12 +146,12 @@ REBOUND = {"Host": "evil.example", "Origin": "http://evil.example"}
 @pytest.mark.parametrize(
     ("method", "path", "headers"),
     [
-        *(("POST", "/v1/stop", {"Origin": origin}) for origin in ORIGINS),
+        *(("POST", "/v1/requests/0/cancel", {"Origin": origin}) for origin in ORIGINS),
         ("GET", "/v1/status", {"Origin": "http://localhost:3000"}),
         ("GET", "/v1/status", {"Origin": "", "Sec-Fetch-Site": "same-site"}),
         ("GET", "/", REBOUND),
         ("GET", "/v1/status", REBOUND),
-        ("POST", "/v1/stop", REBOUND),
+        ("POST", "/v1/requests/0/cancel", REBOUND),
         ("POST", "/dashboard/session", REBOUND),
     ],
 )

@@ -91,7 +91,7 @@ class Bench:
                 ),
                 budget_bytes=1024 * MB,
                 timing=timing or Timing(),
-                traces=traces,
+                traces=traces or RequestTraces(),
             )
         )
 

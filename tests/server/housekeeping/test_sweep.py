@@ -165,8 +165,7 @@ def test_the_cgroups_of_homes_that_have_ended_are_removed_at_the_second_look(
         sweeper = Sweeper(paths)
         sweeper.sweep_other_homes()
         assert made.exists()  # its home may be about to use it
-        name = f"openenvd/{ended.name}"
-        assert name in sweeper.sweep_other_homes()
+        assert f"openenvd/{ended.name}" in sweeper.sweep_other_homes()
         assert not Path(ended.directory).exists()
         assert entered.exists()
         assert Path(own.directory).exists()

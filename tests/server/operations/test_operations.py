@@ -21,26 +21,10 @@ from openenvd.schema.errors import EnvironmentsError, NotAnswering
 from openenvd.schema.layout import Layout
 from openenvd.schema.spec import EnvironmentSpec
 from openenvd.server.operations import check
-from openenvd.server.operations.check import problems
 from openenvd.server.operations.launch import Launch, losses
 from openenvd.system.net.access import without_token
 
 from .conftest import Run
-
-
-def write_class(folder: Path, code: str) -> str:
-    (folder / "sample_env.py").write_text(code)
-    return "sample_env:Sample"
-
-
-def test_a_session_that_fails_names_the_log_that_says_why(run: Run, tmp_path: Path) -> None:
-    code = "from openenvd.env_host.bundled.echo.environment import EchoEnvironment as Echo\n"
-    code += "class Sample(Echo):\n"
-    code += "    def reset(self, **_):\n        raise OSError('no licence')\n"
-    run("launch", source=write_class(tmp_path, code), cwd=str(tmp_path), name="trial")
-    with pytest.raises(NotAnswering, match="no licence") as caught:
-        run("probe", name="trial", session=True)
-    assert caught.value.hint == "openenv logs trial shows what it printed"
 
 
 def test_a_repeated_launch_replaces_the_replicas_of_its_first_attempt(
@@ -112,29 +96,14 @@ def test_check_reports_what_the_machine_offers_and_of_one_provider_nothing_else(
     assert found["gateway"]["problem"] is None
     assert found["environments"] == ["benchmark", "brigade", "echo"]
     assert found["limits"]["memory_bytes"] > 0
-    assert found["uv"]["version"].startswith("uv ")
-    looks = ["open files", "memory cgroups", "kernel log", "ports", "swap", "disk"]
+    assert found["machine"]["uv"]["notes"][0].startswith("uv ")
+    looks = ["uv", "open files", "memory cgroups", "kernel log", "disk"]
     assert list(found["machine"]) == looks
     assert all(one["problem"] or one["notes"] for one in found["machine"].values())
     assert list(run("check", provider="local")["providers"]) == ["local"]
     assert list(run("check", provider="slurm")["providers"]) == ["slurm"]
     with pytest.raises(EnvironmentsError, match="there is no provider 'none'"):
         run("check", provider="none")
-
-
-def test_check_reports_missing_parts_with_hints() -> None:
-    found = {
-        "uv": {"path": None, "why_not": "uv is not there"},
-        "exposed": {"trial": "0.0.0.0"},
-        "failing": {"finqa": "OSError: no data"},
-    }
-    told = list(problems(found))
-    assert [problem["message"] for problem in told] == [
-        "uv is not there",
-        "trial listens on 0.0.0.0, which other machines may reach",
-        "finqa is ready, but its sessions fail: OSError: no data",
-    ]
-    assert all(problem["hint"] for problem in told)
 
 
 def test_who_starts_replicas_is_left_without_children_or_descriptors(
@@ -158,16 +127,12 @@ def test_a_stray_is_named_by_its_engines_id_which_leads_to_no_other_folder(run: 
 
 # What keeps a machine from its best.
 
-GIGABYTE = 2**30
 GOOD = (
     check.open_files(resource.RLIM_INFINITY, 10**6, 1),
     check.open_files(4096, 4096, 2),
     check.cgroups("", is_container=True),
     check.kernel_log(None, is_container=True),
-    check.ports(check.FEW_PORTS),
-    check.swap(0, 0),
-    check.swap(GIGABYTE, 8 * GIGABYTE),
-    check.disk(Path("/h"), 2 * GIGABYTE),
+    check.disk(Path("/h"), 2**31),
 )
 
 
@@ -187,8 +152,6 @@ GOOD = (
             "no such file",
             "--device /dev/kmsg",
         ),
-        (check.ports(3), "3 ports between 21000 and 24999", "ss -ltnp"),
-        (check.swap(4 * GIGABYTE, 8 * GIGABYTE), "4096 of 8192 MB in use", "swapoff"),
         (check.disk(Path("/h"), 5 * 2**20), "5 MB are free in /h", "openenv prune"),
         *((one, None, None) for one in GOOD),
     ],
@@ -231,17 +194,6 @@ def test_operations_send_the_token_and_do_not_tell_it(
         if path.is_file() and token.encode() in path.read_bytes():
             assert path.name == "replica.json", path
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_check_tells_of_environments_that_others_can_reach(run: Run, layout: Layout) -> None:
-    run("launch", source="echo")
-    assert run("check")["exposed"] == {}
-    [replica] = run_files.all_of(layout.runs)
-    path = replica.run_dir / "replica.json"
-    before = path.read_text()
-    path.write_text(json.dumps({**json.loads(before), "host": "0.0.0.0"}))  # as if it did
-    assert run("check")["exposed"] == {"echo": "0.0.0.0"}
-    path.write_text(before)
 
 
 @pytest.mark.parametrize(

@@ -85,22 +85,19 @@ def test_the_rest_takes_as_long_as_what_was_done() -> None:
     assert eta_seconds(5, 0, 5.0) is None
 
 
-def test_a_wait_that_lasts_is_said_once_with_what_ends_it_and_what_would_be_ready(
+def test_a_wait_that_lasts_is_said_once_with_what_ends_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reported: list[dict[str, Any]] = []
     context = OperationContext("0123456789ab", tmp_path, reported.append)
-    awaited = ReplicasAwaited(context, 2, offers_fewer=True)
+    awaited = ReplicasAwaited(context, 2)
     awaited.on_ready(StartedReplica("trial-0", 0, pid=7))
     for reason, seconds in (("no node", 540.0), ("no node", 530.0), ("no image", 90.0)):
         awaited.on_lasting(reason, seconds)
     ready, *said = capsys.readouterr().out.splitlines()
     assert ready.startswith("replica 0 (pid 7) is ready (")
-    ends, fewer = "openenv cancel 01234567 ends it", "with --replicas 1 it would be ready by now"
-    assert said == [
-        f"no node; gives up in 9 min, {ends}; {fewer}",
-        f"no image; gives up in 90 s, {ends}; {fewer}",
-    ]
+    ends = "openenv cancel 01234567 ends it"
+    assert said == [f"no node; gives up in 9 min, {ends}", f"no image; gives up in 90 s, {ends}"]
     counts = {"phase": "waiting", "done": 1, "total": 2}
     assert reported == [
         {**counts, "message": "1 of 2 replicas ready"},

@@ -43,11 +43,11 @@ class Submissions:
         self.now = 1000.0
         self.options: Any = {"clock": lambda: self.now, "again_seconds": 0.0}
 
-    async def submit(self, *asked: Any) -> None:
+    async def submit(self, _operation: str, payload: dict[str, Any]) -> None:
         if self.refuses:
             self.refuses -= 1
             raise CannotChange("trial is being restarted already")
-        self.submitted.put_nowait(asked)
+        self.submitted.put_nowait(tuple(payload.values()))
 
     async def asked(self) -> tuple[Any, ...]:
         return await asyncio.wait_for(self.submitted.get(), WAIT_SECONDS)

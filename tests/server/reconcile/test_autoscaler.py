@@ -188,7 +188,7 @@ async def test_what_has_its_own_address_or_drains_already_is_not_replaced(ending
 
 async def test_a_step_of_the_clock_makes_nothing_due(ending: Ending) -> None:
     """Times are those of `boot_seconds`."""
-    ending.successors.clock = Successors(ending.tasks, lambda _: []).clock
+    ending.successors.clock = Successors(ending.tasks, lambda _: [], ending.submit).clock
     ending.replica(boot_seconds() + 600)
     ending.successors.look("trial")
     assert await ending.is_quiet()

@@ -23,7 +23,7 @@ from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import observing
 from openenvd.schema import errors
 from openenvd.schema.states import EnvironmentState, ReplicaState, RequestState
-from openenvd.server.dispatch.daemon_tasks import STOPPING
+from openenvd.server.dispatch.running import STOPPING
 from openenvd.server.operations import registry
 from openenvd.server.operations.base import OperationContext
 from openenvd.server.operations.launch import Launch
@@ -58,7 +58,7 @@ class Changed:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        world.scale = self.scale
+        world.submit = self.submit
         self.log: list[str] = []
         self.told: list[dict[str, Any]] = []
         self.after: Callable[[dict[str, Any]], object] = lambda _: None  # called with progress
@@ -105,10 +105,9 @@ class Changed:
     async def run(self, operation: str, **payload: Any) -> Any:
         return await self.carry_out(await self.begun(operation, **payload))
 
-    async def scale(self, _: str, replicas: int, reason: str) -> None:
-        self.world.reconcilers[-1]._tasks.spawn(
-            self.run("scale", replicas=replicas, reason=reason), "scale"
-        )
+    async def submit(self, operation: str, payload: dict[str, Any]) -> None:
+        given = {name: value for name, value in payload.items() if name != "name"}
+        self.world.reconcilers[-1]._tasks.spawn(self.run(operation, **given), operation)
 
     async def killed(
         self, request: Request, when: Callable[[dict[str, Any]], bool], prepared: Any = None

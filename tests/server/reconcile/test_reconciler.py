@@ -40,7 +40,7 @@ from openenvd.server.api.views import environment_view, replica_view
 from openenvd.server.events import EventBus
 from openenvd.server.operations.base import OperationContext
 from openenvd.server.reconcile import replacing, replica_watch
-from openenvd.server.reconcile.own_requests import SubmitScale
+from openenvd.server.reconcile.own_requests import Submit
 from openenvd.server.reconcile.reconciler import Reconciler
 from openenvd.server.reconcile.status_writer import Timing
 from openenvd.system.process.process_identity import ProcessIdentity
@@ -51,6 +51,10 @@ from ..conftest import WAIT_SECONDS, until
 
 S = EnvironmentState
 ADDRESS = "http://127.0.0.1:21000"
+
+
+async def submit_nothing(*_asked: object) -> None:
+    """In place of what would submit the daemon's own requests."""
 
 
 class World:
@@ -65,10 +69,10 @@ class World:
         self.bus = bus
         self.servers: list[ShimmedServer] = []
         self.reconcilers: list[Reconciler] = []
-        self.scale: SubmitScale | None = None
+        self.submit: Submit = submit_nothing
 
     async def reconcile(self, timing: Timing | None = None) -> Reconciler:
-        made = Reconciler(self.store, self.bus, self.paths, timing, scale=self.scale)
+        made = Reconciler(self.store, self.bus, self.paths, timing, submit=self.submit)
         self.reconcilers.append(made)
         await made.start()
         return made
