@@ -89,7 +89,7 @@ def _restarted(final: Json) -> tuple[Json, list[str]]:
 @click.argument("names", nargs=-1, metavar="NAME…", shell_complete=completion.environments)
 @click.option("--all", "everything", is_flag=True, help="Take down all environments.")
 @click.option("--strays", is_flag=True, help="Stop replicas that openenv has no record of.")
-@click.option("--async", "is_async", is_flag=True, help="Print the requests' ids, and return.")
+@async_option
 @json_option
 def down(
     names: tuple[str, ...], everything: bool, strays: bool, is_async: bool, output: Output

@@ -51,7 +51,7 @@ _SEE = "GET /openapi.json shows every operation"
 _OPTIONS = fields_of(RequestOptions)  # what every request carries beside its payload
 
 
-_LIMITS = {n: of for n, of in fields_of(LaunchOptions).items() if n in MEMORY_LIMITS}
+_LIMITS = fields_of(LaunchOptions, only=MEMORY_LIMITS)
 
 
 class Retry(create_model("Limits", __base__=Payload, **_LIMITS)):  # type: ignore[misc]

@@ -113,25 +113,9 @@ def version_of_files() -> str:
     return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
 
 
-LogName = Annotated[
-    str | None,
-    Query(pattern="^(requests|environments)/", max_length=300, description="A log to follow."),
-]
-LogPlace = Annotated[
-    str,
-    Query(
-        pattern=r"^(.+:[0-9]{1,18})?$",
-        max_length=300,
-        description="The `place` of the last event that was read: only what follows it is sent.",
-    ),
-]
-IsLook = Annotated[
-    bool, Query(description="End after the snapshot, and after what the log has by then.")
-]
-
-Folder = Annotated[
-    str | None, Query(max_length=4096, description="Where relative paths begin in the launch form.")
-]
+LogName = Annotated[str | None, Query(pattern="^(requests|environments)/", max_length=300)]
+LogPlace = Annotated[str, Query(pattern=r"^(.+:[0-9]{1,18})?$", max_length=300)]
+Folder = Annotated[str | None, Query(max_length=4096)]
 SeenIds = Annotated[list[str], Body(embed=True, max_length=500, description="Of faults: `ids`.")]
 
 PREFIX = "/v1/dashboard"
@@ -174,7 +158,7 @@ class Code(BaseModel):
 
 @router.post("/link")
 async def new_link(request: Request, deps: Injected, folder: Folder = None) -> Json:
-    """A link that signs a browser in, once."""
+    """A link that signs a browser in, once. Relative paths of the launch form begin in `folder`."""
     request.app.state.dashboard_folder = folder or request.app.state.dashboard_folder
     code = _sessions(request).new_code()
     address = deps.identity["address"]
@@ -223,9 +207,13 @@ async def stream(
     deps: Injected,
     log: LogName = None,
     place: LogPlace = "",
-    is_look: IsLook = False,
+    is_look: bool = False,
 ) -> AsyncIterator[ServerSentEvent]:
-    """Server-sent events of all that the dashboard shows: `snapshot`, each `change`, and `log`."""
+    """Server-sent events of all that the dashboard shows: `snapshot`, each `change`, and `log`.
+
+    `log` is the log to follow, `place` that of its last event that was read. With `is_look`, the
+    stream ends after the snapshot and what the log has by then.
+    """
     feed: Feed = request.app.state.dashboard_feed
     log_of = None if log is None else partial(open_log, deps, log, place)
     async for message in feed.messages(log_of, is_look=is_look):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -59,10 +59,10 @@ class Payload(BaseModel):
         return data
 
 
-def fields_of(*declarations: type) -> dict[str, Any]:
-    """Return a model's field for each option that the `declarations` declare."""
+def fields_of(*declarations: type, only: Collection[str] | None = None) -> dict[str, Any]:
+    """Return a model's field for each option that the declarations declare, or for `only` some."""
     items = (item for declaration in declarations for item in options_of(declaration))
-    return {item.name: _field(item) for item in items}
+    return {item.name: _field(item) for item in items if only is None or item.name in only}
 
 
 def payload_of(*declarations: type) -> Any:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, create_model, field_validator, model_validator
 
 from ...environments.strays import stop_stray
 from ...schema.errors import EngineFailed
 from ...schema.layout import Layout
 from ...schema.operation_options import DrainOptions, StopOptions
-from ...schema.spec import MAX_REPLICAS, check_room
+from ...schema.spec import MAX_REPLICAS, LaunchOptions, check_room
 from ...system.text.units import MB
 from . import base
 
@@ -33,7 +33,11 @@ class ChangePayload(base.payload_of(DrainOptions)):  # type: ignore[misc]  # mad
     )
 
 
-class RestartPayload(ChangePayload):
+# By default as its launch says.
+_ROOM = base.fields_of(LaunchOptions, only=("max_surge", "max_unavailable"))
+
+
+class RestartPayload(create_model("Room", __base__=ChangePayload, **_ROOM)):  # type: ignore[misc]
     """The environment, and which of its replicas are replaced."""
 
     replica: int | None = Field(
@@ -43,16 +47,6 @@ class RestartPayload(ChangePayload):
         [],
         max_length=MAX_REPLICAS,
         description="Numbers of replicas to restart in one go, as they end by themselves soon.",
-    )
-    max_surge: str | None = Field(
-        None,
-        description="Extra replicas allowed meanwhile, a number or a percentage; by default as its"
-        " launch says, or 1.",
-    )
-    max_unavailable: str | None = Field(
-        None,
-        description="Replicas that may be missing meanwhile, a number or a percentage; by default"
-        " as its launch says, or none.",
     )
 
     _spell = field_validator("max_surge", "max_unavailable", mode="before")(base.spell_number)

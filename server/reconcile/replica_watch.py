@@ -221,14 +221,16 @@ class ReplicaWatch:
     async def _shim_ended(self) -> None:
         """Act on the shim's end, by its status file; a missing file means that it was stopped."""
         status = await asyncio.to_thread(read_status_file, self.run_file.run_dir)
-        if status is None and await asyncio.to_thread(self._is_on_engine):
+        is_local, run_dir = self.run_file.is_local, self.run_file.run_dir
+        is_lost = status is None and not is_local
+        if is_lost and await asyncio.to_thread(run_files.read, run_dir) is not None:
             await self._renew_agent()
             return
         is_stopped = status is None or status["state"] == "stopped"
         if status is not None and not is_stopped and is_alive(status):
             await asyncio.sleep(self.timing.look_again_seconds)  # not reached, or cut off
             return
-        if not (self.run_file.is_local or is_stopped):
+        if not (is_local or is_stopped):
             await self._renew_agent()
             return
         if self.is_draining or (status is not None and status.get("is_draining")):
@@ -239,10 +241,6 @@ class ReplicaWatch:
             return
         reason = ExitReason.from_json(status.get("exit") or exit_with_shim(status))
         await self._restart_or_give_up(reason, ())
-
-    def _is_on_engine(self) -> bool:
-        """Return whether its run file still exists and names an engine."""
-        return not self.run_file.is_local and run_files.read(self.run_file.run_dir) is not None
 
     async def _renew_agent(self) -> None:
         """Have another agent serve the replica, which outlives its agents."""

@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..text.units import MB
-from .proc import shared_limit_sentence, signal_name
+from .proc import signal_name
 
 
 class ExitKind(StrEnum):
@@ -153,7 +153,7 @@ class ExitReason:
 
     def _with_limit(self, text: str, *, shares_limit: bool) -> str:
         if self.limit_bytes is not None and shares_limit:
-            text += f": {shared_limit_sentence(self.limit_bytes)}"
+            text += f": its replica's processes may use {self.limit_bytes / MB:.0f} MB together"
         elif self.limit_bytes is not None:
             text += f"; its limit was {self.limit_bytes / MB:.0f} MB"
         return f"{text} ({self.evidence})" if self.evidence else text

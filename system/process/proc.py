@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..memory.cgroup_tree import read_text
-from ..text.units import MB
 
 _SECONDS_PER_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 OWN_SESSION = "/proc/self/autogroup"
@@ -226,11 +225,6 @@ def exit_sentence(wait_status: int) -> str:
     if number is None:
         return f"exited with code {code}"
     return f"{'crashed with' if number in _CRASHES else 'was killed by'} {signal_name(number)}"
-
-
-def shared_limit_sentence(limit_bytes: int) -> str:
-    """Return the sentence that all processes of a replica share its memory limit."""
-    return f"its replica's processes may use {limit_bytes / MB:.0f} MB together"
 
 
 _fd_limits: list[tuple[int, int]] = []  # of this process, before the first was raised

@@ -17,6 +17,7 @@ from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.schema.states import EnvironmentState, ErrorKind, ReplicaState, RequestState, Schedule
+from openenvd.server.api.views import exit_views
 from openenvd.server.dashboard.environments import (
     Faults,
     death_of_attempt,
@@ -175,18 +176,20 @@ async def test_failures_of_one_cause_are_one_fault_until_seen_also_by_the_next_d
 def test_a_process_that_died_below_a_server_that_lives_has_a_button_too(
     facts: dict[str, Any], option: str
 ) -> None:
-    last = {"reason": KILLED.to_json(), "pid": 5, "at": 8.0, "message": "shard 1 was killed"}
-    death = death_of_shard({"id": "trial-0-a", "ordinal": 0, "exits": [last | facts]}, TRIAL)
+    last = {"reason": KILLED.to_json(), "pid": 5, "at": 8.0, **facts}
+    [shown] = exit_views({"exits": [last]}, environment=TRIAL)
+    death = death_of_shard({"id": "trial-0-a", "ordinal": 0, "exits": [shown]}, TRIAL)
     assert death is not None
-    assert (death["id"], death["at"], death["message"]) == ("trial-0-a:5", 8.0, last["message"])
+    assert (death["id"], death["at"], death["message"]) == ("trial-0-a:5", 8.0, shown["message"])
     assert death["command"] == f"openenv retry {'a' * 16} {option} 200M"
     assert parses(death["command"])
 
 
 def test_a_process_of_an_environment_whose_launch_is_not_known_has_no_command() -> None:
-    last = {"reason": KILLED.to_json(), "pid": 5, "at": 8.0, "message": "shard 1 was killed"}
-    replica = {"id": "trial-0-a", "ordinal": 0, "exits": [last]}
-    death = death_of_shard(replica, replace(TRIAL, request_id=None))
+    last = {"reason": KILLED.to_json(), "pid": 5, "at": 8.0}
+    trial = replace(TRIAL, request_id=None)
+    exits = exit_views({"exits": [last]}, environment=trial)
+    death = death_of_shard({"id": "trial-0-a", "ordinal": 0, "exits": exits}, trial)
     assert death is not None
     assert death["command"] is None
 
