@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_423,
-    "code lines": 46_573,
-    "modules": 383,
-    "test lines": 64_835,
+    "shipped lines": 72_028,
+    "code lines": 46_248,
+    "modules": 381,
+    "test lines": 64_733,
     "words of pages": 24_993,
     "words of decisions": 7_659,
     "folders at the root": 15,
