@@ -211,9 +211,9 @@ def test_a_client_that_connects_while_a_server_falls_asleep_wakes_the_next(one: 
 
 def test_a_shim_killed_while_its_server_sleeps_is_replaced_by_one_that_serves(one: Replica) -> None:
     one.tell("sleep 0")
-    status = one.wait_state("asleep")
-    os.kill(status["shim"]["pid"], signal.SIGKILL)
-    one.wait_for_end()
+    shim = ProcessIdentity.of(one.wait_state("asleep")["shim"]["pid"])
+    os.kill(shim.pid, signal.SIGKILL)
+    assert wait_until_dead([shim], WAIT_SECONDS)  # it loses its connection before its lock
     after = one.again().link.status
     assert (after["generation"], after["wakes"], after["exits"]) == (1, 0, [])
 
