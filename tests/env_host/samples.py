@@ -6,7 +6,7 @@ test and a call inside the host meet without sleeping.
 """
 
 SAMPLES = '''
-import asyncio, ctypes, os, random, re, signal, sqlite3, subprocess, sys, threading
+import asyncio, ctypes, os, random, signal, sqlite3, subprocess, sys, threading
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 
 def pass_gate(name):
@@ -68,12 +68,12 @@ class Counter(Environment[Do, Seen, State]):
         pass_gate(action.gate)
 
     def do_wait_then_hold(self, action):
-        """After the gate, hold the interpreter, as C code does that does not let it go."""
         pass_gate(action.gate)
-        ctypes.PyDLL(None).sleep(60)
+        self.do_hold(action)
 
     def do_hold(self, action):
-        re.match("(a+)+$", "a" * 40 + "b")
+        """Hold the interpreter, as C code does that does not let it go."""
+        ctypes.PyDLL(None).read(os.pipe()[0], bytes(1), 1)
 
     def do_leave(self, action):
         """Leave a program behind that holds memory, as a child or as a daemon."""

@@ -259,14 +259,14 @@ def test_processes_that_a_task_leaves_running_are_killed(bench: Bench, then: str
 # ---------------------------------------------------------------------- many, and more than fit
 
 
-def test_ten_thousand_quick_tasks_are_all_answered(bench: Bench) -> None:
+def test_thousands_of_quick_tasks_are_all_answered(bench: Bench) -> None:
     submitted: set[str] = set()
-    while len(submitted) < 10_000:
+    while len(submitted) < 3_000:
         room = bench.recorder.wait_for(lambda: bench.executor.room(SHORT))
-        submitted |= {bench.submit("echo") for _ in range(min(room, 10_000 - len(submitted)))}
-    bench.recorder.wait_for(lambda: bench.recorder.outcomes >= 10_000)
+        submitted |= {bench.submit("echo") for _ in range(min(room, 3_000 - len(submitted)))}
+    bench.recorder.wait_for(lambda: bench.recorder.outcomes >= 3_000)
     done = [e.task_id for e in bench.recorder.events if isinstance(e, Succeeded)]
-    assert len(done) == 10_000
+    assert len(done) == 3_000
     assert set(done) == submitted
 
 
