@@ -45,10 +45,13 @@ def test_a_private_folder_or_symlink_is_its_owners_alone(tmp_path: Path) -> None
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 def test_a_folder_or_symlink_of_another_user_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "planted").symlink_to(tmp_path)
-    (tmp_path / "folder").mkdir()
-    for path in (tmp_path / "planted", tmp_path / "folder"):
+    planted, folder, to_it = (tmp_path / name for name in ("planted", "folder", "to_it"))
+    planted.symlink_to(tmp_path)
+    folder.mkdir()
+    to_it.symlink_to(folder)
+    for path in (planted, folder):
         os.chown(path, 12345, -1, follow_symlinks=False)
+    for path in (planted, folder, to_it):
         with pytest.raises(PermissionError, match="another user"):
             make_private(path)
 

@@ -134,12 +134,12 @@ class Zygote:
     pids: ClassVar[set[int]] = set()
     may_be_lost = False
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, preload: str = "server_program") -> None:
         (folder / "server_program.py").write_text(FORKED.format(SERVER))
         self.env = {"PATH": os.environ["PATH"], "SECRET": "xyz", **client.read_at_start(os.environ)}
         self._pipe = os.pipe()  # its end kills workers
         self._client = ZygoteClient.start(
-            death_pipe=self._pipe[0], home=str(folder), preload=["server_program"]
+            death_pipe=self._pipe[0], home=str(folder), preload=[preload]
         )
         self.pids.add(self._client.pid)
         self.process = psutil.Process(self._client.pid)
@@ -244,6 +244,14 @@ class Replica:
             self.wait_for_end()
             self._link.close()
         client.clean_up_after_shim(self.run_dir)
+
+
+@pytest.fixture(scope="session")
+def fork(tmp_path_factory: pytest.TempPathFactory) -> Iterator[client.Fork]:
+    """Forks shims and env hosts from a process that has imported them, as the daemon does."""
+    zygote = Zygote(tmp_path_factory.mktemp("fork"), "openenvd.environments.shim.forked")
+    yield zygote.fork
+    zygote.close()
 
 
 @pytest.fixture(scope="module")

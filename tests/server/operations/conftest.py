@@ -12,6 +12,7 @@ import pytest
 
 from openenvd.environments import run_files
 from openenvd.environments.engines.providers import provider_named
+from openenvd.environments.shim.client import Fork
 from openenvd.environments.sources.program import prepared_from_json
 from openenvd.schema.layout import Layout
 from openenvd.schema.spec import EnvironmentSpec
@@ -20,16 +21,17 @@ from openenvd.server.operations import registry
 from ...environments.conftest import Started
 from ...environments.conftest import home as home
 from ...environments.conftest import layout as layout
+from ...environments.shim.conftest import fork as fork
 
 LAUNCH_ID, CHANGE_ID = secrets.token_hex(8), secrets.token_hex(8)  # name cgroups, which all share
 
 Run = Callable[..., Any]
 
 
-def started(launch: dict[str, Any], home: Path) -> dict[str, Any]:
+def started(launch: dict[str, Any], home: Path, fork: Fork) -> dict[str, Any]:
     spec, address = EnvironmentSpec(**launch["spec"]), launch["address"]
     prepared = prepared_from_json(launch["prepared"])
-    provider = provider_named(spec.provider, home)
+    provider = provider_named(spec.provider, home, fork)
     known = {"count": spec.replicas, "launch_id": LAUNCH_ID, "address": address}
     replicas = Started(provider.start(spec, prepared, **known))
     try:
@@ -41,7 +43,7 @@ def started(launch: dict[str, Any], home: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def run(home: Path, layout: Layout) -> Iterator[Run]:
+def run(home: Path, layout: Layout, fork: Fork) -> Iterator[Run]:
     """`run("scale", name="echo", replicas=2)`, as a worker does it; nothing runs afterwards."""
 
     def call(
@@ -54,7 +56,7 @@ def run(home: Path, layout: Layout) -> Iterator[Run]:
         function = pkgutil.resolve_name(registry.dotted_name(registry.by_name(operation)))
         request_id = LAUNCH_ID if operation == "launch" else request_id
         result = json.loads(json.dumps(function(payload, request_id, str(home), progress)))
-        return started(result, home) if operation == "launch" else result
+        return started(result, home, fork) if operation == "launch" else result
 
     yield call
     for name in {run_file.environment for run_file in run_files.all_of(layout.runs)}:

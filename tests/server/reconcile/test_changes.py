@@ -16,7 +16,12 @@ from openenvd.client.session import Session
 from openenvd.environments import run_files
 from openenvd.environments.replica_policy import replacement_room, replacement_step
 from openenvd.environments.run_files import RunFile
-from openenvd.environments.shim.client import ShimClient, clean_up_after_shim, read_status_file
+from openenvd.environments.shim.client import (
+    Fork,
+    ShimClient,
+    clean_up_after_shim,
+    read_status_file,
+)
 from openenvd.environments.shim.files import STATUS_FILE_NAME
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.sql import queries
@@ -31,6 +36,7 @@ from openenvd.server.reconcile.replica_watch import ReplicaWatch
 from openenvd.server.reconcile.replicas import ReplicaManager
 from openenvd.server.reconcile.watches import Part, Roster
 
+from ...environments.shim.conftest import fork as fork
 from ..conftest import until
 from .conftest import new_watch
 from .test_reconciler import World
@@ -138,8 +144,9 @@ class Changed:
 
 
 @pytest.fixture
-async def trial(world: World) -> Any:
+async def trial(world: World, fork: Fork) -> Any:
     """An environment to be launched and changed; nothing of it runs afterwards."""
+    world.fork = fork
     yield Changed(world)
     for reconciler in world.reconcilers:
         await reconciler.stop()
@@ -352,7 +359,9 @@ async def test_the_next_daemon_goes_on_with_a_restart(
         return moment in str(told["message"]) or told["phase"] == moment
 
     await trial.killed(request, is_then)
-    started = set(trial.ids) - before
+    statuses = {one.replica_id: read_status_file(one.run_dir) for one in trial.replicas()}
+    ready = {name for name, status in statuses.items() if status and status["state"] == "ready"}
+    started = ready - before
     result = await trial.carry_out(request)
     assert len(trial.ids) == 2
     assert set(trial.ids) >= started

@@ -21,7 +21,7 @@ from openenvd.environments.engines import providers
 from openenvd.environments.gateway import process
 from openenvd.environments.gateway.configuration import GatewayOptions
 from openenvd.environments.gateway.process import config_folder
-from openenvd.environments.shim.client import ShimClient, ShimGone, read_status_file
+from openenvd.environments.shim.client import Fork, ShimClient, ShimGone, read_status_file
 from openenvd.environments.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
 from openenvd.environments.sources.program import HOST_PROGRAM
 from openenvd.requests_db import records
@@ -70,9 +70,12 @@ class World:
         self.servers: list[ShimmedServer] = []
         self.reconcilers: list[Reconciler] = []
         self.submit: Submit = submit_nothing
+        self.fork: Fork | None = None
 
     async def reconcile(self, timing: Timing | None = None) -> Reconciler:
-        made = Reconciler(self.store, self.bus, self.paths, timing, submit=self.submit)
+        made = Reconciler(
+            self.store, self.bus, self.paths, timing, submit=self.submit, fork=self.fork
+        )
         self.reconcilers.append(made)
         await made.start()
         return made
