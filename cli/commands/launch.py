@@ -11,27 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...client.errors import ApiRefused
 from ...client.sources import check_source, read_source, working_folder
 from ...schema.operation_options import DrainOptions, ImageOptions, RequestOptions
 from ...schema.spec import LaunchOptions, suggest_name, why_not
 from ...schema.states import RequestState
 from ...system.text.json_lines import Json
-from .. import completion, following, passthrough
+from .. import completion, exit_codes, following, passthrough
 from ..following import carry_out, follow, leave, submit, submit_options
 from ..help_pages import grouped, set_option
 from ..options import connect, declared_options, given_options, json_option
+from ..output.failures import error_lines
 from ..output.output import Output, good
+from ..watching import describe_change, files_below, wait_for_change
 
 if TYPE_CHECKING:
     from ...client.api import DaemonClient
 
 GROUPS = {
-    "Environment": "--name --update --env --env-file --with",
+    "Environment": "--name --update --env --env-file --with --host --port --token --allow-origin",
     "Sessions": "--max-sessions --shards --isolate --session-memory --step-timeout",
     "Replicas": "--replicas --min --max --idle-timeout --gateway --memory --cpus --gpus --provider "
     "--engine-option --sandbox",
-    "Access": "--host --port --token --allow-origin",
-    "Command": "--async --retry-oom --set --json --help",
+    "Command": "--async --watch --retry-oom --set --json --help",
 }
 RARE = (
     *("admission_timeout_seconds", "reset_first", "http_session_idle_seconds", "max_message_mb"),
@@ -53,8 +55,9 @@ WITHOUT_SESSIONS = "http"  # reported by a replica whose app has no sessions
 @declared_options(LaunchOptions, without=RARE)
 @set_option(LaunchOptions, DrainOptions, RequestOptions, only=RARE)
 @submit_options
+@click.option("--watch", is_flag=True, help="Update it whenever a file of its folder changes.")
 @json_option
-def launch(source: str, output: Output, is_async: bool, **options: Any) -> int:
+def launch(source: str, output: Output, is_async: bool, watch: bool, **options: Any) -> int:
     """Run a bundled environment, a folder, a class, an image or a repository.
 
     Examples:
@@ -64,11 +67,49 @@ def launch(source: str, output: Output, is_async: bool, **options: Any) -> int:
       openenv launch ./my_env --replicas 4 --gateway  # four replicas at one address
       openenv launch ./my_env --provider docker  # in a container
       openenv launch --async ./my_env  # print the request's id, and return
+      openenv launch --watch ./my_env  # update it whenever a file changes
     """
     payload = _payload(source, options, output)
+    is_alone = not (is_async or output.as_json or options["update"] is False)
+    folder = _watched_folder(payload, is_alone=is_alone) if watch else None
     client = connect(output, before_start=lambda: check_source(payload))
+    if folder is not None:
+        return _launch_at_each_change(folder, client, payload, options, output)
     request = submit(client, "launch", payload, options)
     return leave(request, output) if is_async else follow_launch(client, request, output)
+
+
+def _watched_folder(payload: Json, *, is_alone: bool) -> Path:
+    """Return the folder of the payload's source.
+
+    Raises:
+        click.UsageError: The source is not in a folder, or another option excludes `--watch`.
+    """
+    if not is_alone:
+        raise click.UsageError("--watch goes without --async, --json and --no-update")
+    source = payload["source"]
+    is_class = ":" in source and "://" not in source
+    folder = Path(payload["cwd"] if is_class else source)
+    if not (folder.is_absolute() and folder.is_dir()):
+        raise click.UsageError("--watch needs a folder, or module:Class in the current one")
+    return folder
+
+
+def _launch_at_each_change(
+    folder: Path, client: DaemonClient, payload: Json, options: Json, output: Output
+) -> int:
+    """Launch, and update whenever a file changes, until Ctrl-C; what fails waits for a change."""
+    while True:
+        known = files_below(folder)
+        try:
+            request = submit(client, "launch", payload, options)
+            if follow_launch(client, request, output) == exit_codes.INTERRUPTED:
+                return exit_codes.INTERRUPTED
+        except ApiRefused as exc:
+            output.note(*error_lines(exc))
+        output.note(f"\nwatching {folder}; Ctrl-C ends this, and {payload['name']} continues")
+        files = wait_for_change(folder, known)
+        output.note(f"{describe_change(folder, known, files)} changed")
 
 
 def launch_by_default(client: DaemonClient, name: str, source: str, output: Output) -> Json:

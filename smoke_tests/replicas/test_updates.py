@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An environment is updated while it has sessions; a failed update leaves it as it was."""
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -170,3 +171,49 @@ def test_the_gateway_runs_while_a_generation_that_is_behind_it_starts_or_drains(
         assert step(first) == "2"
     eventually(lambda: generations(machine) == {3: "SERVING", 2: "RETIRED", 1: "RETIRED"})
     eventually(lambda: gateway() is None)
+
+
+def test_a_watched_folder_is_updated_at_each_change_and_a_session_keeps_its_version(
+    machine: Machine, tmp_path: Path
+) -> None:
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    (folder / "openenv.yaml").write_text("name: trial\nclass: sample:Sample\n")
+
+    def write_version(version: str) -> None:
+        text = VERSIONED.replace('os.environ["VERSION"]', repr(version))
+        (folder / "sample.py").write_text(text)
+
+    write_version("one")
+    watch = machine.start("launch", str(folder), "--watch")
+    assert watch.stderr is not None
+    lines = watch.stderr
+
+    def read_to(text: str) -> None:
+        while text not in (line := lines.readline()):
+            assert line, f"the command has ended before it printed {text!r}"
+
+    read_to("watching")
+    address = machine.environment("trial")["address"]
+    with session(address) as before:
+        (folder / "server.log").write_text("written by its server")
+        write_version("two")
+        read_to("sample.py changed")
+        read_to("watching")
+        assert (step(before), version_at(address)) == ("one", "two")
+    (folder / "sample.py").write_text("no Python")
+    read_to("trial continues with generation 2")
+    read_to("watching")
+    write_version("three")
+    read_to("watching")
+    assert version_at(address) == "three"
+    watch.send_signal(signal.SIGINT)
+    assert watch.wait(30) == 130
+    assert version_at(address) == "three"
+
+
+@pytest.mark.parametrize("arguments", [["echo"], ["x:Y", "--async"], ["docker://x"]])
+def test_what_cannot_be_watched_is_refused(machine: Machine, arguments: list[str]) -> None:
+    refused = machine.run("launch", "--watch", *arguments)
+    assert refused.code == 2
+    assert "--watch" in refused.text

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits for changes of a project's files, for `openenv launch --watch`.
+
+The folder is listed four times a second, since no system reports the changes of network folders and
+of containers' mounts. A change counts when nothing was written for `QUIET_SECONDS`, so that the
+writes of a `git checkout` are one change. A project that writes files into its own folder, other
+than those that are ignored here, is updated by them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ..system.text.units import plural
+
+POLL_INTERVAL_SECONDS = 0.25
+QUIET_SECONDS = 0.4
+# They are not part of a project (`environments/sources`), or are written by tools and servers.
+IGNORED = frozenset(
+    {".git", ".venv", "venv", "__pycache__", "node_modules", ".pytest_cache", ".mypy_cache"}
+    | {".ruff_cache", ".cache", "logs", "outputs", "runs", "wandb"}
+)
+IGNORED_ENDINGS = (
+    "~",
+    ".log",
+    ".tmp",
+    ".swp",
+    ".pyc",
+    ".db",
+    ".sqlite",
+    "-wal",
+    "-shm",
+    "-journal",
+)
+
+Files = dict[str, tuple[int, int]]  # the time of the last write and the size, by path
+
+
+def files_below(folder: Path) -> Files:
+    """Return the files of a project, except those that are not part of it."""
+    return dict(_files(str(folder)))
+
+
+def wait_for_change(folder: Path, known: Files) -> Files:
+    """Wait until files differ from the known ones, and are no longer written; return them."""
+    while (found := files_below(folder)) == known:
+        time.sleep(POLL_INTERVAL_SECONDS)
+    changed_at = time.monotonic()
+    while time.monotonic() - changed_at < QUIET_SECONDS:
+        time.sleep(POLL_INTERVAL_SECONDS)
+        if (again := files_below(folder)) != found:
+            found, changed_at = again, time.monotonic()
+    return found
+
+
+def describe_change(folder: Path, before: Files, after: Files) -> str:
+    """Return the file that differs, and how many others do."""
+    changed = sorted(path for path, _ in before.items() ^ after.items())
+    names = list(dict.fromkeys(os.path.relpath(path, folder) for path in changed))
+    return names[0] if len(names) == 1 else f"{names[0]} and {plural(len(names) - 1, 'other file')}"
+
+
+def _files(folder: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    with suppress(OSError), os.scandir(folder) as entries:  # it may be removed meanwhile
+        for entry in entries:
+            if entry.name in IGNORED or entry.name.endswith(IGNORED_ENDINGS):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(entry.path)
+                continue
+            with suppress(OSError):
+                status = entry.stat()
+                yield entry.path, (status.st_mtime_ns, status.st_size)
