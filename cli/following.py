@@ -132,6 +132,7 @@ class _Screen:
     is_shown_later: Callable[[str], bool]
     seen: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_LINES))
     rest: str = ""  # the log's text after its last complete line
+    started: float = field(default_factory=time.monotonic)
 
     def log(self, text: str, *, is_end: bool = False) -> None:
         """Show the lines that are complete with this piece of the log."""
@@ -150,7 +151,23 @@ class _Screen:
     def phase(self, request: Json, progress: Json) -> None:
         """Show the request's present phase."""
         if self.status is not None:
-            self.status.update(drawn_phase(request, progress))
+            self.status.update(Timed(drawn_phase(request, progress), self.started))
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A line for rich with the seconds since `started`, on the monotonic clock."""
+
+    line: RenderableType
+    started: float
+
+    def __rich__(self) -> RenderableType:
+        """Return the line as of now: rich asks for it at each refresh."""
+        from rich.table import Table
+
+        row = Table.grid(padding=(0, 1))
+        row.add_row(f"{time.monotonic() - self.started:.0f} s", self.line)
+        return row
 
 
 def follow_request(

@@ -30,6 +30,7 @@ from .base import OperationContext
 FILE = "durations.json"
 MAX_SOURCES = 200
 MAX_TIMES = 5
+MAX_LINE = 100  # characters of a replica's log in a message
 MIN_SECONDS = 0.5  # the times of shorter phases are not kept
 
 # uv reports the end of a phase; `_FOLLOWING` has the next one.
@@ -56,7 +57,7 @@ class ReplicasAwaited:
         self._total = total
         self._started_at = time.monotonic()
         self._ready = 0
-        self._reason = ""
+        self._reason = self._line = ""
 
     def on_ready(self, replica: StartedReplica) -> None:
         """Count a replica that is ready."""
@@ -74,6 +75,13 @@ class ReplicasAwaited:
             ends = f"openenv cancel {self._context.request_id[:8]} ends it"
             self._context.say(f"{reason}; gives up in {left}, {ends}")
         self.report(reason, at_most_seconds=round(seconds, 1))
+
+    def on_line(self, line: str) -> None:
+        """Report the last line of a replica's log while nothing else says why it is not ready."""
+        if line not in ("", self._line):
+            self._line = line
+            ready = f"{self._ready} of {plural(self._total, 'replica')} ready"
+            self.report(f"{ready}: {line[:MAX_LINE]}")
 
     def report(self, message: str, **more: float) -> None:
         """Report how many are ready."""

@@ -30,6 +30,7 @@ from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment
 from ...requests_db.sql import queries
 from ...schema.errors import NotReady, NotRunning
+from ...system.files.log_files import last_lines
 from ...system.text.units import plural
 from ..dispatch.running import STOPPING
 from ..operations.base import OperationContext
@@ -234,6 +235,8 @@ class Change:
             verb = "waits" if count == 1 else "wait"
             counts = f"{len(self._ready)} of {len(self._ready) + count} are ready"
             self._awaited.on_lasting(f"{counts}; {count} {verb}: {why}", self._deadline - now)
+        elif why is None:
+            self._awaited.on_line("".join(last_lines(first.run_file.log_path, 1)))
 
     # Replacing
 

@@ -92,6 +92,8 @@ def test_a_wait_that_lasts_is_said_once_with_what_ends_it(
     context = OperationContext("0123456789ab", tmp_path, reported.append)
     awaited = ReplicasAwaited(context, 2)
     awaited.on_ready(StartedReplica("trial-0", 0, pid=7))
+    for line in ("loading weights", "loading weights", "x" * 200, ""):
+        awaited.on_line(line)
     for reason, seconds in (("no node", 540.0), ("no node", 530.0), ("no image", 90.0)):
         awaited.on_lasting(reason, seconds)
     ready, *said = capsys.readouterr().out.splitlines()
@@ -101,6 +103,8 @@ def test_a_wait_that_lasts_is_said_once_with_what_ends_it(
     counts = {"phase": "waiting", "done": 1, "total": 2}
     assert reported == [
         {**counts, "message": "1 of 2 replicas ready"},
+        {**counts, "message": "1 of 2 replicas ready: loading weights"},
+        {**counts, "message": f"1 of 2 replicas ready: {'x' * 100}"},
         {**counts, "message": "no node", "at_most_seconds": 540.0},
         {**counts, "message": "no node", "at_most_seconds": 530.0},
         {**counts, "message": "no image", "at_most_seconds": 90.0},

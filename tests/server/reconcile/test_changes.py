@@ -186,8 +186,9 @@ async def test_more_replicas_take_sessions_at_the_same_address(trial: Changed) -
     assert {r.address for r in trial.replicas()} == {address}
     assert {r.request_id for r in trial.replicas()} == {first.request_id}  # the environment's own
     waiting = [event for event in trial.told if event.get("phase") == "waiting"]
-    assert [(each["done"], each["total"]) for each in waiting] == [(0, 2), (1, 2), (2, 2)]
-    assert waiting[1]["message"] == "1 of 2 replicas ready"
+    counts = dict.fromkeys((each["done"], each["total"]) for each in waiting)
+    assert list(counts) == [(0, 2), (1, 2), (2, 2)]
+    assert "1 of 2 replicas ready" in [each["message"] for each in waiting]
     assert (await trial.world.environment()).spec["replicas"] == 3
     pid = wait_for(first, lambda s: s["pid"])["pid"]
     os.kill(pid, signal.SIGSTOP)  # the first accepts nothing now
