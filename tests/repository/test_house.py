@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_028,
-    "code lines": 46_248,
-    "modules": 381,
-    "test lines": 64_644,
-    "words of pages": 24_993,
+    "shipped lines": 72_174,
+    "code lines": 46_349,
+    "modules": 382,
+    "test lines": 64_810,
+    "words of pages": 24_999,
     "words of decisions": 7_659,
     "folders at the root": 15,
     "large classes": 2,
