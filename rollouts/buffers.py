@@ -37,7 +37,6 @@ class ByteBudget:
             raise ValueError(f"a budget needs room: {limit_bytes} bytes")
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self.peak_bytes = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def reserve(self, size_bytes: int) -> Hold:
@@ -59,7 +58,6 @@ class ByteBudget:
     def change(self, difference_bytes: int) -> None:
         """Add the bytes that a hold took, or subtract those that it released."""
         self.used_bytes += difference_bytes
-        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         self._admit()
 
     def _admit(self) -> None:
@@ -70,7 +68,6 @@ class ByteBudget:
                 if self.used_bytes and self.used_bytes + size_bytes > self.limit_bytes:
                     return
                 self.used_bytes += size_bytes
-                self.peak_bytes = max(self.peak_bytes, self.used_bytes)
                 admitted.set_result(None)
             self._waiting.popleft()
 
@@ -102,16 +99,11 @@ class ConcurrencyLimit:
     """Delays the start of an episode until there is memory for it."""
 
     def __init__(self, limit_bytes: int, *, keeps_episodes: bool) -> None:
-        self._budget = ByteBudget(limit_bytes)
+        self.budget = ByteBudget(limit_bytes)
         self._keeps_episodes = keeps_episodes
         self._permits = asyncio.Semaphore(SCOUTS)  # to begin an episode; permits are not returned
         self._most_bytes = 0
         self._has_ended = False  # whether any episode has ended
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most bytes that were reserved at once."""
-        return self._budget.peak_bytes
 
     @asynccontextmanager
     async def enter(self) -> AsyncIterator[HoldStep]:
@@ -119,9 +111,9 @@ class ConcurrencyLimit:
         await self._permits.acquire()
         expected_bytes = self._most_bytes
         if self._keeps_episodes and not self._has_ended:  # `SCOUTS` episodes may always run
-            most_bytes = max(self._most_bytes, self._budget.limit_bytes // SCOUTS)
+            most_bytes = max(self._most_bytes, self.budget.limit_bytes // SCOUTS)
             expected_bytes = min(GUESSED_STEPS * self._most_bytes, most_bytes)
-        hold = await self._budget.reserve(expected_bytes)
+        hold = await self.budget.reserve(expected_bytes)
         held_bytes = 0
 
         def hold_step(size_bytes: int, next_bytes: int) -> None:

@@ -94,14 +94,13 @@ class Report:
             mean = stats.mean_reward(EpisodeStatus.TRUNCATED)
             reward_note = "" if mean is None else f" (mean reward {mean:.3g})"
             parts.append(f"{truncated} truncated{reward_note}")
-        if odd := stats.odd_rewards.total():
-            parts.append(f"{odd} rewards are not numbers")
-        if failed := stats.finished[EpisodeStatus.FAILED]:
-            parts.append(f"{failed} failed")
-        if filtered := stats.filtered.total():
-            parts.append(f"{filtered} filtered")
-        if stats.retries:
-            parts.append(f"{stats.retries} tried again")
+        counts = {
+            "rewards are not numbers": stats.odd_rewards.total(),
+            "failed": stats.finished[EpisodeStatus.FAILED],
+            "filtered": stats.filtered.total(),
+            "tried again": stats.retries,
+        }
+        parts += [f"{count} {what}" for what, count in counts.items() if count]
         lag = self.lag
         parts.append(f"lag p99 {lag.p99_seconds * 1000:.0f} max {lag.max_seconds * 1000:.0f} ms")
         return ", ".join(parts)

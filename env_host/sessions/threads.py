@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import contextlib
 import functools
 import logging
 import threading
@@ -150,11 +151,9 @@ class SharedThread:
     def abandon(self) -> list[Job]:
         """End the thread after its current call, and return the jobs that wait for it."""
         waiting: list[Job] = []
-        while self._jobs:
-            try:
+        with contextlib.suppress(IndexError):  # the thread may take the last one
+            while self._jobs:
                 waiting.append(self._jobs.popleft())
-            except IndexError:  # the thread was quicker
-                break
         self._wake.put(False)
         return waiting
 

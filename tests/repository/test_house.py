@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_174,
-    "code lines": 46_349,
+    "shipped lines": 72_164,
+    "code lines": 46_341,
     "modules": 382,
-    "test lines": 64_810,
+    "test lines": 64_809,
     "words of pages": 24_999,
     "words of decisions": 7_659,
     "folders at the root": 15,
