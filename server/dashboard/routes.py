@@ -75,18 +75,9 @@ _LEVEL = 3  # of zlib: 9 takes three times as long, and saves a tenth
 class PageFiles(StaticFiles):
     """The page's files, with the headers that isolate the page."""
 
-    def __init__(self) -> None:
-        super().__init__(directory=FOLDER)
-
-    def file_response(
-        self,
-        full_path: str | os.PathLike[str],
-        stat_result: os.stat_result,
-        scope: Scope,
-        status_code: int = 200,
-    ) -> Response:
+    async def get_response(self, path: str, scope: Scope) -> Response:
         """Answer with a file, or 304 if the browser has it."""
-        response = super().file_response(full_path, stat_result, scope, status_code)
+        response = await super().get_response(path, scope)
         response.headers.update({**SECURITY_HEADERS, "Cache-Control": "no-cache"})
         return response
 
@@ -127,7 +118,7 @@ def add_dashboard(app: FastAPI, deps: Dependencies, sessions: BrowserSessions) -
     """Add the dashboard to the daemon's application; returns what is to measure memory."""
     memory = MemoryHistory(deps)
     app.state.browser_sessions = sessions
-    app.state.dashboard_page = PageFiles()
+    app.state.dashboard_page = PageFiles(directory=FOLDER)
     app.state.dashboard_folder = str(Path.home())  # of the user who last requested a link
     app.state.dashboard_faults = faults = Faults(deps.paths.home / "seen_faults.json")
     page = version_of_files()
