@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..client import daemon
-from ..client.errors import ApiRefused
+from ..client.errors import NotFound
 from ..schema.settings import Paths
 from ..system.text.json_lines import Json
 from . import completion
@@ -299,21 +300,17 @@ def find_target(client: DaemonClient, text: str) -> tuple[Json | None, Json | No
     """Look up `NAME|REQUEST_ID` as an environment, and otherwise as a request.
 
     Raises:
-        ApiRefused: `not_found` with near matches, or `ambiguous`.
+        NotFound: The error has near matches.
+        ApiRefused: It is the beginning of several ids.
     """
     try:
         return client.environment(text), None
-    except ApiRefused as exc:
-        if exc.kind != "not_found":
-            raise
+    except NotFound as exc:
         unknown = exc
-    try:
+    with contextlib.suppress(NotFound):
         return None, client.request(text)
-    except ApiRefused as exc:
-        if exc.kind != "not_found":
-            raise
     near = unknown.details.get("near") or []
     hint = f"did you mean {' or '.join(near)}?" if near else "openenv status lists both"
     message = f"no environment and no request is called {text!r}"
     details = {**unknown.details, "message": message, "hint": hint}
-    raise ApiRefused(unknown.status, details) from None
+    raise NotFound(unknown.status, details) from None

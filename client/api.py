@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from ..schema.states import EnvironmentState
 from ..system.text.json_lines import Json
-from .errors import ApiRefused, ConnectionLost
+from .errors import ConnectionLost, NotFound
 from .http import HttpClient, ServerEvent
 
 _LOG_HEADER = "openenvd-log"  # the id of the replica whose log an answer is
@@ -176,9 +176,7 @@ class DaemonClient:
                 is_down = self.environment(name)["state"] == EnvironmentState.STOPPED
             except ConnectionLost:
                 return
-            except ApiRefused as exc:
-                if exc.kind != "not_found":
-                    raise
+            except NotFound:
                 is_down = True
             if is_down:
                 on_change(None)

@@ -8,6 +8,7 @@ ClientError
 │   ├── InstallationGone   it answers, but its installation was removed or replaced
 │   └── ConnectionLost    it exited during a call
 ├── ApiRefused            it answered with an error
+│   └── NotFound          no request, environment or log is called so
 ├── RequestFailed         the request was accepted, and did not succeed
 └── SessionError          a session of the SDK could not be opened, was lost, or refused a message
 """
@@ -70,6 +71,10 @@ class ApiRefused(ClientError):
     def to_json(self) -> dict[str, Any]:
         """Return the error as the daemon sent it."""
         return {"error": self.details}
+
+
+class NotFound(ApiRefused):
+    """There is no request, environment or log of this name."""
 
 
 class RequestFailed(ClientError):

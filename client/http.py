@@ -17,7 +17,7 @@ from typing import Any
 
 from ..system.net.traceparent import HEADER, traceparent
 from ..system.text.json_lines import Json
-from .errors import ApiRefused, ConnectionLost
+from .errors import ApiRefused, ConnectionLost, NotFound
 
 Query = Mapping[str, str | int | float | bool | Sequence[str] | None]
 
@@ -140,7 +140,9 @@ class HttpClient:
                 raise ConnectionAbortedError("the client was closed")
             response = connection.getresponse()
             if response.status >= 300:
-                raise ApiRefused(response.status, _error_of(response))
+                error = _error_of(response)
+                refused = NotFound if error.get("kind") == "not_found" else ApiRefused
+                raise refused(response.status, error)
             yield response
         except (OSError, HTTPException) as exc:
             raise ConnectionLost(

@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Self
 
 from ..system.text.json_lines import Json
-from .errors import ApiRefused, ClientError, RequestFailed
+from .errors import ClientError, NotFound, RequestFailed
 from .handles import json_of
 from .sources import read_source, working_folder
 from .synchronous import Client
@@ -118,10 +118,11 @@ class OpenEnvdProvider:
             return
         try:
             Client().submit("down", {"name": name}, {}, json_of).wait()
-        except BaseException as exc:
-            if not (isinstance(exc, ApiRefused) and exc.kind == "not_found"):  # it is down already
-                self._launched = name  # upstream tries again
-                raise
+        except NotFound:
+            pass  # it is down already
+        except BaseException:
+            self._launched = name  # upstream tries again
+            raise
 
     def wait_for_ready(
         self, base_url: str | float | None = None, timeout_s: float | None = None

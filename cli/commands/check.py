@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 from ...client.api import DaemonClient
-from ...client.errors import ApiRefused, ClientError, RequestFailed, SessionError
+from ...client.errors import ApiRefused, ClientError, NotFound, RequestFailed, SessionError
 from ...client.sources import check_source, read_source, working_folder
 from ...schema.operation_options import EnvironmentTestOptions
 from ...schema.spec import LaunchOptions
@@ -221,11 +221,8 @@ class _Trial:
 
 def take_down(client: DaemonClient, name: str) -> list[str]:
     """Take the environment down; if its launch was refused, there is none of that name."""
-    try:
+    with contextlib.suppress(NotFound):
         run(client, "down", {"name": name})
-    except ApiRefused as exc:
-        if exc.kind != "not_found":
-            raise
     return ["nothing of it is left"]
 
 

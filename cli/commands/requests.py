@@ -19,7 +19,7 @@ import click
 
 from ...client import following
 from ...client.api import DaemonClient
-from ...client.errors import ApiRefused, ClientError
+from ...client.errors import ClientError, NotFound
 from ...schema.operation_options import MEMORY_LIMITS
 from ...schema.spec import LaunchOptions
 from ...schema.states import FINAL_STATES, RequestState
@@ -278,8 +278,8 @@ def _show_environment(
         if not log.show(pieces) and asked["tail"] != 0 and log.pattern is None:
             silent = name if replica is None else f"replica {replica} of {name}"
             output.note(f"{silent} has printed nothing yet")
-    except ApiRefused as exc:
-        if exc.kind != "not_found" or replica or not environment.get("request_id"):
+    except NotFound:
+        if replica or not environment.get("request_id"):
             raise
         request = client.request(environment["request_id"])
         short = phrases.short_id(request["id"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...client import sources
-from ...client.errors import ApiRefused
+from ...client.errors import NotFound
 from ...schema.operation_options import RequestOptions, RolloutOptions
 from ...schema.states import EnvironmentState, RequestState
 from ...system.text.json_lines import Json
@@ -107,14 +107,12 @@ def _launch_to_wait_for(
     """Return the launch of an environment that is not ready; None when it runs.
 
     Raises:
-        ApiRefused: It does not run and `--launch` was not given, or no environment has this name.
+        NotFound: It does not run and `--launch` was not given, or no environment has this name.
     """
     name = _name_of(text)
     try:
         environment = client.environment(name)
-    except ApiRefused as exc:
-        if exc.kind != "not_found":
-            raise
+    except NotFound:
         if (source := _source_of(text)) is None:
             raise
     else:
@@ -129,7 +127,7 @@ def _launch_to_wait_for(
     called = "" if own_name == name else f" --name {name}"
     hint = f"openenv launch {shlex.quote(source)}{called} first, or add --launch"
     details = {"kind": "not_found", "message": f"{name} is not running", "hint": hint}
-    raise ApiRefused(HTTPStatus.NOT_FOUND, details)
+    raise NotFound(HTTPStatus.NOT_FOUND, details)
 
 
 def _wait_for(client: DaemonClient, launch: Json, output: Output) -> int:
