@@ -14,8 +14,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_164,
-    "code lines": 46_341,
+    "shipped lines": 72_153,
+    "code lines": 46_326,
     "modules": 382,
     "test lines": 64_809,
     "words of pages": 24_999,
