@@ -167,17 +167,13 @@ class EngineReplica:
 
     async def _reconcile(self) -> float | None:
         """Take the next step; return after how many seconds to look again, None: at an event."""
-        match self.status.life.state:
-            case State.STARTING:
-                return await self._reconcile_starting()
-            case State.READY:
-                return await self._reconcile_ready()
-            case State.DRAINING:
-                return await self._drain()
-            case State.STOPPING:
-                return await self._stop()
-            case _:
-                return await self._await_start()
+        steps = {
+            State.STARTING: self._reconcile_starting,
+            State.READY: self._reconcile_ready,
+            State.DRAINING: self._drain,
+            State.STOPPING: self._stop,
+        }
+        return await steps.get(self.status.life.state, self._await_start)()
 
     async def _reconcile_starting(self) -> float | None:
         try:

@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...schema import protocol
-from ...schema.errors import InvalidSpec
 from ...schema.replica import RunFileData
 from ...schema.spec import EnvironmentSpec
 from ...system.text.json_lines import Json
@@ -27,6 +26,7 @@ from ..run_files import RunFile
 from ..shim.files import RUN_FILE_NAME, write_json
 from ..sources.program import ContainerImage, Prepared
 from . import providers
+from .providers import RunFiles
 from .registry import address_here, entry_of
 
 
@@ -34,22 +34,10 @@ class EngineProvider(providers.Provider):
     """Starts replicas on one engine, through its agent."""
 
     def _listen(
-        self, spec: EnvironmentSpec, count: int, known: list[RunFile], replaced: list[RunFile]
+        self, spec: EnvironmentSpec, count: int, port: int | None, known: RunFiles, shared: RunFiles
     ) -> list[providers.Listeners]:
-        """Listen at a port for each replica, other than those of the replicas to be replaced."""
-        return self._open(spec, count, spec.port, {each.port for each in known})
-
-    def _listen_beside(
-        self, like: RunFile, spec: EnvironmentSpec, count: int, known: list[RunFile]
-    ) -> list[providers.Listeners]:
-        """Listen at a port for each replica.
-
-        Raises:
-            InvalidSpec: The environment has the address of its one replica.
-        """
-        if not like.is_at_gateway:
-            raise _not_at_the_gateway(like, spec.replicas)
-        return self._open(spec, count, None, {each.port for each in known})
+        """Listen at a port for each replica, other than those of the other replicas."""
+        return self._open(spec, count, port, {each.port for each in known})
 
     def _begin(self, run_file: RunFile, listeners: providers.Listeners) -> None:
         """Write the run file: it reserves the port, and the daemon finds the replica by it."""
@@ -95,18 +83,6 @@ class EngineProvider(providers.Provider):
         if data["ordinal"] == 0 and "started_by" not in data:  # one replica of a launch tries
             data["env"][protocol.TRIAL_VARIABLE] = "1"  # whether sessions can begin
         return data
-
-
-def _not_at_the_gateway(like: RunFile, replicas: int) -> InvalidSpec:
-    spec = like.data["spec"]
-    name, provider, source = like.environment, like.provider, spec["source"]
-    more = f" --replicas {replicas}" if replicas > 1 else ""
-    return InvalidSpec(
-        f"{name} runs on {provider} with one replica, which clients reach at its own port: it can"
-        " be replaced, and others can be added, only behind the gateway",
-        f"openenv launch {source} --name {name} --provider {provider} --gateway{more}, with its"
-        " other options, updates it and gives it the gateway's address",
-    )
 
 
 def _environment(spec: EnvironmentSpec) -> dict[str, str]:

@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from ...schema import protocol
-from ...schema.errors import EngineFailed
+from ...schema.errors import EngineFailed, InvalidSpec
 from ...schema.layout import Layout, make_private
 from ...schema.replica import RunFileData
 from ...schema.spec import EnvironmentSpec
@@ -65,6 +65,7 @@ ID_PART = 4  # characters of a request's id, in the id of a replica that it adds
 _NOT_ALIKE = ("shim", "cgroup")
 
 Listeners = list[socket.socket]  # of one address
+RunFiles = list[RunFile]
 
 
 def provider_named(name: str, home: Path, fork: Fork | None = None) -> Provider:
@@ -122,7 +123,7 @@ class Provider:
         common = _of_launch(spec, launch_id, address) | self._what_runs(spec, prepared)
         common["held"] = self.has_standby and replaces is not None
         replaced = [each for each in known if each.request_id != launch_id] if replaces else []
-        listeners = self._listen(spec, len(shares), known, replaced)
+        listeners = self._listen(spec, len(shares), spec.port, known, replaced)
         return self._start_each(common, launch_id, range(len(shares)), shares, known, listeners)
 
     def add(
@@ -142,7 +143,12 @@ class Provider:
             replicas: How many replicas the environment will have.
             started_by: The request that starts them, which their run files name.
             watched: Run files that are known, and not read again.
+
+        Raises:
+            InvalidSpec: Replicas cannot share the address of one replica of an engine.
         """
+        if not (like.is_local or like.is_at_gateway):
+            raise _not_at_the_gateway(like, replicas)
         spec = EnvironmentSpec(**{**like.data["spec"], "replicas": replicas})
         known = run_files.of_environment(self._layout.runs, spec.name, watched)
         alike = {key: value for key, value in like.data.items() if key not in _NOT_ALIKE}
@@ -154,7 +160,7 @@ class Provider:
         taken = (each.ordinal for each in known if each.request_id == like.request_id)
         ordinals = run_files.free_numbers(taken, len(shares))
         ending = f"{started_by[:ID_PART]}-{like.request_id}"
-        listeners = self._listen_beside(like, spec, len(shares), known)
+        listeners = self._listen(spec, len(shares), None, known, known)
         return self._start_each(common, ending, ordinals, shares, known, listeners)
 
     def _what_runs(self, spec: EnvironmentSpec, prepared: Prepared) -> RunFileData:
@@ -162,19 +168,13 @@ class Provider:
         raise NotImplementedError
 
     def _listen(
-        self, spec: EnvironmentSpec, count: int, known: list[RunFile], replaced: list[RunFile]
+        self, spec: EnvironmentSpec, count: int, port: int | None, known: RunFiles, shared: RunFiles
     ) -> list[Listeners]:
         """Return the sockets of each replica, or those that all share.
 
-        `known` are all replicas of the environment, and `replaced` those that an update replaces.
-        Raises `EnvironmentsError`: the launch cannot be carried out.
+        `known` are all replicas of the environment, and `shared` those whose sockets may be taken.
+        Raises `EnvironmentsError`: the replicas cannot be started.
         """
-        raise NotImplementedError
-
-    def _listen_beside(
-        self, like: RunFile, spec: EnvironmentSpec, count: int, known: list[RunFile]
-    ) -> list[Listeners]:
-        """Return sockets as `_listen` does, for further replicas."""
         raise NotImplementedError
 
     def _adapt(self, data: RunFileData, _like_dir: Path) -> RunFileData:
@@ -194,7 +194,7 @@ class Provider:
         id_ending: str,
         ordinals: Iterable[int],
         shares: Sequence[int | None],
-        known: list[RunFile],
+        known: RunFiles,
         listeners: list[Listeners],
     ) -> list[RunFile]:
         numbers = run_files.free_numbers((each.number for each in known), len(shares))
@@ -273,6 +273,18 @@ def _of_launch(spec: EnvironmentSpec, launch_id: str, address: str | None) -> Ru
         "memory_limit_bytes": spec.memory_bytes,
         "max_log_bytes": int(os.environ.get(MAX_LOG_VARIABLE) or DEFAULT_MAX_LOG_MB) * MB,
     }
+
+
+def _not_at_the_gateway(like: RunFile, replicas: int) -> InvalidSpec:
+    spec = like.data["spec"]
+    name, provider, source = like.environment, like.provider, spec["source"]
+    more = f" --replicas {replicas}" if replicas > 1 else ""
+    return InvalidSpec(
+        f"{name} runs on {provider} with one replica, which clients reach at its own port: it can"
+        " be replaced, and others can be added, only behind the gateway",
+        f"openenv launch {source} --name {name} --provider {provider} --gateway{more}, with its"
+        " other options, updates it and gives it the gateway's address",
+    )
 
 
 def child_environment(

@@ -46,20 +46,19 @@ _BLOCK_BYTES = 512  # the unit of `st_blocks` on every file system
 class Venv(NamedTuple):
     """A virtual environment.
 
-    `project` is the folder it was made for, if that is known; `used_at` is the time of its last use
-    by the wall clock, for people; `used` is the text that the use has written.
+    `project` is the folder it was made for, if that is known; `used` is the text that its last use
+    has written.
     """
 
     path: Path
     project: str | None
-    used_at: float
     used: str
     freed_bytes: int = 0  # by its removal
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON."""
-        fields = self._asdict() | {"path": str(self.path)}
-        return {name: value for name, value in fields.items() if name != "used"}
+        known = {"path": str(self.path), "project": self.project}
+        return known | {"freed_bytes": self.freed_bytes}
 
 
 def prune(layout: Layout) -> list[Venv]:
@@ -111,10 +110,7 @@ def _unused_since(venv: Venv, run_seconds: float) -> float:
 def venvs_of(layout: Layout) -> Iterator[Venv]:
     """Yield all environments."""
     for path in layout.venvs.glob("*/"):
-        with contextlib.suppress(FileNotFoundError):
-            place = path / USED if (path / USED).exists() else path
-            project = noted_of(path).get("project")
-            yield Venv(path, project, place.stat().st_mtime, _use_of(path))
+        yield Venv(path, noted_of(path).get("project"), _use_of(path))
 
 
 def _use_of(path: Path) -> str:

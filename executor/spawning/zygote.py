@@ -246,32 +246,23 @@ def prefork_zygote(modules: Sequence[str], home: str) -> PreforkedZygote | None:
     death_pipe = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _run_zygote(ours, zygotes, death_pipe, home)
+        try:
+            os.setsid()  # Ctrl-C at `up --foreground` is the daemon's to handle
+            ours.close()
+            os.close(death_pipe[1])
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, 0)
+            os.dup2(null, 1)
+            forking.close_all_but({zygotes.fileno(), death_pipe[0]})
+            sys.stdout.flush()  # into /dev/null: no worker is to print what the daemon began
+            os.environ.update(worker_environment(os.environ))
+            os.chdir(home)
+            become_zygote(zygotes, death_pipe=death_pipe[0], home=home)
+        finally:
+            # Never return into the daemon's code, whatever happened.
+            os._exit(70)
     zygotes.close()
     return PreforkedZygote(pid, ours, death_pipe)
-
-
-def _run_zygote(
-    daemons: socket.socket,
-    control: socket.socket,
-    death_pipe: tuple[int, int],
-    home: str,
-) -> NoReturn:
-    try:
-        os.setsid()  # Ctrl-C at `up --foreground` is the daemon's to handle
-        daemons.close()
-        os.close(death_pipe[1])
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(null, 1)
-        forking.close_all_but({control.fileno(), death_pipe[0]})
-        sys.stdout.flush()  # into /dev/null: no worker is to print what the daemon began
-        os.environ.update(worker_environment(os.environ))
-        os.chdir(home)
-        become_zygote(control, death_pipe=death_pipe[0], home=home)
-    finally:
-        # Never return into the daemon's code, whatever happened.
-        os._exit(70)
 
 
 def main() -> NoReturn:

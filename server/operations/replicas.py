@@ -164,7 +164,7 @@ class Prune(base.Operation):
 
     @staticmethod
     def run(payload: base.Payload, context: base.OperationContext) -> dict[str, Any]:
-        """`{"removed": [{"path", "project", "used_at", "freed_bytes"}], "images", "freed_bytes"}`.
+        """`{"removed": [{"path", "project", "freed_bytes"}], "images", "freed_bytes"}`.
 
         `freed_bytes` counts virtual environments only, because images share their layers.
         """

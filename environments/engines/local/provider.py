@@ -21,7 +21,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-from ....schema.errors import NoProcesses, NotRunning
+from ....schema.errors import NoProcesses
 from ....schema.layout import make_private
 from ....schema.protocol import HOST_CONFIG_VARIABLE, door_path
 from ....schema.replica import RunFileData
@@ -33,6 +33,7 @@ from ...run_files import RunFile, by_service
 from ...shim.client import Fork, start_shim
 from ...sources.program import Prepared, Program
 from .. import host_options, providers
+from ..providers import RunFiles
 
 # Workers have a higher score, and the daemon a lower one: the kernel kills workers first.
 REPLICA_OOM_SCORE_ADJ = 300
@@ -52,9 +53,9 @@ class LocalProvider(providers.Provider):
         self._fork = fork
 
     def _listen(
-        self, spec: EnvironmentSpec, count: int, known: list[RunFile], replaced: list[RunFile]
+        self, spec: EnvironmentSpec, count: int, port: int | None, known: RunFiles, shared: RunFiles
     ) -> list[providers.Listeners]:
-        """Take the sockets of the replaced replicas, if they have the specified address.
+        """Take the sockets of other replicas, if they have the specified address, or open some.
 
         Raises:
             NoProcesses: There is no room for as many processes.
@@ -62,30 +63,12 @@ class LocalProvider(providers.Provider):
         check_process_room(replace(spec, replicas=count), limits.process_room())
         make_private(self._layout.sockets)
         # After an update, replicas of several launches may exist; those that serve come first.
-        before = sorted((each for each in replaced if each.is_local), key=by_service)
+        before = sorted((each for each in shared if each.is_local), key=by_service)
         there = [each for each in before if each.host == spec.host and not spec.gateway]
-        port = spec.port or (there[0].port if there else None)
+        port = port or (there[0].port if there else None)
         if port is not None and (fds := run_files.listeners_of(there, port)):
             return [[socket.socket(fileno=fd) for fd in fds]]
         return self._open(spec, count if spec.gateway else 1, port)
-
-    def _listen_beside(
-        self, like: RunFile, spec: EnvironmentSpec, count: int, known: list[RunFile]
-    ) -> list[providers.Listeners]:
-        """Share the sockets of the others; behind the gateway, open one for each replica.
-
-        Raises:
-            NoProcesses
-            NotRunning: No shim has the environment's sockets.
-        """
-        check_process_room(replace(spec, replicas=count), limits.process_room())
-        if spec.gateway:
-            return self._open(spec, count, None)
-        fds = run_files.listeners_of(known, like.port)
-        if not fds:
-            name = like.environment
-            raise NotRunning(f"no replica of {name} answers", f"openenv logs {name}")
-        return [[socket.socket(fileno=fd) for fd in fds]]
 
     def _begin(self, run_file: RunFile, listeners: providers.Listeners) -> None:
         """Write the run file and start the shim. The shim holds the sockets from then on."""

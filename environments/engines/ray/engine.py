@@ -212,13 +212,8 @@ def _exit_facts(report: Json, actor: Json | None) -> base.ExitFacts:
     if reason.get("exit_code") is not None and not reason.get("pid"):
         return base.ExitFacts(error=reason.get("evidence") or "its server cannot be started")
     number = reason.get("signal_number")
-    return base.ExitFacts(
-        exit_code=reason.get("exit_code") if number is None else _SIGNAL + number,
-        is_oom=reason["kind"] == ExitKind.OOM_KILLED,
-        seconds=reason.get("seconds"),
-        peak_bytes=reason.get("peak_bytes"),
-        evidence=reason.get("evidence"),
-    )
+    code = reason.get("exit_code") if number is None else _SIGNAL + number
+    return base.ExitFacts(exit_code=code, reason=reason if reason.get("pid") else None)
 
 
 def _by_ray(actor: Json) -> base.ExitFacts:

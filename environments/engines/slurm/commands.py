@@ -129,14 +129,8 @@ def jobs() -> Iterator[Row]:
     Raises:
         EngineGone
     """
-    output = run(
-        "squeue",
-        "--noheader",
-        "--states=all",
-        f"--user={getpass.getuser()}",
-        f"--format={_JOB_FORMAT}",
-    )
-    for line in output.splitlines():
+    options = ("--noheader", "--states=all", f"--user={getpass.getuser()}")
+    for line in run("squeue", *options, f"--format={_JOB_FORMAT}").splitlines():
         identity, state, reason, node, left, limit, comment, folder = line.split("|", 7)
         try:
             known = json.loads(comment)
