@@ -27,14 +27,12 @@ def ask(
     path: str,
     timeout_seconds: float,
     *,
-    host: str | None = None,
     method: str = "GET",
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
     """Return the JSON that an environment answers to a request.
 
-    `base_url` contains its token, if it has one. `host` is sent as the `Host` header; None: the
-    host of the URL.
+    `base_url` contains its token, if it has one.
 
     Raises:
         NotAnswering: There is no answer, its status is not 200, or its body is not JSON.
@@ -44,10 +42,9 @@ def ask(
     connection = http.client.HTTPConnection(
         parts.hostname or "127.0.0.1", parts.port, timeout=timeout_seconds
     )
-    named = {} if host is None else {"Host": host}
     try:
         url = f"{parts.path.rstrip('/')}{path}"
-        connection.request(method, url, headers={**bearer_header(token), **named, **headers})
+        connection.request(method, url, headers={**bearer_header(token), **headers})
         response = connection.getresponse()
         body = response.read(MAX_ANSWER_BYTES)
     except (OSError, http.client.HTTPException) as exc:

@@ -73,6 +73,28 @@ def read_options(
     return found
 
 
+def read_object(text: str) -> Json:
+    """Read an option that is a JSON object; raises `ValueError`."""
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise ValueError(f"no JSON: {exc}") from exc
+    if not isinstance(found, dict):
+        raise ValueError("""write an object, in quotes: '{"name": …}'""")
+    return found
+
+
+def read_pairs(text: str) -> dict[str, str]:
+    """Read `NAME=VALUE,…`; raises `ValueError`."""
+    found = {}
+    for part in text.split(","):
+        name, equals, value = (each.strip() for each in part.partition("="))
+        if not name or not equals:
+            raise ValueError(f"{part.strip()!r} has no value: write NAME=VALUE,…")
+        found[name] = value
+    return found
+
+
 def name_within(text: str, allowed: re.Pattern[str], begin: str) -> str:
     """Return a name of at most `MAX_NAME_LENGTH` characters: the same for the same text.
 

@@ -24,6 +24,7 @@ from ...system.process.proc import split_wait_status
 from ...system.text.json_lines import Json
 
 EXIT_CANNOT_START = 127  # as a shell exits if it cannot start a command
+Ended = tuple[int, int | None]  # wait status, peak resident bytes
 DYING_SECONDS = 10.0  # from the count of a kill until its victim is reaped, on a busy machine
 
 
@@ -63,12 +64,7 @@ class ExitEvidence:
         return counters.oom_kills != last.oom_kills
 
     def explain(
-        self,
-        pid: int,
-        ended: tuple[int, int | None] | None,
-        *,
-        stopped_by_us: bool,
-        failed: str | None,
+        self, pid: int, ended: Ended | None, *, stopped_by_us: bool, failed: str | None
     ) -> Json:
         """Return the server's `ExitReason` as JSON.
 

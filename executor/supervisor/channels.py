@@ -23,6 +23,7 @@ import selectors
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from .pool import PooledWorker
@@ -99,16 +100,15 @@ class WakeUp:
         os.close(self._writing)
 
 
+@dataclass(eq=False, slots=True)
 class Channels:
     """The daemon's ends of the workers' pipes, and their sentinels."""
 
-    def __init__(
-        self, selector: selectors.BaseSelector, wake_up: WakeUp, lock: threading.Lock
-    ) -> None:
-        self._selector = selector
-        self._wake_up = wake_up
-        self._lock = lock  # the pools'
-        self._blocked: deque[PooledWorker] = deque()  # a frame did not fit into their pipe
+    _selector: selectors.BaseSelector
+    _wake_up: WakeUp
+    _lock: threading.Lock  # the pools'
+    # A frame did not fit into their pipe
+    _blocked: deque[PooledWorker] = field(default_factory=deque)
 
     def connect(self, worker: PooledWorker, on_pipe: Handler, on_exit: Handler) -> None:
         """Wait for what a new worker writes, and for its exit."""

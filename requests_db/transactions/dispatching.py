@@ -79,7 +79,7 @@ def record(
     for request_id, data, at in progress:
         known = current.get(request_id)
         if known is not None and known.state is RequestState.RUNNING:
-            journal.noted(REQUEST_PROGRESS, at, data, request=known, environment=known.environment)
+            journal.noted(REQUEST_PROGRESS, at, data, known)
     _record_retries(connection, journal, retries, current)
     _record_outcomes(connection, journal, outcomes, workers)
     ended = {outcome.request_id for outcome in outcomes}
@@ -157,9 +157,7 @@ def _record_retries(
             "memory_bytes": retry.memory_bytes,
             "error": retry.error,
         }
-        journal.noted(
-            REQUEST_PROGRESS, retry.at, data, request=known, environment=known.environment
-        )
+        journal.noted(REQUEST_PROGRESS, retry.at, data, known)
         journal.moved(known, known.state, RequestState.PENDING, retry.at)
         known.state = RequestState.PENDING
         values = {"of_id": known.id, "to_memory_bytes": retry.memory_bytes}

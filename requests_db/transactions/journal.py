@@ -77,17 +77,10 @@ class Journal:
         """Record that a request was collected: no event, but it is no longer counted."""
         self._moves[state] -= 1
 
-    def noted(
-        self,
-        kind: str,
-        at: float,
-        data: Json,
-        *,
-        request: _Subject | None = None,
-        environment: str | None = None,
-    ) -> None:
-        """Record an event that is no change of a request's state."""
-        self._drafts.append((at, kind, request, environment, data, to_json(data), None))
+    def noted(self, kind: str, at: float, data: Json, about: _Subject | str) -> None:
+        """Record an event that is no change of a request's state; a name is an environment's."""
+        request, name = (None, about) if isinstance(about, str) else (about, about.environment)
+        self._drafts.append((at, kind, request, name, data, to_json(data), None))
 
     def write(self, connection: Connection) -> tuple[Event, ...]:
         """Write the events and the tally; returns the events as they will be read."""
@@ -130,5 +123,5 @@ def write_event(
 ) -> Event:
     """Write the only event of a transaction, which is about an environment."""
     journal = Journal()
-    journal.noted(kind, at, data, environment=environment)
+    journal.noted(kind, at, data, environment)
     return journal.write(connection)[0]

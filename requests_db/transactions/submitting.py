@@ -222,11 +222,8 @@ def _live_holder(connection: Connection, name: str) -> Environment | None:
     found = queries.environment(name).run(connection)
     if found is None or not found.state.is_live:
         return None
-    has_failed = _end_of_launch(connection, found) in (
-        states.RequestState.FAILED,
-        states.RequestState.CANCELLED,
-    )
-    return None if has_failed else found
+    is_free = (states.RequestState.FAILED, states.RequestState.CANCELLED)
+    return None if _end_of_launch(connection, found) in is_free else found
 
 
 def _take_name(connection: Connection, environment: Environment, journal: Journal) -> None:
@@ -235,9 +232,5 @@ def _take_name(connection: Connection, environment: Environment, journal: Journa
     connection.execute(statements.DELETE_REPLICAS_OF, {"of_environment": environment.name})
     connection.execute(statements.DELETE_ENVIRONMENT, {"of_name": environment.name})
     connection.execute(statements.INSERT_ENVIRONMENT, ENVIRONMENTS.values(environment))
-    journal.noted(
-        ENVIRONMENT_STATE,
-        environment.created_at,
-        {"state": environment.state.value, "address": environment.address},
-        environment=environment.name,
-    )
+    data = {"state": environment.state.value, "address": environment.address}
+    journal.noted(ENVIRONMENT_STATE, environment.created_at, data, environment.name)

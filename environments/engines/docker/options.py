@@ -27,7 +27,7 @@ from ....schema.errors import EngineFailed
 from ....system.text.json_lines import Json
 from ...shim.files import read_json
 from ..base import EngineEntry, EngineRefused, Preparation
-from ..host_options import read_options
+from ..host_options import read_options, read_pairs
 
 SANDBOX: Json = {
     "ReadonlyRootfs": True,
@@ -75,12 +75,6 @@ def _list(text: str) -> list[str]:
     return [part for part in (each.strip() for each in text.split(",")) if part]
 
 
-def _mapping(text: str) -> dict[str, str]:
-    """Read `name=value,…`."""
-    pairs = [part.partition("=") for part in _list(text)]
-    return {name: value for name, _, value in pairs}
-
-
 def _tmpfs(text: str) -> dict[str, str]:
     """Read `/path[:options]`; the options are separated by commas."""
     path, _, options = text.partition(":")
@@ -124,7 +118,7 @@ def _devices(text: str) -> list[Json]:
 def _ulimits(text: str) -> list[Json]:
     """Read `nofile=1024:4096,…`."""
     limits = []
-    for name, value in _mapping(text).items():
+    for name, value in read_pairs(text).items():
         soft, _, hard = value.partition(":")
         limits.append({"Name": name, "Soft": int(soft), "Hard": int(hard or soft)})
     return limits
@@ -163,7 +157,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "runtime": ("Runtime", str),
     "security-opt": ("SecurityOpt", _list),
     "shm-size": ("ShmSize", size),
-    "sysctl": ("Sysctls", _mapping),
+    "sysctl": ("Sysctls", read_pairs),
     "tmpfs": ("Tmpfs", _tmpfs),
     "ulimit": ("Ulimits", _ulimits),
     "user": ("User", str),

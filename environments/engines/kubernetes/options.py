@@ -36,7 +36,7 @@ from ....schema.protocol import HOST_OPTIONS_VARIABLE
 from ....system.text.json_lines import Json
 from ....system.text.safe_text import is_secret
 from .. import base
-from ..host_options import MAX_NAME_LENGTH, name_within, read_options, served_anywhere
+from ..host_options import name_within, read_object, read_options, read_pairs, served_anywhere
 
 CONTAINER = "openenvd"
 GPU = "nvidia.com/gpu"
@@ -46,7 +46,7 @@ UNREACHABLE_SECONDS = 10  # after which a pod on a node that is away is given up
 PROBE_SECONDS = 2
 _LABEL = re.compile("[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _DNS_LABEL = re.compile("[a-z]([a-z0-9-]*[a-z0-9])?")
-_MAX_DNS_NAME_LENGTH = 253
+_MAX_LABEL_LENGTH, _MAX_DNS_NAME_LENGTH = 63, 253
 _DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _SECRET_KEY = re.compile("[A-Za-z0-9._-]+")
 _LABELS = dict.fromkeys(
@@ -275,16 +275,6 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _pairs(text: str) -> dict[str, str]:
-    found = {}
-    for part in text.split(","):
-        name, equals, value = (each.strip() for each in part.partition("="))
-        if not name or not equals:
-            raise ValueError(f"{part.strip()!r} has no value: write NAME=VALUE,…")
-        found[name] = value
-    return found
-
-
 def _name(text: str) -> str:
     if len(text) > _MAX_DNS_NAME_LENGTH or not _DNS_NAME.fullmatch(text):
         raise ValueError("write a name of Kubernetes: letters a-z, digits, '-' and '.'")
@@ -292,18 +282,13 @@ def _name(text: str) -> str:
 
 
 def _namespace(text: str) -> str:
-    if "." in text or len(text) > MAX_NAME_LENGTH:
-        raise ValueError(f"write at most {MAX_NAME_LENGTH} letters a-z, digits and '-'")
+    if "." in text or len(text) > _MAX_LABEL_LENGTH:
+        raise ValueError(f"write at most {_MAX_LABEL_LENGTH} letters a-z, digits and '-'")
     return _name(text)
 
 
 def _patch(text: str) -> Json:
-    try:
-        found = json.loads(text)
-    except ValueError as exc:
-        raise ValueError(f"no JSON: {exc}") from exc
-    if not isinstance(found, dict):
-        raise ValueError('write an object: {"spec": {…}}')
+    found = read_object(text)
     patched = _merged(_FOUND_BY, found)
     if _merged(patched, _FOUND_BY) != patched:
         raise ValueError("a pod is found by its name, its namespace and the labels openenvd.*")
@@ -325,7 +310,7 @@ _OPTIONS: dict[str, Callable[[str], Any]] = {
     "image-pull-secret": lambda text: [{"name": _name(each.strip())} for each in text.split(",")],
     "memory-request": str,
     "namespace": _namespace,
-    "node-selector": _pairs,
+    "node-selector": read_pairs,
     "patch": _patch,
     "port": _number,
     "priority-class": _name,

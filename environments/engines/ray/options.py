@@ -13,14 +13,13 @@ The module imports nothing of Ray.
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 from ....system.text.json_lines import Json
 from ..base import EngineEntry, EngineGone, EngineRefused, Preparation, ReplicaPlan
-from ..host_options import check_no_sandbox, read_options
+from ..host_options import check_no_sandbox, read_object, read_options
 
 PROBE_SECONDS = 3.0
 START = "start one here: ray start --head --port 6399; or set RAY_ADDRESS=HOST:PORT"
@@ -59,22 +58,12 @@ def bundle(plan: ReplicaPlan) -> dict[str, float]:
     return wanted
 
 
-def _object(text: str) -> Json:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError("""it must be a JSON object, in quotes: '{"name": …}'""")
-    return found
-
-
 def _labels(text: str) -> dict[str, str]:
-    return {name: str(value) for name, value in _object(text).items()}
+    return {name: str(value) for name, value in read_object(text).items()}
 
 
 def _custom(text: str) -> dict[str, float]:
-    found = _object(text)
+    found = read_object(text)
     for name, value in found.items():
         if name in _RESERVED:
             raise ValueError(f"{name} is not a custom resource; use --cpus, --memory and --gpus")
@@ -90,7 +79,12 @@ def _share(text: str) -> float:
     raise ValueError("it must be a number")
 
 
-_OPTIONS = {"gpus": _share, "label-selector": _labels, "resources": _custom, "runtime-env": _object}
+_OPTIONS = {
+    "gpus": _share,
+    "label-selector": _labels,
+    "resources": _custom,
+    "runtime-env": read_object,
+}
 
 
 def ray_address(environ: Mapping[str, str]) -> dict[str, str]:

@@ -172,10 +172,10 @@ class SwarmEngine(engine.DockerEngine):
         options = host_options(dict(each.split("=", 1) for each in env))
         if instance.address is None or options.get("drain_secret") is None:
             raise base.EngineRefused("its server cannot be drained")
-        secret = {DRAIN_HEADER: options["drain_secret"]}
+        headers = {"Host": LOOPBACK, DRAIN_HEADER: options["drain_secret"]}
         base_url = with_token(instance.address, options.get("token"))
         try:
-            ask(base_url, DRAIN_ROUTE, DRAIN_SECONDS, host=LOOPBACK, method="POST", headers=secret)
+            ask(base_url, DRAIN_ROUTE, DRAIN_SECONDS, method="POST", headers=headers)
         except NotAnswering as exc:
             if exc.may_pass:
                 raise
