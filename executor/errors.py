@@ -15,18 +15,15 @@ What happens to a task (it raised, its worker died, …) is no error of the exec
 
 from __future__ import annotations
 
+from ..schema.errors import HintedError
+
 
 class ExecutorError(Exception):
     """Base of everything the executor raises at its callers."""
 
 
-class PlanError(ExecutorError):
+class PlanError(ExecutorError, HintedError):
     """No working plan exists within the limits; `hint` says what to do."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(f"{message} {hint}")
-        self.message = message
-        self.hint = hint
 
 
 class NoRoom(ExecutorError):

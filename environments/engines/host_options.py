@@ -75,12 +75,13 @@ def read_options(
 
 def read_object(text: str) -> Json:
     """Read an option that is a JSON object; raises `ValueError`."""
+    wanted = """it must be a JSON object, in quotes: '{"name": …}'"""
     try:
         found = json.loads(text)
     except ValueError as exc:
-        raise ValueError(f"no JSON: {exc}") from exc
+        raise ValueError(f"{wanted} ({exc})") from exc
     if not isinstance(found, dict):
-        raise ValueError("""write an object, in quotes: '{"name": …}'""")
+        raise ValueError(wanted)
     return found
 
 

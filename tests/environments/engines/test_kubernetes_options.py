@@ -103,8 +103,8 @@ def test_options_and_a_patch_become_parts_of_the_pod() -> None:
     [
         ({"namespcae": "rl"}, "has no option 'namespcae'.*did you mean namespace?"),
         ({"namespace": "R L"}, "namespace=R L"),
-        ({"patch": "[]"}, "write an object"),
-        ({"patch": "{"}, "no JSON"),
+        ({"patch": "[]"}, "must be a JSON object"),
+        ({"patch": "{"}, "must be a JSON object"),
         ({"patch": '{"kind": "Job"}'}, "a pod is found by its name"),
         ({"patch": '{"metadata": null}'}, "a pod is found by its name"),
         ({"patch": '{"metadata": {"namespace": "kube-system"}}'}, "a pod is found by its name"),
