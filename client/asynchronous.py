@@ -150,8 +150,8 @@ class AsyncEnvironment(handles.EnvironmentData):
     @asynccontextmanager
     async def connect(self, timeout: float = ANSWER_SECONDS) -> AsyncIterator[AsyncSession]:  # noqa: ASYNC109
         """Open a session within `async with`; see `Environment.connect`."""
-        url, hint = await self.base_url(), self.lost_hint
-        async with AsyncSession(url, answer_timeout=timeout, lost_hint=hint) as session:
+        url = await self.base_url()
+        async with AsyncSession(url, answer_timeout=timeout, name=self.name) as session:
             yield session
 
     async def scale(

@@ -176,11 +176,6 @@ class EnvironmentData:
         """Its replicas, as of the last answer."""
         return cast("list[Json]", self.data["replicas"])
 
-    @property
-    def lost_hint(self) -> str:
-        """The hint for a client that has lost a session."""
-        return f"openenv status {self.name} tells what happened"
-
 
 class Environment(EnvironmentData):
     """An environment of the daemon, by its name."""
@@ -207,7 +202,7 @@ class Environment(EnvironmentData):
         Args:
             timeout: Seconds to wait for each answer; a call without one ends the session.
         """
-        return Session(self.base_url(), answer_timeout=timeout, lost_hint=self.lost_hint)
+        return Session(self.base_url(), answer_timeout=timeout, name=self.name)
 
     def scale(self, replicas: int, **options: Unpack[DrainOptions]) -> Request[Environment]:
         """Set the number of its replicas, at the same address, without ending a session."""

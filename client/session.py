@@ -65,12 +65,26 @@ class _Connecting:
     base_url: str
     connect_timeout: float = CONNECT_SECONDS
     answer_timeout: float = ANSWER_SECONDS
-    lost_hint: str | None = None
+    name: str | None = None
 
     def __post_init__(self) -> None:
         seconds: object = self.answer_timeout
         if not isinstance(seconds, int | float) or not seconds > 0:
             raise ValueError(f"timeout: {seconds!r} is no number of seconds above 0")
+
+    @property
+    def _lost_hint(self) -> str | None:
+        """The hint of an error if the session is lost."""
+        return None if self.name is None else f"openenv status {self.name} tells what happened"
+
+    def _raised(self, message: str, code: str | None, data: Json) -> SessionError:
+        """Return the error for an exception of the environment, with its class and its place."""
+        place, hint = data.get("place"), data.get("hint")
+        if exception := data.get("exception"):
+            message = f"{exception}: {message}" + (f" ({place})" if place else "")
+            if hint is None and self.name is not None:
+                hint = f"openenv logs {self.name} shows the traceback"
+        return SessionError(message, code, hint)
 
 
 class AsyncSession(_Connecting):
@@ -80,7 +94,7 @@ class AsyncSession(_Connecting):
         base_url: The environment's address, with its token if it wants one.
         connect_timeout: Seconds to wait until it is open.
         answer_timeout: Seconds to wait for each answer.
-        lost_hint: The hint of the error if the session is lost.
+        name: The environment's name, for the hints of errors.
     """
 
     _session: sessions.Session | None = None
@@ -92,7 +106,7 @@ class AsyncSession(_Connecting):
                 self.base_url, connect_seconds=self.connect_timeout, ping_seconds=PING_SECONDS
             )
         except (SessionFailed, ValueError) as exc:
-            raise SessionError(f"no session could be opened: {exc}", hint=self.lost_hint) from exc
+            raise SessionError(f"no session could be opened: {exc}", hint=self._lost_hint) from exc
         self._end = None
         return self
 
@@ -127,10 +141,10 @@ class AsyncSession(_Connecting):
         except SessionFailed as exc:
             if exc.reason is not SessionEnd.CONNECTION_LOST:
                 is_late = exc.reason is SessionEnd.STEP_TIMED_OUT
-                raise SessionError(str(exc), hint=self.lost_hint if is_late else None) from exc
+                raise SessionError(str(exc), hint=self._lost_hint if is_late else None) from exc
             said = "the connection was lost" if exc.close is None else "closed by the server"
             message = f"the session has ended: {(exc.close and exc.close.reason) or said}"
-            raise SessionError(message, hint=self.lost_hint) from exc
+            raise SessionError(message, hint=self._lost_hint) from exc
         try:
             answer = json.loads(text)
             found: Json = answer.get("data") or {}
@@ -141,9 +155,9 @@ class AsyncSession(_Connecting):
             return found
         message, code = error_text(found.get("message"), found.get("errors")), found.get("code")
         if code not in _ENDS:
-            raise SessionError(message, code)
+            raise self._raised(message, code, found)
         # The close frame that follows has this message, but may be truncated.
-        hint = self.lost_hint if code == WSErrorCode.SESSION_ERROR else None
+        hint = self._lost_hint if code == WSErrorCode.SESSION_ERROR else None
         self._end = SessionError(message, code, hint)
         raise _again(self._end)
 
@@ -155,7 +169,7 @@ class Session(_Connecting):
 
     @cached_property
     def _session(self) -> AsyncSession:
-        options = self.connect_timeout, self.answer_timeout, self.lost_hint
+        options = self.connect_timeout, self.answer_timeout, self.name
         return AsyncSession(self.base_url, *options)
 
     def __enter__(self) -> Self:

@@ -212,9 +212,9 @@ class _Trial:
     def _session(self, client: DaemonClient) -> list[str]:
         from ...client.session import Session
 
-        base_url, hint = client.base_url(self.name)["base_url"], f"openenv logs {self.name}"
+        base_url = client.base_url(self.name)["base_url"]
         started = time.monotonic()
-        with Session(base_url, answer_timeout=SESSION_SECONDS, lost_hint=hint) as session:
+        with Session(base_url, answer_timeout=SESSION_SECONDS, name=self.name) as session:
             session.reset()
         return [f"reset in {1000 * (time.monotonic() - started):.0f} ms"]
 

@@ -16,8 +16,12 @@ from __future__ import annotations
 
 import json
 import math
+import sysconfig
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -34,6 +38,11 @@ to_json = SchemaSerializer(core_schema.any_schema()).to_json
 
 Writer = Callable[..., bytes]
 
+_OWN_FOLDERS = tuple(
+    str(Path(__file__).parents[1] / name)
+    for name in ("serving", "sessions", "environment", "shard")
+)
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _BESIDE = {"reward", "done"}  # fields of an observation that a message has beside the others
 _BESIDE_OR_NOWHERE = {"reward", "done", "metadata"}
 _WORDS: dict[Any, bytes] = {None: b"null", True: b"true", False: b"false"}
@@ -111,6 +120,28 @@ def error_frame(message: str, code: WSErrorCode, **details: Any) -> bytes:
     return encode_error({"type": "error", "data": {"message": message, "code": code, **details}})
 
 
+def origin_of(exc: BaseException) -> dict[str, str]:
+    """Return the class of an exception, and the line of the environment that raised it.
+
+    The line is the innermost one outside of the env host and of installed packages, or else the
+    innermost outside of the env host: `{"exception", "place"?, "hint"?}`.
+    """
+    raised = exc if _frames(exc) else exc.__cause__ or exc  # the env host has raised `exc` from it
+    origin, theirs = {"exception": type(raised).__name__}, _frames(raised)
+    inside = [each for each in theirs if not each[0].co_filename.startswith(_INSTALLED)]
+    for code, line in (inside or theirs)[-1:]:
+        origin["place"] = f"{code.co_filename}:{line}, in {code.co_name}"
+    if isinstance(exc, NoObservation):
+        origin["hint"] = exc.hint
+    return origin
+
+
+def _frames(exc: BaseException) -> list[tuple[CodeType, int]]:
+    """Return the code and line of the calls outside of the env host that an exception left."""
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(exc.__traceback__)]
+    return [each for each in frames if not each[0].co_filename.startswith(_OWN_FOLDERS)]
+
+
 def text_of(exc: BaseException) -> str:
     """Return the message of an exception, or the name of its class if `__str__` raises."""
     try:
@@ -130,6 +161,15 @@ def plain_errors(exc: ValidationError) -> list[Any]:
     return list(exc.errors(include_input=False, include_context=False))  # half a surrogate pair
 
 
+class NoObservation(AttributeError):
+    """A reset or a step has returned something else; the message is upstream's."""
+
+    def __init__(self, returned: Any, error: AttributeError) -> None:
+        super().__init__(str(error))
+        kind = type(returned).__name__
+        self.hint = f"the environment returned a {kind}: return an Observation, or a subclass of it"
+
+
 class ObservationWriter:
     """Writes observations in the form that the installed version of upstream's package has."""
 
@@ -147,7 +187,12 @@ class ObservationWriter:
                 return self._in_one_pass(writer, observation)
             except Exception:  # noqa: S110  the two passes say what is wrong, in upstream's words
                 pass
-        data = self._serialize(observation)
+        try:
+            data = self._serialize(observation)
+        except AttributeError as exc:
+            if isinstance(observation, BaseModel):
+                raise
+            raise NoObservation(observation, exc) from exc
         odd = _odd_reward(data.get("reward"))
         return b'{"type":"observation","data":%b%b}' % (to_json(data), odd)
 

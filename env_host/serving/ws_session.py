@@ -361,8 +361,8 @@ class SessionSocket(WebSocketProtocol):
                 self.send_text(messages.error_frame(str(exc), WSErrorCode.SESSION_NOT_RESET))
             case _:
                 log.warning("%s failed", kind, exc_info=exc, extra=self._log_fields())
-                text = messages.text_of(exc)
-                self.send_text(messages.error_frame(text, WSErrorCode.EXECUTION_ERROR))
+                text, origin = messages.text_of(exc), messages.origin_of(exc)
+                self.send_text(messages.error_frame(text, WSErrorCode.EXECUTION_ERROR, **origin))
 
     # Ending
 

@@ -115,6 +115,19 @@ def test_an_error_is_raised_with_its_code_and_the_fields_that_are_wrong() -> Non
         session.step({"mesage": "x"})
 
 
+def test_the_error_of_an_environment_names_its_class_its_line_and_the_command() -> None:
+    origin = {"exception": "KeyError", "place": "/e/env.py:7, in step"}
+    data = {"message": "'x'", "code": "EXECUTION_ERROR", **origin}
+    answer = json.dumps({"type": "error", "data": data})
+    hinted = json.dumps({"type": "error", "data": {**data, "hint": "return an Observation"}})
+    with server(answer, hinted) as address, Session(address, name="trial") as session:
+        for hint in ("openenv logs trial shows the traceback", "return an Observation"):
+            with pytest.raises(SessionError) as caught:
+                session.step({})
+            assert caught.value.message == "KeyError: 'x' (/e/env.py:7, in step)"
+            assert (caught.value.code, caught.value.hint) == ("EXECUTION_ERROR", hint)
+
+
 def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_calls() -> None:
     def handle(socket: ServerConnection) -> None:
         socket.recv()
@@ -133,13 +146,13 @@ def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_calls() -> No
 
 
 def test_a_session_says_with_each_call_why_it_has_ended_or_was_closed() -> None:
-    with server(None) as address, Session(address, lost_hint="look there") as session:
+    with server(None) as address, Session(address, name="trial") as session:
         for _ in range(2):
             with pytest.raises(SessionError, match="the shard was lost") as caught:
                 session.reset()
-            assert caught.value.hint == "look there"
+            assert caught.value.hint == "openenv status trial tells what happened"
     with server(error("no such move", "EXECUTION_ERROR")) as address:
-        session = Session(address, lost_hint="look there")
+        session = Session(address, name="trial")
         with session, pytest.raises(SessionError, match="no such move"):
             session.step({})
         for _ in range(2):
@@ -147,13 +160,16 @@ def test_a_session_says_with_each_call_why_it_has_ended_or_was_closed() -> None:
                 session.step({})
             assert (caught.value.code, caught.value.hint) == (None, None)
     answers = server(error("no such move", "EXECUTION_ERROR"), "close")
-    with answers as address, Session(address, lost_hint="look there") as session:
+    with answers as address, Session(address, name="trial") as session:
         with pytest.raises(SessionError, match="no such move"):
             session.step({})
         for _ in range(2):
             with pytest.raises(SessionError, match="ended: closed by the server") as caught:
                 session.step({})
-            assert (caught.value.code, caught.value.hint) == (None, "look there")
+            assert (caught.value.code, caught.value.hint) == (
+                None,
+                "openenv status trial tells what happened",
+            )
 
 
 def test_the_notice_of_a_crash_is_repeated_whole_with_each_call() -> None:
@@ -162,12 +178,12 @@ def test_the_notice_of_a_crash_is_repeated_whole_with_each_call() -> None:
     cut = close_payload(INTERNAL_ERROR_CLOSE, text)[2:].decode()
     assert len(cut) < len(text)
     frames = refusing_server(text, "SESSION_ERROR", (INTERNAL_ERROR_CLOSE, cut))
-    with frames as address, Session(address, lost_hint="look there") as session:
+    with frames as address, Session(address, name="trial") as session:
         for _ in range(3):
             with pytest.raises(SessionError) as caught:
                 session.reset()
             told = caught.value.message, caught.value.code, caught.value.hint
-            assert told == (text, "SESSION_ERROR", "look there")
+            assert told == (text, "SESSION_ERROR", "openenv status trial tells what happened")
 
 
 def test_a_session_that_is_not_open_says_how_or_at_which_address_it_is_opened() -> None:

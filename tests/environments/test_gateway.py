@@ -64,6 +64,7 @@ LONG_BYTES = 8_000_000  # more than the buffers on the way take
 TLS = Path(__file__).with_name("tls")
 KEY = str(TLS / "key.pem")
 WAIT_SECONDS = 20.0
+START_SECONDS = 90.0  # of 400 sessions at once, on a busy machine
 MAX_UNEVEN = 0.05
 NOBODY = 65534
 
@@ -175,7 +176,9 @@ async def seen(gateway: Gateway, wanted: dict[str, bool]) -> None:
 
 
 async def begin(address: str, **options: Any) -> ClientConnection:
-    return await connect(f"{address.replace('http', 'ws', 1)}/ws", **options)
+    return await connect(
+        f"{address.replace('http', 'ws', 1)}/ws", **{"open_timeout": START_SECONDS, **options}
+    )
 
 
 async def begin_raw(

@@ -2,6 +2,7 @@
 """Sessions over `/ws`: what a client receives, and what happens to its environment."""
 
 import os
+import re
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -33,7 +34,10 @@ def test_an_exception_that_would_end_its_thread_or_task_fails_the_step_alone(
     serve: StartHost, env_class: str, what: str
 ) -> None:
     with serve(env_class).open() as client:
-        assert client.ask("step", {"what": what})["data"]["code"] == "EXECUTION_ERROR"
+        data = client.ask("step", {"what": what})["data"]
+        assert data["code"] == "EXECUTION_ERROR"
+        assert what == "cancel" or re.search(r"/samples\.py:\d+, in ", data["place"])
+        assert data["exception"] in ("SystemExit", "StopIteration", "CancelledError")
         assert client.ask("step", {"what": "count"})["type"] == "observation"
 
 

@@ -145,7 +145,7 @@ def test_a_launch_that_fails_is_shown_as_a_request_and_as_no_environment(
 @pytest.mark.parametrize(
     ("source", "module"),
     [
-        *((source, "") for source in ("ech", "/nope", "./nope", "hf://org", "~nobody-here/x")),
+        *((source, "") for source in ("ech", "/nope", "./nope", "~nobody-here/x")),
         ("no_such:Env", "no_such"),
         ("no.such:Env", "no"),
         ("helper_env.sub:Env", "helper_env"),
