@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_153,
-    "code lines": 46_326,
+    "shipped lines": 72_120,
+    "code lines": 46_292,
     "modules": 382,
-    "test lines": 64_809,
+    "test lines": 64_718,
     "words of pages": 24_999,
     "words of decisions": 7_659,
     "folders at the root": 15,
