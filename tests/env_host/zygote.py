@@ -23,6 +23,8 @@ from openenvd.system.process import forking
 from openenvd.system.process.descriptors import Message, receive_message, send_message
 from openenvd.system.process.prctl import adopt_orphans
 
+_ENVIRON = dict(os.environ)  # a test's home would count the process among those that it has to end
+
 
 class Child(subprocess.Popen[bytes]):
     """A child that `subprocess` has not started."""
@@ -41,7 +43,7 @@ class Zygote:
         self._turns = threading.Lock()
         with theirs:
             command = [sys.executable, "-P", __file__, str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
+            self._process = subprocess.Popen(command, env=_ENVIRON, pass_fds=(theirs.fileno(),))
 
     def fork(
         self, argv: Sequence[str], environ: Mapping[str, str], doors: Mapping[str, int],
