@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -21,8 +22,10 @@ from .. import exit_codes
 from ..options import Command, Duration, connect, json_option
 from ..output import phrases
 from ..output.output import Output, Table, good
+from ..service import service_of
 
 DEFAULT = "default"
+SERVICE_SECONDS = 30.0  # until a service answers; then a daemon is started as without one
 
 
 def setting_options(command: Command) -> Command:
@@ -49,15 +52,20 @@ def _check(item: Setting, _context: click.Context, _option: click.Parameter, val
 @click.option(
     "--foreground", is_flag=True, help="Run the daemon in this process, for service managers."
 )
+@click.option(
+    "--service/--no-service",
+    default=None,
+    help="Run it as a service of this user, by systemd or launchd; or no longer.",
+)
 @json_option
 @setting_options
-def up(foreground: bool, output: Output, **settings: Any) -> int:
+def up(foreground: bool, service: bool | None, output: Output, **settings: Any) -> int:
     """Start the daemon if it is not running, and print the limits that it has found.
 
     Examples:
       openenv up                                   # start the daemon, if it does not run
       openenv up --port 9000 --max-long-workers 4  # with settings of its own
-      openenv up --foreground                      # for systemd and other service managers
+      openenv up --service                         # start it with each session of this user
     """
     paths = Paths.from_environment()
     if foreground:
@@ -68,11 +76,29 @@ def up(foreground: bool, output: Output, **settings: Any) -> int:
             raise DaemonNotStarted("already_running", text, "openenv stop")
         command = daemon.server_command(settings)
         os.execv(sys.executable, command)  # noqa: S606  # no shell is what is wanted
+    if service is False:
+        service_of(paths.home).remove()
+        output.result("the service is removed; environments continue")
+        return exit_codes.OK
+    if service:
+        _start_service(paths, daemon.server_command(settings), output)
     info = daemon.connect(paths, settings=settings).info()
     output.json(info)
     output.result(*_summary(info))
     output.note(*_not_in_force(settings, info))
     return exit_codes.OK
+
+
+def _start_service(paths: Paths, command: list[str], output: Output) -> None:
+    """Start the daemon as a service in the place of one that runs, and wait until it answers."""
+    found = service_of(paths.home)
+    daemon.stop(paths)
+    kept = {k: v for k, v in os.environ.items() if k == "PATH" or k.startswith("OPENENV_")}
+    found.start(command, {**kept, "OPENENV_HOME": str(paths.home)})
+    deadline = time.monotonic() + SERVICE_SECONDS
+    while daemon.find(paths) is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    output.note(f"the service is {found.path}; {found.lasts}")
 
 
 @click.command()

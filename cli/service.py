@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon as a service of this user: a unit of systemd, or an agent of launchd on macOS.
+
+    openenv up --service      stop the daemon ─▶ write the file ─▶ enable and start ─▶ wait for it
+    openenv up --no-service   stop and disable ─▶ remove the file; environments continue
+
+The service manager ends the daemon alone, never its environments, and delegates the memory
+controller, so that replicas have memory limits. Each home has a service of its own. A manager that
+is absent or refuses raises `DaemonNotStarted`, with its own words; the file is then removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import plistlib
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ..client.errors import DaemonNotStarted
+from ..schema.settings import Paths
+
+MANAGER_SECONDS = 60.0
+_HINT = "without a service manager, openenv up starts the daemon until the machine is shut down"
+
+
+class Service(Protocol):
+    """The service of one home."""
+
+    path: Path  # of its file
+    lasts: str  # a sentence about how long it runs
+
+    def start(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Write the file, and start the service now and with each session of the user."""
+
+    def remove(self) -> None:
+        """Stop and disable the service, and remove its file."""
+
+
+class SystemdUnit:
+    """A unit of the user's systemd."""
+
+    lasts = "it ends with your last session, unless loginctl enable-linger was run"
+
+    def __init__(self, name: str) -> None:
+        folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+        self._unit = f"{name}.service"
+        self.path = Path(folder) / "systemd" / "user" / self._unit
+
+    def start(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Write the unit, enable it, and start it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(unit_text(command, variables))
+        try:
+            _run("systemctl", "--user", "daemon-reload")
+            _run("systemctl", "--user", "enable", self._unit)
+            _run("systemctl", "--user", "restart", self._unit)
+        except DaemonNotStarted:
+            self.path.unlink()
+            raise
+
+    def remove(self) -> None:
+        """Disable and stop the unit, and remove it."""
+        _check_exists(self.path)
+        _run("systemctl", "--user", "disable", "--now", self._unit)
+        self.path.unlink()
+        _run("systemctl", "--user", "daemon-reload")
+
+
+class LaunchdAgent:
+    """An agent of macOS's launchd."""
+
+    lasts = "it runs while you are logged in"
+
+    def __init__(self, name: str) -> None:
+        self._label = f"io.{name}"
+        self._domain = f"gui/{os.getuid()}"
+        self.path = Path.home() / "Library" / "LaunchAgents" / f"{self._label}.plist"
+
+    def start(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Write the property list, and load it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        agent = {
+            "Label": self._label,
+            "ProgramArguments": list(command),
+            "EnvironmentVariables": dict(variables),
+            "RunAtLoad": True,
+            "KeepAlive": {"SuccessfulExit": False},
+            "AbandonProcessGroup": True,  # environments outlive the daemon
+        }
+        self.path.write_bytes(plistlib.dumps(agent))
+        try:
+            _run("launchctl", "bootstrap", self._domain, str(self.path))
+        except DaemonNotStarted:
+            self.path.unlink()
+            raise
+
+    def remove(self) -> None:
+        """Unload the agent, and remove its file."""
+        _check_exists(self.path)
+        _run("launchctl", "bootout", f"{self._domain}/{self._label}")
+        self.path.unlink()
+
+
+def service_of(home: Path) -> Service:
+    """Return the service of a home, whether or not it exists."""
+    digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:8]
+    name = "openenvd" if home == Paths.from_environment({}).home else f"openenvd-{digest}"
+    return LaunchdAgent(name) if sys.platform == "darwin" else SystemdUnit(name)
+
+
+def unit_text(command: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Return the content of a systemd unit; `env` takes names that systemd refuses to execute."""
+    given = "".join(f"Environment={_quoted(f'{k}={v}')}\n" for k, v in variables.items())
+    argv = " ".join(_quoted(word).replace("$", "$$") for word in command)
+    return f"""[Unit]
+Description=openenvd, which runs OpenEnv environments
+
+[Service]
+ExecStart=/usr/bin/env {argv}
+{given}KillMode=process
+Delegate=yes
+Restart=on-failure
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def _quoted(word: str) -> str:
+    """Return a word as systemd.syntax(7) reads it: nothing in it is expanded."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped.replace("%", "%%")}"'
+
+
+def _check_exists(path: Path) -> None:
+    if not path.exists():
+        raise DaemonNotStarted("no_service", f"there is no service: {path} does not exist")
+
+
+def _run(*command: str) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=MANAGER_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise DaemonNotStarted("service", f"{command[0]} cannot be used: {exc}", _HINT) from exc
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+        raise DaemonNotStarted("service", f"{' '.join(command)}: {said}", _HINT)
