@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_120,
-    "code lines": 46_292,
-    "modules": 382,
-    "test lines": 64_718,
-    "words of pages": 24_999,
+    "shipped lines": 72_299,
+    "code lines": 46_413,
+    "modules": 383,
+    "test lines": 64_799,
+    "words of pages": 24_995,
     "words of decisions": 7_659,
     "folders at the root": 15,
     "large classes": 2,
