@@ -170,7 +170,11 @@ def test_every_command_of_a_hint_is_one(line: str) -> None:
     command = cli.get_command(click.Context(cli), name)
     while isinstance(command, click.Group):
         command = command.commands.get(words.pop(0)) if words else None
-    options = {option for each in command.params for option in each.opts} if command else set()
+    options = (
+        {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+        if command
+        else set()
+    )
     options.add("--help")
     assert {word for word in words if word.startswith("-")} <= options
 
