@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 72_299,
     "code lines": 46_413,
     "modules": 383,
-    "test lines": 64_799,
+    "test lines": 64_803,
     "words of pages": 24_995,
     "words of decisions": 7_659,
     "folders at the root": 15,
