@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upstream's commands, if its package is installed beside ours.
+"""Upstream's commands, of its package beside ours, or else of one that uv runs (`uvx`).
 
 Upstream's `openenv` (0.10.0) installs a script of the same name and has no hook for other packages,
 so its commands are forwarded, in this process and with all their arguments. The check whether they
@@ -9,6 +9,7 @@ belongs to the package that was installed last, and uninstalling either package 
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -54,19 +55,24 @@ def gone(program: str) -> str | None:
 def run(arguments: list[str]) -> int:
     """Forward a whole command line; returns its exit code."""
     if not is_installed():
-        sys.stderr.write(
-            f"error: `openenv {arguments[0]}` is a command of upstream's package, "
-            "which is not installed\n"
-            "  pip install openenv, then openenvd again, so that `openenv` stays this command:\n"
-            f"  {RESTORE}, in a clone of openenvd (`openenvd` is this command always)\n"
-        )
-        return exit_codes.USAGE
+        return _run_by_uv(arguments)
     sys.argv = ["openenv", *arguments]
     try:
         import_module(_MODULE).main()
     except SystemExit as exc:
         return _code(exc.code)
     return exit_codes.OK
+
+
+def _run_by_uv(arguments: list[str]) -> int:
+    """Run upstream's command in an environment of uv's own, which it installs at the first time."""
+    from uv import find_uv_bin
+
+    note = f"note: `openenv {arguments[0]}` is upstream's; uvx --from openenv openenv runs it\n"
+    sys.stderr.write(note)
+    sys.stderr.flush()
+    command = [find_uv_bin(), "tool", "run", "--from", "openenv", "openenv", *arguments]
+    return subprocess.run(command, check=False).returncode
 
 
 def _code(code: str | int | None) -> int:

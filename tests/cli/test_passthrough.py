@@ -48,11 +48,17 @@ def test_help_lists_upstreams_commands_unimported(command: Command, upstream: Pa
     assert "validate" in command("valdate").err
 
 
-def test_a_missing_upstream_command_names_its_package(command: Command, absent: None) -> None:
+def test_a_missing_upstream_command_is_run_by_uv(
+    command: Command, absent: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "Upstream's commands" not in command("--help").out
+    uv = tmp_path / "uv"
+    uv.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\nexit 3\n')
+    uv.chmod(0o755)
+    monkeypatch.setattr("uv.find_uv_bin", lambda: str(uv))
     answer = command("init", "my_env")
-    assert answer.code == 2
-    assert "pip install openenv" in answer.err
+    assert (answer.code, "uvx --from openenv openenv" in answer.err) == (3, True)
+    assert (tmp_path / "words").read_text() == "tool run --from openenv openenv init my_env\n"
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["init", "--help"], 0), (["push", "--fail"], 5)])
