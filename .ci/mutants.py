@@ -480,6 +480,7 @@ def main() -> int:
     reasons = json.loads(EQUIVALENT.read_text())
     waiting = [m for m in drawn if m.key not in reasons and m.key not in results]
     folder = Path(tempfile.mkdtemp(prefix="m-"))  # short, as sockets lie in it
+    folder.chmod(0o755)  # tests that become another user import what is in it
     worktrees: queue.SimpleQueue[Worktree] = queue.SimpleQueue()
     made = []
     try:
