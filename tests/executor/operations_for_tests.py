@@ -32,7 +32,9 @@ def echo(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
 
 
 def context(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
-    return {"request_id": request_id, "home": home, "pid": os.getpid(), "cwd": str(Path.cwd())}
+    return {"request_id": request_id, "home": home, "pid": os.getpid(), "cwd": str(Path.cwd())} | {
+        "threads": os.environ.get("OMP_NUM_THREADS")
+    }
 
 
 def inheritable(payload: Json, request_id: str, home: str, progress: Progress) -> Any:

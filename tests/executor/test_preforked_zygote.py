@@ -33,6 +33,7 @@ DAEMON = """
         worker = bench.run("context").result["pid"]
         return psutil.Process(worker).ppid()
     told = {"zygote": zygote.pid, "parent": parent(), "shown": bench.executor.status().zygote_pid}
+    told["threads"] = bench.run("context").result["threads"]
     if then == "lose it":
         os.kill(zygote.pid, signal.SIGKILL)
         told["next_parent"] = next(pid for pid in iter(parent, None) if pid not in {zygote.pid, 1})
@@ -52,6 +53,7 @@ def run_daemon(home: Path, then: str) -> dict[str, Any]:
 def test_workers_come_from_the_first_zygote_or_a_fresh_program(tmp_path: Path) -> None:
     told = run_daemon(tmp_path, "end")
     assert told["parent"] == told["shown"] == told["zygote"]
+    assert told["threads"] == "1"
     wait_gone(told["zygote"])
     told = run_daemon(tmp_path, "lose it")
     assert told["next_parent"] != told["zygote"]

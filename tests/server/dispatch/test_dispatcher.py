@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the dispatcher claims when memory is short, and what it makes of a kill for memory."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +27,7 @@ from openenvd.schema.states import RequestState, Schedule
 from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.memory_estimates import Declared, MemoryEstimates
 from openenvd.server.dispatch.request_traces import RequestTraces
-from openenvd.server.dispatch.running import DispatchContext, Timing
+from openenvd.server.dispatch.running import DaemonTasks, DispatchContext, Timing
 
 from ...disks import fill_disk
 from ..conftest import oom_killed
@@ -448,6 +450,17 @@ def test_a_trace_says_what_a_request_waited_for(tmp_path: Path, kept: KeptSpans)
         bench.end(Succeeded(for_worker, None, None, time.time()))
         bench.eventually(lambda: kept.named("process check"))
     assert why_waited(kept) == {at_once: "nothing", for_memory: "memory", for_worker: "worker"}
+
+
+def test_a_cancellation_that_comes_before_the_worker_has_the_request_is_kept(
+    tmp_path: Path,
+) -> None:
+    with closing(Bench(tmp_path)) as bench, closing(asyncio.new_event_loop()) as loop:
+        claimer = bench.dispatcher.claimer
+        tasks = DaemonTasks(loop, bench.paths, lambda _: None, cast(Any, None))
+        claimer._context = replace(claimer._context, tasks=tasks)
+        claimer.cancel("claimed")
+        assert claimer._cancelled == {"claimed"}
 
 
 def test_the_worker_is_given_the_span_that_it_runs_in(tmp_path: Path, kept: KeptSpans) -> None:

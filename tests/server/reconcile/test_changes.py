@@ -424,6 +424,24 @@ async def test_an_update_keeps_to_the_room_that_there_is(
     assert (await trial.world.environment()).state is EnvironmentState.READY
 
 
+UNLICENSED = """
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
+
+class Sample(EchoEnvironment):
+    def __init__(self):
+        raise OSError("no licence")
+"""
+
+
+async def test_a_launch_whose_sessions_would_fail_ends_with_the_cause(
+    trial: Changed, tmp_path: Path
+) -> None:
+    (tmp_path / "sample_env.py").write_text(UNLICENSED)
+    why = "the sessions of this launch would fail: OSError: no licence"
+    with pytest.raises(errors.ReplicaFailed, match=why):
+        await trial.launch("sample_env:Sample", cwd=str(tmp_path))
+
+
 @pytest.mark.parametrize("room", [{}, *ROOMS], ids=repr)
 async def test_an_update_that_fails_half_way_leaves_what_served(
     trial: Changed, tmp_path: Path, room: dict[str, str]
