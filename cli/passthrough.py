@@ -9,7 +9,6 @@ belongs to the package that was installed last, and uninstalling either package 
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -66,6 +65,8 @@ def run(arguments: list[str]) -> int:
 
 def _run_by_uv(arguments: list[str]) -> int:
     """Run upstream's command in an environment of uv's own, which it installs at the first time."""
+    import subprocess  # imported only here, as `status` starts with this module
+
     from uv import find_uv_bin
 
     note = f"note: `openenv {arguments[0]}` is upstream's; uvx --from openenv openenv runs it\n"
