@@ -66,14 +66,10 @@ def follow(
     yield final
 
 
-def wait(
-    client: DaemonClient,
-    request_id: str,
-    *,
-    seconds: float = math.inf,
-    reconnect: Reconnect | None = None,
-) -> Json:
+def wait(find: Reconnect, request_id: str, *, seconds: float = math.inf) -> Json:
     """Return a request when it is final, or its present state after `seconds`.
+
+    `find` looks for the daemon, at the beginning and after each answer.
 
     Raises:
         ApiRefused, ConnectionLost: As `follow`.
@@ -82,7 +78,7 @@ def wait(
     while True:
         left = deadline - time.monotonic()
         asked = min(max(0.0, left), MAX_WAIT_SECONDS)
-        _, request = look(reconnect or (lambda: client), request_id, wait_seconds=asked)
+        _, request = look(find, request_id, wait_seconds=asked)
         if request["state"] in FINAL_STATES or left <= 0:
             return request
         time.sleep(min(_POLL_INTERVAL_SECONDS, left))  # a daemon that ends answers at once
@@ -97,7 +93,8 @@ def run(
         RequestFailed: It did not succeed.
         ApiRefused, ConnectionLost: As `follow`.
     """
-    request = wait(client, client.submit(operation, payload)["id"], reconnect=reconnect)
+    request_id = client.submit(operation, payload)["id"]
+    request = wait(reconnect or (lambda: client), request_id)
     if request["state"] != RequestState.SUCCEEDED:
         raise RequestFailed(request)
     return request

@@ -122,9 +122,8 @@ class Request(RequestData[Result]):
             TimeoutError: It has not ended in time.
             DaemonUnreachable: The daemon is gone; the request continues with the next one.
         """
-        seconds, find = math.inf if timeout is None else timeout, self.client.find_daemon
-        daemon = self.client.daemon()
-        self.data = following.wait(daemon, self.id, seconds=seconds, reconnect=find)
+        seconds = math.inf if timeout is None else timeout
+        self.data = following.wait(self.client.find_daemon, self.id, seconds=seconds)
         if not self.is_final:
             raise TimeoutError(f"request {self.id} has not ended within {timeout:g} s")
         return self.result()

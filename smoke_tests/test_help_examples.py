@@ -36,6 +36,7 @@ def examples(command: click.Command | None) -> Iterator[str]:
 LINES = list(dict.fromkeys(examples(cli)))
 # Why commands do not run here, by words that they have in common.
 NOT_RUN = {
+    "openenv up --service": "needs systemd; tests/cli/test_service.py has a stand-in",
     "openenv image build": "needs Docker; test_images.py builds images",
     "--provider docker": "needs Docker; test_docker.py runs the same line of the README",
     "--provider slurm": "needs Slurm; test_slurm.py runs the same line of docs/how-to/slurm.md",

@@ -98,7 +98,7 @@ def wait(request_ids: tuple[str, ...], timeout: float | None, output: Output) ->
     deadline = time.monotonic() + (math.inf if timeout is None else timeout)
     for request in found:
         left_seconds, find = deadline - time.monotonic(), options.reconnect
-        final = following.wait(client, request["id"], seconds=left_seconds, reconnect=find)
+        final = following.wait(find, request["id"], seconds=left_seconds)
         if final["state"] not in FINAL_STATES:
             wanted = phrases.duration(timeout or 0.0)
             left = plural(len(found) - len(ended), "request")

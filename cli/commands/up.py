@@ -66,6 +66,7 @@ def up(foreground: bool, service: bool | None, output: Output, **settings: Any) 
       openenv up                                   # start the daemon, if it does not run
       openenv up --port 9000 --max-long-workers 4  # with settings of its own
       openenv up --service                         # start it with each session of this user
+      openenv up --foreground                      # for other service managers
     """
     paths = Paths.from_environment()
     if foreground:

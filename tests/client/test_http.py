@@ -160,7 +160,7 @@ def test_a_daemon_that_does_not_return_is_reported_with_a_hint(
     monkeypatch.setattr(following, "COME_BACK_SECONDS", 0.0)
     fake.get("/v1/requests/1/events", stream)
     with pytest.raises(ConnectionLost) as caught:
-        following.wait(client, "1", reconnect=lambda: None)
+        following.wait(lambda: None, "1")
     assert caught.value.hint is not None
     assert "openenv wait 1" in caught.value.hint
 

@@ -89,6 +89,7 @@ SESSION = (
 NOT_AN_OBJECT = ("[1]",)
 # Upstream ends the session at a validation error that it cannot encode: a validator's own
 # exception, half a surrogate pair. Ours goes on.
+ORIGIN = ("exception", "place", "hint")  # of an exception, in our error frames alone
 HARD_TO_ENCODE = (
     '{"type":"step","data":{"message":"SHOUT"}}',
     '{"type":"step","data":{"message":"half \\ud800"}}',
@@ -309,6 +310,10 @@ def _known(way: str, name: str, wanted: Any, got: Any) -> bool:
 
 
 def _text(value: Any) -> str:
+    match value:
+        case {"type": "error", "data": {"code": "EXECUTION_ERROR"} as data}:  # ours has more
+            upstreams = {name: data[name] for name in data if name not in ORIGIN}
+            value = {**value, "data": upstreams}
     return json.dumps(value, sort_keys=True)  # unlike ==, it tells true from 1
 
 

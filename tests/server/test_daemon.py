@@ -451,7 +451,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Json]:
     client = daemon.connect(paths, settings={"port": 0, "log_format": "json"})
     following.run(client, "launch", {"source": "echo", "name": "trial", "shards": 1})
     lost = {"source": "json:Lost", "cwd": str(paths.home), "name": "lost"}
-    following.wait(client, client.submit("launch", lost)["id"])
+    following.wait(lambda: client, client.submit("launch", lost)["id"])
     following.run(client, "down", {"name": "trial"})
     daemon.stop(paths)
     return [json.loads(line) for line in paths.daemon_log.read_text().splitlines()]

@@ -132,11 +132,19 @@ class LocalProvider(providers.Provider):
         data["door_path"] = door_path(config["doors"], data["number"])
         data["env"][providers.RUN_DIR_VARIABLE] = data["run_dir"]
         if gpus_each := config.get("gpus"):
-            own = host_options.share(tuple(data["gpus"]), gpus_each, data["number"])
+            found = data.get("gpus") or host_options.find_gpus({**os.environ, **data["env"]})
+            own = host_options.share(tuple(found), gpus_each, data["number"])
             data["env"][host_options.VARIABLE] = ",".join(own)
-        if data["links"]:
-            host_options.link_imports(data["links"], imports)
+        if links := data.get("links", _links_of(like_dir)):
+            host_options.link_imports(links, imports)
         return data
+
+
+def _links_of(like_dir: Path) -> dict[str, str]:
+    """Return the links of a replica whose run file, as those of 0.2.0, does not have them."""
+    folder = like_dir / host_options.IMPORTS
+    links = folder.iterdir() if folder.is_dir() else ()
+    return {link.name: str(link.readlink()) for link in links}
 
 
 def check_process_room(spec: EnvironmentSpec, room: limits.ProcessRoom | None) -> None:

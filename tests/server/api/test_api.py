@@ -81,7 +81,7 @@ def take_all_down(client: DaemonClient) -> None:
     for environment in client.environments():
         payload = {"name": environment["name"], "grace_seconds": 0}
         with contextlib.suppress(ApiRefused):  # stopped meanwhile
-            wait(client, client.submit("down", payload)["id"])
+            wait(lambda: client, client.submit("down", payload)["id"])
 
 
 def until(check: Callable[[], Any]) -> Any:
@@ -133,7 +133,7 @@ def test_a_launch_that_fails_is_shown_as_a_request_and_as_no_environment(
 ) -> None:
     run(client, "launch", {"source": "echo", "name": name})
     payload = {"source": "json:Missing", "cwd": str(tmp_path), "name": f"{name}-missing"}
-    failed = wait(client, client.submit("launch", payload)["id"])
+    failed = wait(lambda: client, client.submit("launch", payload)["id"])
     becomes(client, payload["name"], "FAILED")
     assert set(listed(client)) == {name}
     for found in (client.status(), client.status(all_failed=True)):
@@ -208,7 +208,7 @@ def test_a_stream_continues_where_it_was(client: DaemonClient, name: str) -> Non
         first.append(event)
         if event.name == "progress":
             break
-    wait(client, launch["id"])  # everything else happens while nobody listens
+    wait(lambda: client, launch["id"])  # everything else happens while nobody listens
     rest = list(client.request_events(launch["id"], logs=True, after=first[-1].id))
     log = [event.data["text"] for event in [*first, *rest] if event.name == "log"]
     assert "".join(log) == "".join(client.request_log(launch["id"]))
@@ -253,7 +253,7 @@ def test_a_worker_that_is_killed_is_named_and_harms_no_other(
     [worker] = [w for w in info["workers"] if w["task_id"] == played["id"]]
     others = {w["pid"] for w in info["workers"]} - {worker["pid"]}
     os.kill(worker["pid"], signal.SIGKILL)
-    ended = wait(client, played["id"])
+    ended = wait(lambda: client, played["id"])
     assert (ended["state"], ended["error"]["kind"]) == ("FAILED", "worker_lost")
     assert "SIGKILL" in ended["error"]["message"]
     assert ended["error"]["evidence"]["pid"] == worker["pid"]
@@ -269,7 +269,7 @@ def test_a_request_past_its_timeout_fails_as_timed_out(
 ) -> None:
     (tmp_path / "stuck_env.py").write_text(NEVER_READY)
     payload = {"source": "stuck_env:Stuck", "cwd": str(tmp_path), "name": name}
-    ended = wait(client, client.submit("launch", payload, timeout_seconds=0.5)["id"])
+    ended = wait(lambda: client, client.submit("launch", payload, timeout_seconds=0.5)["id"])
     assert (ended["state"], ended["error"]["kind"]) == ("FAILED", "timed_out")
     becomes(client, name, "FAILED")
 
@@ -321,12 +321,12 @@ def test_a_log_that_is_followed_goes_on_after_an_update_and_ends_when_it_is_down
 ) -> None:
     (tmp_path / "talking_env.py").write_text(TALKING)
     payload = {"source": "talking_env:Talking", "cwd": str(tmp_path), "name": name}
-    wait(client, client.submit("launch", payload)["id"])
+    wait(lambda: client, client.submit("launch", payload)["id"])
     [first] = client.environment(name)["replicas"]
     seen: list[str | None] = []
     pieces = client.environment_log(name, follow=True, on_change=seen.append)
     assert "imported" in next(pieces)
-    wait(client, client.submit("launch", payload)["id"])
+    wait(lambda: client, client.submit("launch", payload)["id"])
     until(lambda: first["id"] not in [r["id"] for r in client.environment(name)["replicas"]])
     [second] = client.environment(name)["replicas"]
     assert "imported" in next(pieces)
@@ -378,7 +378,7 @@ def test_secrets_in_the_reason_of_a_failure_are_shown_nowhere(
     (tmp_path / "leaky.py").write_text("import os\nraise KeyError(os.environ['API_TOKEN'])\n")
     env = {"API_TOKEN": "hush-hush"}
     payload = {"source": "leaky:Leaky", "cwd": str(tmp_path), "name": name, "env": env}
-    failed = wait(client, client.submit("launch", payload)["id"])
+    failed = wait(lambda: client, client.submit("launch", payload)["id"])
     assert "KeyError: '***'" in failed["error"]["message"]
     becomes(client, name, "FAILED")
     with pytest.raises(ApiRefused, match=f"{name} has no address, it is FAILED: ") as refused:
@@ -426,7 +426,7 @@ def example(page: str, begins: str) -> Json:
 
 
 def test_answers_have_the_documented_shapes(client: DaemonClient, name: str) -> None:
-    request = wait(client, client.submit("probe", {"name": "nobody"})["id"])
+    request = wait(lambda: client, client.submit("probe", {"name": "nobody"})["id"])
     assert request["state"] == "FAILED"
     assert "nobody has no replica" in request["error"]["message"]
     assert request["error"]["hint"]

@@ -88,7 +88,7 @@ def test_endless_bodies_are_refused_and_workers_have_no_such_limit(home: Paths) 
     zygote.kill()
     client = daemon.find(home)
     assert client is not None
-    done = following.wait(client, client.submit("check", {})["id"])
+    done = following.wait(lambda: client, client.submit("check", {})["id"])
     assert done["state"] == "SUCCEEDED"
     [successor] = process.children()
     assert successor.pid != zygote.pid

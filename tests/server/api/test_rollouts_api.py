@@ -44,7 +44,7 @@ def api(client: DaemonClient) -> HttpClient:
 def rollout_into(client: DaemonClient, folder: Path) -> Json:
     """A rollout with nobody to play with: its folder is all there is of it."""
     payload = {"name": "http://127.0.0.1:9", "out": str(folder), "episodes": 1, "retries": 0}
-    return wait(client, client.submit("rollout", payload)["id"])
+    return wait(lambda: client, client.submit("rollout", payload)["id"])
 
 
 def test_only_folders_of_rollouts_are_read(client: DaemonClient, api: HttpClient) -> None:

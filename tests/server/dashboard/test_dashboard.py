@@ -242,7 +242,7 @@ def until(events: Iterator[tuple[str, Json]], kind: str, check: Any) -> Json:
 
 
 def test_the_stream_begins_with_everything(browser: Browser, client: DaemonClient) -> None:
-    done = wait(client, client.submit("check", {})["id"])
+    done = wait(lambda: client, client.submit("check", {})["id"])
     with browser.stream() as events:
         name, data = next(events)
     put = data["put"]
@@ -283,7 +283,7 @@ def test_the_log_that_a_page_shows_is_on_its_one_stream(
         seen = ""
         while "1 replica starting" not in seen:
             seen += next(logs)["text"]
-    wait(client, launch["id"])
+    wait(lambda: client, launch["id"])
     with browser.stream(f"?log=requests/{launch['id']}&place={launch['id']}.log:1") as events:
         data = next(data for name, data in events if name == "log")
     assert not data["is_first"]
@@ -359,13 +359,13 @@ def test_the_log_of_an_environment_is_shown_from_its_first_line_and_after_a_rest
     with browser.stream("?log=environments/heard") as events:
         logs = (data for name, data in events if name == "log")
         assert next(logs)["place"] == ""
-        wait(client, client.submit("launch", {"source": "echo", "name": "heard"})["id"])
+        wait(lambda: client, client.submit("launch", {"source": "echo", "name": "heard"})["id"])
         began = next(data for data in logs if data["is_first"])
-        wait(client, client.submit("restart", {"name": "heard"})["id"])
+        wait(lambda: client, client.submit("restart", {"name": "heard"})["id"])
         again = next(data for data in logs if data["is_first"])
     assert began["place"].endswith(".log:0")
     assert again["place"].partition(":")[0] != began["place"].partition(":")[0]
-    wait(client, client.submit("down", {"name": "heard"})["id"])
+    wait(lambda: client, client.submit("down", {"name": "heard"})["id"])
 
 
 def test_what_a_request_does_is_seen_by_who_comes_later_and_is_not_submitted_again_meanwhile(
@@ -382,37 +382,37 @@ def test_what_a_request_does_is_seen_by_who_comes_later_and_is_not_submitted_aga
             until(events, "requests", is_starting)
     assert browser.call("POST", f"/v1/requests/{launch['id']}/retry", {})[0] == 422
     client.cancel(launch["id"])
-    assert wait(client, launch["id"])["state"] == "CANCELLED"
+    assert wait(lambda: client, launch["id"])["state"] == "CANCELLED"
 
 
 def test_a_launch_again_with_more_memory_keeps_all_else(client: DaemonClient) -> None:
     told = {"source": "echo", "name": "hog", "memory_mb": 300, "session_memory_mb": 100}
     more = {"max_sessions": 7, "env": {"FOO": "bar"}, "token": "auto", "cwd": "/tmp"}
-    first = wait(client, client.submit("launch", {**told, **more})["id"])
+    first = wait(lambda: client, client.submit("launch", {**told, **more})["id"])
     [before] = client.environment("hog")["generations"]
     limits = {"memory_mb": 400, "session_memory_mb": 200}
-    again = wait(client, client.retry(first["id"], **limits)["id"])
+    again = wait(lambda: client, client.retry(first["id"], **limits)["id"])
     assert again["state"] == "SUCCEEDED", again["error"]
     update = {"update": True, "replaces": again["payload"]["replaces"]}
     assert again["payload"] == {**first["payload"], **limits, **update}
     after = client.environment("hog")["generations"][0]
     assert (before["number"], after["number"]) == (1, 2)
     assert after["spec"] == {**before["spec"], **limits}
-    wait(client, client.submit("down", {"name": "hog"})["id"])
-    first = wait(client, client.submit("launch", {"source": "echo", "name": "wide"})["id"])
+    wait(lambda: client, client.submit("down", {"name": "hog"})["id"])
+    first = wait(lambda: client, client.submit("launch", {"source": "echo", "name": "wide"})["id"])
     scaled = client.submit("scale", {"name": "wide", "replicas": 2})
-    assert wait(client, scaled["id"])["state"] == "SUCCEEDED"
-    again = wait(client, client.retry(first["id"], memory_mb=300)["id"])
+    assert wait(lambda: client, scaled["id"])["state"] == "SUCCEEDED"
+    again = wait(lambda: client, client.retry(first["id"], memory_mb=300)["id"])
     assert again["state"] == "SUCCEEDED", again["error"]
     assert again["payload"]["replicas"] == 2
-    wait(client, client.submit("down", {"name": "wide"})["id"])
+    wait(lambda: client, client.submit("down", {"name": "wide"})["id"])
 
 
 def test_an_ended_request_is_submitted_again_as_it_was(
     browser: Browser, client: DaemonClient
 ) -> None:
     secret = {"source": "json:Source", "name": "again", "env": {"API_KEY": "sesame"}}
-    first = wait(client, client.submit("launch", secret)["id"])
+    first = wait(lambda: client, client.submit("launch", secret)["id"])
     status, _, answer = browser.call("POST", f"/v1/requests/{first['id']}/retry", {"memory_mb": 64})
     assert status == 202, answer
     again = json.loads(answer)["request"]
