@@ -95,7 +95,7 @@ def test_memory_of_a_child(harness: Harness) -> None:
         assert exited["reason"]["kind"] == "oom_killed"
         assert exited["reason"]["limit_bytes"] == 300 << 20
         assert exited["reason"]["peak_bytes"] > 200 << 20
-        harness.until_printed("that the environment had started was killed by the kernel")
+        harness.until_printed("a program that the environment had started")
         assert session.ask("life")
     assert harness.replica()["restarts"] == 0
 
