@@ -2,10 +2,12 @@
 """Sources that are git repositories, from a real `git daemon`, with the user's own git settings."""
 
 import os
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -67,7 +69,8 @@ def server(
         except ConnectionRefusedError:
             time.sleep(0.02)
     yield process
-    os.killpg(process.pid, 9)
+    with suppress(ProcessLookupError):  # the test has ended it
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
@@ -100,7 +103,7 @@ def test_offline_a_commit_that_is_here_is_named_and_launched(
 ) -> None:
     pinned = pin(SOURCE, fetched_commits(layout))
     folder = checkout(pinned, layout, print)
-    os.killpg(server.pid, 9)
+    os.killpg(server.pid, signal.SIGKILL)
     server.wait()
     with pytest.raises(UnknownSource, match=r"git\.test/my-envs\.git cannot be read") as refused:
         pin(SOURCE, fetched_commits(layout))
