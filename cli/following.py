@@ -166,6 +166,8 @@ class Timed:
         from rich.table import Table
 
         row = Table.grid(padding=(0, 1))
+        row.add_column(no_wrap=True)
+        row.add_column(no_wrap=True, overflow="ellipsis")
         row.add_row(f"{time.monotonic() - self.started:.0f} s", self.line)
         return row
 
@@ -219,7 +221,7 @@ def drawn_phase(request: Json, progress: Json) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    text = Text(phase_line(request, progress))
+    text = Text(phase_line(request, progress), no_wrap=True, overflow="ellipsis")
     done, total = progress.get("done"), progress.get("total")
     if not isinstance(done, int | float) or not isinstance(total, int | float) or total <= 0:
         return text

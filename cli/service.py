@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon as a service of this user: a unit of systemd, or an agent of launchd on macOS.
 
-    openenv up --service      stop the daemon ─▶ write the file ─▶ enable and start ─▶ wait for it
+    openenv up --service      is there a service manager? ─▶ stop the daemon ─▶ write the file
+                              ─▶ enable and start ─▶ wait for it
     openenv up --no-service   stop and disable ─▶ remove the file; environments continue
 
 The service manager ends the daemon alone, never its environments, and delegates the memory
@@ -17,6 +18,7 @@ import plistlib
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +34,9 @@ class Service(Protocol):
 
     path: Path  # of its file
     lasts: str  # a sentence about how long it runs
+
+    def check(self) -> None:
+        """Raise `DaemonNotStarted` if there is no service manager."""
 
     def start(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
         """Write the file, and start the service now and with each session of the user."""
@@ -52,15 +57,19 @@ class SystemdUnit:
 
     def start(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
         """Write the unit, enable it, and start it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(unit_text(command, variables))
+        _write(self.path, unit_text(command, variables).encode())
         try:
             _run("systemctl", "--user", "daemon-reload")
             _run("systemctl", "--user", "enable", self._unit)
             _run("systemctl", "--user", "restart", self._unit)
         except DaemonNotStarted:
-            self.path.unlink()
+            with suppress(DaemonNotStarted):
+                self.remove()
             raise
+
+    def check(self) -> None:
+        """Ask for the user's service manager."""
+        _run("systemctl", "--user", "show-environment")
 
     def remove(self) -> None:
         """Disable and stop the unit, and remove it."""
@@ -82,7 +91,6 @@ class LaunchdAgent:
 
     def start(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
         """Write the property list, and load it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         agent = {
             "Label": self._label,
             "ProgramArguments": list(command),
@@ -91,12 +99,14 @@ class LaunchdAgent:
             "KeepAlive": {"SuccessfulExit": False},
             "AbandonProcessGroup": True,  # environments outlive the daemon
         }
-        self.path.write_bytes(plistlib.dumps(agent))
-        try:
-            _run("launchctl", "bootstrap", self._domain, str(self.path))
-        except DaemonNotStarted:
-            self.path.unlink()
-            raise
+        with suppress(DaemonNotStarted):  # it is not loaded yet
+            _run("launchctl", "bootout", f"{self._domain}/{self._label}")
+        _write(self.path, plistlib.dumps(agent))
+        _run("launchctl", "bootstrap", self._domain, str(self.path))
+
+    def check(self) -> None:
+        """Ask for the session of this user, which `ssh` alone does not begin."""
+        _run("launchctl", "print", self._domain)
 
     def remove(self) -> None:
         """Unload the agent, and remove its file."""
@@ -134,6 +144,14 @@ def _quoted(word: str) -> str:
     """Return a word as systemd.syntax(7) reads it: nothing in it is expanded."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped.replace("%", "%%")}"'
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that only the user may read: it has variables, such as tokens."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
 
 
 def _check_exists(path: Path) -> None:

@@ -19,6 +19,7 @@ from ..system.text.units import plural
 
 POLL_INTERVAL_SECONDS = 0.25
 QUIET_SECONDS = 0.4
+MAX_SECONDS = 2.0  # a file that is written all the time keeps no other from being noticed
 # They are not part of a project (`environments/sources`), or are written by tools and servers.
 IGNORED = frozenset(
     {".git", ".venv", "venv", "__pycache__", "node_modules", ".pytest_cache", ".mypy_cache"}
@@ -49,8 +50,8 @@ def wait_for_change(folder: Path, known: Files) -> Files:
     """Wait until files differ from the known ones, and are no longer written; return them."""
     while (found := files_below(folder)) == known:
         time.sleep(POLL_INTERVAL_SECONDS)
-    changed_at = time.monotonic()
-    while time.monotonic() - changed_at < QUIET_SECONDS:
+    began = changed_at = time.monotonic()
+    while (now := time.monotonic()) - changed_at < QUIET_SECONDS and now - began < MAX_SECONDS:
         time.sleep(POLL_INTERVAL_SECONDS)
         if (again := files_below(folder)) != found:
             found, changed_at = again, time.monotonic()
@@ -58,9 +59,11 @@ def wait_for_change(folder: Path, known: Files) -> Files:
 
 
 def describe_change(folder: Path, before: Files, after: Files) -> str:
-    """Return the file that differs, and how many others do."""
+    """Return the file that differs, and how many others do; empty if none does."""
     changed = sorted(path for path, _ in before.items() ^ after.items())
     names = list(dict.fromkeys(os.path.relpath(path, folder) for path in changed))
+    if not names:
+        return ""
     return names[0] if len(names) == 1 else f"{names[0]} and {plural(len(names) - 1, 'other file')}"
 
 

@@ -41,6 +41,7 @@ RARE = (
     *("max_surge", "max_unavailable"),
     *("drain_timeout_seconds", *following.RARE),
 )
+MAX_OWN_CHANGES = 5  # launches in a row during which a watched folder changes
 WITHOUT_SESSIONS = "http"  # reported by a replica whose app has no sessions
 
 
@@ -72,9 +73,9 @@ def launch(source: str, output: Output, is_async: bool, watch: bool, **options: 
     payload = _payload(source, options, output)
     is_alone = not (is_async or output.as_json or options["update"] is False)
     folder = _watched_folder(payload, is_alone=is_alone) if watch else None
-    client = connect(output, before_start=lambda: check_source(payload))
     if folder is not None:
-        return _launch_at_each_change(folder, client, payload, options, output)
+        return _launch_at_each_change(folder, payload, options, output)
+    client = connect(output, before_start=lambda: check_source(payload))
     request = submit(client, "launch", payload, options)
     return leave(request, output) if is_async else follow_launch(client, request, output)
 
@@ -88,28 +89,37 @@ def _watched_folder(payload: Json, *, is_alone: bool) -> Path:
     if not is_alone:
         raise click.UsageError("--watch goes without --async, --json and --no-update")
     source = payload["source"]
-    is_class = ":" in source and "://" not in source
+    is_class = ":" in source and "://" not in source and not Path(source).is_absolute()
     folder = Path(payload["cwd"] if is_class else source)
     if not (folder.is_absolute() and folder.is_dir()):
         raise click.UsageError("--watch needs a folder, or module:Class in the current one")
     return folder
 
 
-def _launch_at_each_change(
-    folder: Path, client: DaemonClient, payload: Json, options: Json, output: Output
-) -> int:
-    """Launch, and update whenever a file changes, until Ctrl-C; what fails waits for a change."""
+def _launch_at_each_change(folder: Path, payload: Json, options: Json, output: Output) -> int:
+    """Launch, and update whenever a file changes, until Ctrl-C; what fails waits for a change.
+
+    Raises:
+        click.ClickException: The project itself changes its files at each launch.
+    """
+    own_changes = 0
     while True:
-        known = files_below(folder)
+        known, code = files_below(folder), None
         try:
+            client = connect(output, before_start=lambda: check_source(payload))
             request = submit(client, "launch", payload, options)
-            if follow_launch(client, request, output) == exit_codes.INTERRUPTED:
+            if (code := follow_launch(client, request, output)) == exit_codes.INTERRUPTED:
                 return exit_codes.INTERRUPTED
         except ApiRefused as exc:
             output.note(*error_lines(exc))
-        output.note(f"\nwatching {folder}; Ctrl-C ends this, and {payload['name']} continues")
-        files = wait_for_change(folder, known)
-        output.note(f"{describe_change(folder, known, files)} changed")
+        changed = describe_change(folder, known, files_below(folder))
+        own_changes = own_changes + 1 if changed else 0
+        if own_changes == MAX_OWN_CHANGES:
+            text = f"{changed} changed during each of {own_changes} launches: if the project writes"
+            raise click.ClickException(f"{text} it, launch it from another folder")
+        continues = f", and {payload['name']} continues" if code == exit_codes.OK else ""
+        output.note(f"\nwatching {folder}; Ctrl-C ends this{continues}")
+        output.note(f"{describe_change(folder, known, wait_for_change(folder, known))} changed")
 
 
 def launch_by_default(client: DaemonClient, name: str, source: str, output: Output) -> Json:

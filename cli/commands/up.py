@@ -25,7 +25,10 @@ from ..output.output import Output, Table, good
 from ..service import service_of
 
 DEFAULT = "default"
-SERVICE_SECONDS = 30.0  # until a service answers; then a daemon is started as without one
+SERVICE_SECONDS = 30.0  # until a service answers
+# Variables that belong to one shell or service; all others are as for a daemon that `up` starts.
+OF_A_SHELL = {"_", "PWD", "OLDPWD", "SHLVL", "TERM", "INVOCATION_ID", "JOURNAL_STREAM"}
+OF_A_SHELL |= {"NOTIFY_SOCKET", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"}
 
 
 def setting_options(command: Command) -> Command:
@@ -93,11 +96,14 @@ def up(foreground: bool, service: bool | None, output: Output, **settings: Any) 
 def _start_service(paths: Paths, command: list[str], output: Output) -> None:
     """Start the daemon as a service in the place of one that runs, and wait until it answers."""
     found = service_of(paths.home)
+    found.check()
     daemon.stop(paths)
-    kept = {k: v for k, v in os.environ.items() if k == "PATH" or k.startswith("OPENENV_")}
+    kept = {k: v for k, v in os.environ.items() if k not in OF_A_SHELL and "\n" not in v}
     found.start(command, {**kept, "OPENENV_HOME": str(paths.home)})
     deadline = time.monotonic() + SERVICE_SECONDS
-    while daemon.find(paths) is None and time.monotonic() < deadline:
+    while daemon.find(paths) is None:
+        if time.monotonic() > deadline:
+            raise DaemonNotStarted("service", f"{found.path} was started, and no daemon answers")
         time.sleep(0.1)
     output.note(f"the service is {found.path}; {found.lasts}")
 

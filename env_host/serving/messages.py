@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -38,11 +39,10 @@ to_json = SchemaSerializer(core_schema.any_schema()).to_json
 
 Writer = Callable[..., bytes]
 
-_OWN_FOLDERS = tuple(
-    str(Path(__file__).parents[1] / name)
-    for name in ("serving", "sessions", "environment", "shard")
-)
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_OWN_FOLDERS = ("serving", "sessions", "environment", "shard")
+_NOT_THEIRS = ("<", *(str(Path(__file__).parents[1] / name) for name in _OWN_FOLDERS))
+_STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 _BESIDE = {"reward", "done"}  # fields of an observation that a message has beside the others
 _BESIDE_OR_NOWHERE = {"reward", "done", "metadata"}
 _WORDS: dict[Any, bytes] = {None: b"null", True: b"true", False: b"false"}
@@ -128,7 +128,7 @@ def origin_of(exc: BaseException) -> dict[str, str]:
     """
     raised = exc if _frames(exc) else exc.__cause__ or exc  # the env host has raised `exc` from it
     origin, theirs = {"exception": type(raised).__name__}, _frames(raised)
-    inside = [each for each in theirs if not each[0].co_filename.startswith(_INSTALLED)]
+    inside = [each for each in theirs if not _is_installed(each[0].co_filename)]
     for code, line in (inside or theirs)[-1:]:
         origin["place"] = f"{code.co_filename}:{line}, in {code.co_name}"
     if isinstance(exc, NoObservation):
@@ -139,7 +139,11 @@ def origin_of(exc: BaseException) -> dict[str, str]:
 def _frames(exc: BaseException) -> list[tuple[CodeType, int]]:
     """Return the code and line of the calls outside of the env host that an exception left."""
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(exc.__traceback__)]
-    return [each for each in frames if not each[0].co_filename.startswith(_OWN_FOLDERS)]
+    return [each for each in frames if not each[0].co_filename.startswith(_NOT_THEIRS)]
+
+
+def _is_installed(path: str) -> bool:
+    return path.startswith(_STANDARD_LIBRARY) or any(part in path for part in _INSTALLED)
 
 
 def text_of(exc: BaseException) -> str:
@@ -167,7 +171,7 @@ class NoObservation(AttributeError):
     def __init__(self, returned: Any, error: AttributeError) -> None:
         super().__init__(str(error))
         kind = type(returned).__name__
-        self.hint = f"the environment returned a {kind}: return an Observation, or a subclass of it"
+        self.hint = f"what the environment returned is of type {kind}: return an Observation"
 
 
 class ObservationWriter:

@@ -356,7 +356,12 @@ class SessionSocket(WebSocketProtocol):
                 self._fail(exc)
             case ValidationError():
                 errors, code = messages.plain_errors(exc), WSErrorCode.VALIDATION_ERROR
-                self.send_text(messages.error_frame("Invalid message", code, errors=errors))
+                # The environment's own models are validated, too: its line is named then.
+                origin = messages.origin_of(exc)
+                origin = origin if "place" in origin else {}
+                self.send_text(
+                    messages.error_frame("Invalid message", code, errors=errors, **origin)
+                )
             case NotReset():
                 self.send_text(messages.error_frame(str(exc), WSErrorCode.SESSION_NOT_RESET))
             case _:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetches the commit of a repository that a launch names, once, into a folder of its own.
 
-    venvs/git-<key>/<name>    the files of one commit; `complete` beside them is written last
+    venvs/git-<key>/files/<name>    the files of one commit; `complete` is written last
 
 It is made, used and removed as virtual environments are (`project_venv.py`, `venv_cleanup.py`).
 
@@ -25,6 +25,8 @@ from .project_venv import CHECKOUT, make_once, noted_of
 from .uv import Say, run_command
 
 _KEY_LENGTH = 16
+_FILES = "files"  # the folder that has the repository's own
+_HINT = "is the commit there, and the network? git ls-remote lists what the repository has"
 _LAST_LINES = 5  # of git's output, in a failure
 
 
@@ -38,7 +40,7 @@ def checkout(source: str, layout: Layout, say: Say) -> Path:
     url, commit = repository.url, repository.ref
     key = hashlib.sha256(f"{url}@{commit}".encode()).hexdigest()[:_KEY_LENGTH]
     place = layout.venvs / f"{CHECKOUT}{key}"
-    files = place / url.rpartition("/")[2].removesuffix(".git")
+    files = place / _FILES / (url.rpartition("/")[2].removesuffix(".git") or "repository")
 
     def build() -> None:
         git = place / ".git"
@@ -49,21 +51,24 @@ def checkout(source: str, layout: Layout, say: Say) -> Path:
         _git(url, [*stored, "checkout", "--quiet", "--force", commit], place, say)
         shutil.rmtree(git)
         if (link := next(_leading_out(files), None)) is not None:
-            text = f"{link.relative_to(files)} of {url} is a link that leads out of the repository"
+            text = f"{url} has a link that leads out of it: {link.relative_to(files)}"
             raise PreparationFailed(text, "replace the link by a file, and launch the new commit")
+        if _uses_lfs(files):
+            say("note: files in Git LFS are not fetched: what is there are their pointers")
 
     note = {"project": f"{url}@{commit}", "url": url, "commit": commit}
     make_once(place, note, build, say, what=f"{url} at {commit[:12]}: fetched")
     folder = files / repository.subdirectory
     if not folder.is_dir():
         text = f"{url} at {commit[:12]} has no folder {repository.subdirectory}"
-        raise PreparationFailed(text, f"git ls-tree --name-only {commit[:12]} lists its folders")
+        raise PreparationFailed(text, "name another one: #subdirectory=FOLDER")
     return folder
 
 
 def fetched_commits(layout: Layout) -> dict[str, str]:
     """Return a commit of each repository that is here, by the repository's address."""
-    notes = map(noted_of, sorted(layout.venvs.glob(f"{CHECKOUT}*/"), key=os.path.getmtime))
+    notes = [noted_of(place) for place in layout.venvs.glob(f"{CHECKOUT}*/")]
+    notes.sort(key=lambda note: note.get("made_at", 0.0))
     return {note["url"]: note["commit"] for note in notes if "url" in note}
 
 
@@ -73,9 +78,15 @@ def _git(url: str, arguments: list[str], folder: Path, say: Say) -> None:
         argv = [*command, *arguments]
         code, lines = run_command(argv, folder=folder, environ=environ, on_line=say)
     except OSError as exc:
-        raise PreparationFailed(f"{url} cannot be fetched: {exc}") from exc
+        raise PreparationFailed(f"{url} cannot be fetched: {exc}", _HINT) from exc
     if code:
-        raise PreparationFailed("\n".join([f"{url} cannot be fetched:", *lines[-_LAST_LINES:]]))
+        words = "\n".join([f"{url} cannot be fetched:", *lines[-_LAST_LINES:]])
+        raise PreparationFailed(words, _HINT)
+
+
+def _uses_lfs(folder: Path) -> bool:
+    attributes = folder / ".gitattributes"
+    return attributes.is_file() and "filter=lfs" in attributes.read_text(errors="replace")
 
 
 def _leading_out(folder: Path) -> Iterator[Path]:

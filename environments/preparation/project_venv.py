@@ -115,7 +115,7 @@ def make_once(
     try:
         held = lock.acquire(timeout=0)
     except Timeout:
-        say("another launch is installing the same dependencies; waiting for it")
+        say("another launch is preparing the same; waiting for it")
         held = lock.acquire()
     with held:
         if note_use(venv):
@@ -130,6 +130,7 @@ def make_once(
         seconds = time.monotonic() - started
         note = {**note, "made_at": time.time(), "seconds": round(seconds, 2)}
         (venv / COMPLETE).write_text(json.dumps(note))
+        note_use(venv)
         say(f"{what} in {seconds:.1f} s; the next launch reuses them")
     return venv / "bin" / "python"
 

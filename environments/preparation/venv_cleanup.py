@@ -35,9 +35,10 @@ from ...schema.layout import Layout
 from ...system.process.process_identity import boot_seconds
 from .. import run_files
 from ..shim.files import read_json
-from .project_venv import COMPLETE, USED, note_use, noted_of
+from .project_venv import CHECKOUT, COMPLETE, USED, note_use, noted_of
 
 LAUNCH_SECONDS = 60.0  # from a launch's use of an environment until its run file is written
+INSTALL_SECONDS = 3600.0  # the same for a checkout, whose dependencies are installed meanwhile
 UNUSED = "unused"  # JSON: the content of `used`, and since when daemons have found it so
 _GOING = f"{COMPLETE}.going"
 _BLOCK_BYTES = 512  # the unit of `st_blocks` on every file system
@@ -82,13 +83,19 @@ def _idle(layout: Layout) -> list[Venv]:
         if venv.path in used:
             note_use(venv.path)
     now = boot_seconds()
-    return [v for v in found if v.path not in used and not is_launching(v.used, now)]
+    return [
+        v for v in found if v.path not in used and not is_launching(v.used, now, _launch_seconds(v))
+    ]
 
 
-def is_launching(used: str, now: float) -> bool:
+def _launch_seconds(venv: Venv) -> float:
+    return INSTALL_SECONDS if venv.path.name.startswith(CHECKOUT) else LAUNCH_SECONDS
+
+
+def is_launching(used: str, now: float, seconds: float = LAUNCH_SECONDS) -> bool:
     """Return whether the run file of the launch that wrote `used` may still be written."""
     try:
-        return abs(now - float(used)) <= LAUNCH_SECONDS
+        return abs(now - float(used)) <= seconds
     except ValueError:  # it is missing, or being written, which `_take_away` notices
         return False
 
@@ -129,8 +136,9 @@ def in_use(layout: Layout) -> set[Path]:
     commands = [data.get("argv") or (data.get("plan") or {}).get("command") for data in found]
     used = {Path(argv[0]).parent.parent for argv in commands if argv}
     folders = {data.get("cwd") or (data.get("plan") or {}).get("folder", "/") for data in found}
-    parents = {parent for folder in folders for parent in Path(folder).parents}
-    used |= {parent for parent in parents if parent.parent == layout.venvs}
+    parents = {parent for folder in folders for parent in Path(folder).resolve().parents}
+    home = layout.venvs.resolve()
+    used |= {layout.venvs / parent.name for parent in parents if parent.parent == home}
     return used | {Path(base) for venv in used if (base := noted_of(venv).get("base"))}
 
 

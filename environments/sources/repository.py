@@ -25,26 +25,31 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from urllib.request import getproxies
 
 from ...schema.errors import UnknownSource
 from ...schema.spec import REPOSITORY_SCHEMES
 
 SPACES = "https://huggingface.co/spaces/"
 HEAD = "HEAD"
-ANSWER_SECONDS = 30.0  # for the repository's list of references
+ANSWER_SECONDS = 15.0  # for the repository's list of references
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REF = re.compile(r"\w[\w./+-]*")
 _FORMS = "write git+https://HOST/PATH@REF#subdirectory=FOLDER, or hf://ORG/NAME@REF"
 # Git never prompts. It follows the user's own `url.….insteadOf`; helpers of other URLs never run.
 _ENVIRON = {"GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": "https:ssh:git"}
+_ENVIRON |= {"GIT_LFS_SKIP_SMUDGE": "1"}  # git-lfs would ask any server that the repository names
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_METADATA = ("fd00:ec2::254", "100.100.100.200", "168.63.129.16")  # of AWS, Alibaba and Azure
 _OF_ANOTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
@@ -83,18 +88,26 @@ def parse_repository(source: str) -> Repository:
     """
     scheme = next(each for each in REPOSITORY_SCHEMES if source.startswith(each))
     url = SPACES + source.removeprefix(scheme) if scheme == "hf://" else source.removeprefix("git+")
-    parts, text = urlsplit(url), source.partition("#")[0]
+    text = source.partition("#")[0]
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # a wrong one is an error
+    except ValueError as exc:
+        raise UnknownSource(f"{source!r} is not an address: {exc}", _FORMS) from exc
     path, _, ref = parts.path.partition("@")
+    path, text = path.rstrip("/"), text.removesuffix("/")
     if "@" in parts.netloc:
         why = "passwords in sources would be stored, and shown by `openenv status`"
         raise UnknownSource(f"the source has a password: {why}", "give it to git: git credential")
     folder = PurePosixPath(*parse_qs(parts.fragment).get("subdirectory", ()))
     is_folder = not parts.fragment or (folder.parts and ".." not in folder.parts)
     names = path.removeprefix("/spaces").strip("/").split("/")
-    is_complete = all(names) and (scheme != "hf://" or len(names) == 2)
+    is_complete = all(name.strip(".") for name in names) and (scheme != "hf://" or len(names) == 2)
     if not (parts.hostname and is_complete and is_folder) or folder.is_absolute():
         raise UnknownSource(f"{source!r} is not the address of a repository", _FORMS)
-    if parts.query or ("@" in parts.path and not _REF.fullmatch(ref)) or not text.isprintable():
+    if parts.query or not (text.isprintable() and str(folder).isprintable()):
+        raise UnknownSource(f"{source!r} is not the address of a repository", _FORMS)
+    if "@" in parts.path and not _REF.fullmatch(ref):
         raise UnknownSource(f"{source!r}: {ref!r} cannot be a branch, tag or commit", _FORMS)
     text = text.removesuffix(f"@{ref}")
     address = f"https://{parts.netloc}{path}"
@@ -116,7 +129,7 @@ def pin(source: str, fetched: Mapping[str, str]) -> str:
     try:
         listed = _run(["ls-remote", "--quiet", repository.url, *asked], repository.url)
     except OSError as exc:
-        hint = "it may need a password (git credential), or the network"
+        hint = exc.hint if isinstance(exc, GitMissing) else "it may need a password, or the network"
         if (commit := fetched.get(repository.url)) is not None:
             hint += f"; fetched before: {replace(repository, ref=commit).source}"
         raise UnknownSource(f"{repository.url} cannot be read: {exc}", hint) from exc
@@ -131,25 +144,43 @@ def pin(source: str, fetched: Mapping[str, str]) -> str:
     )
 
 
+class GitMissing(FileNotFoundError):
+    """There is no git; an `OSError`, as whatever keeps a repository from being read."""
+
+    hint = "install git, then openenv stop: the next daemon finds it"
+
+    def __str__(self) -> str:
+        """Return a message without an error number."""
+        return "git is not installed"
+
+
 def git_command(url: str) -> tuple[list[str], dict[str, str]]:
     """Return the beginning of git's command line, and its environment, to use a repository.
 
     The repository's address is looked up once, and git connects to that address alone.
 
     Raises:
-        OSError: The address is one of this machine, or of its link.
+        OSError: The address is one of this machine or its link, or is not found.
     """
+    if shutil.which("git") is None:
+        raise GitMissing
     parts = urlsplit(url)
     host, port = str(parts.hostname), parts.port or 443
     options = ["-c", "http.followRedirects=false", "-c", "core.hooksPath=/dev/null"]
-    with suppress(socket.gaierror):  # git reports it, or asks a proxy
-        addresses = {
-            str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        }
-        if own := next(filter(_is_own, addresses), None):
-            raise OSError(f"{host} is {own}, an address of this machine or its link")
-        options += ["-c", f"http.curloptResolve={host}:{port}:{','.join(sorted(addresses))}"]
     inherited = {k: v for k, v in os.environ.items() if k not in _OF_ANOTHER_REPOSITORY}
+    asked = ["git", "ls-remote", "--get-url", url]  # as the user's `insteadOf` says; asks no server
+    found = subprocess.run(asked, env=inherited, capture_output=True, text=True, check=False)
+    if found.stdout.strip() != url or "https" in getproxies():
+        return ["git", *options], inherited | _ENVIRON
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as exc:
+        raise OSError(f"the host {host} is not found") from exc
+    addresses = {str(each[4][0]) for each in infos}
+    if own := next(filter(_is_own, addresses), None):
+        raise OSError(f"{host} is {own}, an address of this machine or its link")
+    if host not in addresses:
+        options += ["-c", f"http.curloptResolve={host}:{port}:{','.join(sorted(addresses))}"]
     return ["git", *options], inherited | _ENVIRON
 
 
@@ -157,7 +188,9 @@ def _is_own(address: str) -> bool:
     """Return whether an address is one of this machine, or is valid on its link alone."""
     parsed: Any = ipaddress.ip_address(address.partition("%")[0])
     parsed = getattr(parsed, "ipv4_mapped", None) or parsed
-    if parsed.is_link_local or parsed.is_multicast:
+    if parsed in _NAT64:
+        parsed = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)
+    if parsed.is_link_local or parsed.is_multicast or str(parsed) in _METADATA:
         return True
     family = socket.AF_INET if parsed.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -169,18 +202,19 @@ def _is_own(address: str) -> bool:
 
 
 def _run(arguments: list[str], url: str) -> list[str]:
-    """Run git, and return the lines that it prints; raises `OSError` with its last words."""
+    """Run git, and return the lines that it prints; raises `OSError` with its first words."""
     command, environ = git_command(url)
-    try:
-        done = subprocess.run(
-            [*command, *arguments], env=environ, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, errors="replace", timeout=ANSWER_SECONDS, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise OSError(f"no answer within {ANSWER_SECONDS:g} s") from None
-    except FileNotFoundError:
-        raise OSError("git is not installed") from None
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"git exited with code {done.returncode}"]
+    git = subprocess.Popen(
+        [*command, *arguments], env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+    )  # fmt: skip
+    with git:
+        try:
+            out, err = git.communicate(timeout=ANSWER_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(git.pid, signal.SIGKILL)  # with the program that it has started for https
+            raise OSError(f"no answer within {ANSWER_SECONDS:g} s") from None
+    if git.returncode:
+        lines = err.strip().splitlines() or [f"git exited with code {git.returncode}"]
         raise OSError(lines[0].removeprefix("fatal: "))
-    return done.stdout.splitlines()
+    return out.splitlines()

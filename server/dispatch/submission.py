@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 CHANGING = ("scale", "restart")  # change a serving environment, one request at a time
 FROM_SOURCE = ("launch", "build_image")
+# A repository that does not answer blocks a thread; the daemon's others serve the whole API.
+_PINNING = ThreadPoolExecutor(4, "repositories")
 _UNDER_WAY = {
     "launch": "being launched",
     "down": "being taken down",
@@ -103,8 +106,8 @@ class Submitter:
         """Write the request, and all that it changes, in one transaction."""
         if new.operation in FROM_SOURCE:
             try:
-                payload = await asyncio.to_thread(self._with_source, new.payload)
-                new = replace(new, payload=payload)
+                await asyncio.to_thread(check_source, new.payload)
+                new = replace(new, payload=await self._pinned(new.payload))
             except EnvironmentsError as exc:
                 raise Invalid(exc.message, exc.hint, field="source") from exc
         new = self.traces.traced(new)
@@ -131,13 +134,13 @@ class Submitter:
             changes["changing"] = new.environment
         return await self._write(new, changes)
 
-    def _with_source(self, payload: Json) -> Json:
-        """Return a payload whose source can be launched, pinned if it is a repository. Blocks."""
-        check_source(payload)
-        source = payload["source"]
-        return (
-            payload | {"source": pin(source, self.fetched())} if is_repository(source) else payload
-        )
+    async def _pinned(self, payload: Json) -> Json:
+        """Return a payload whose source, if it is a repository, names a commit."""
+        if not is_repository(source := payload["source"]):
+            return payload
+        loop = asyncio.get_running_loop()
+        pinned = await loop.run_in_executor(_PINNING, lambda: pin(source, self.fetched()))
+        return payload | {"source": pinned}
 
     async def retry(self, request_id: str, limits: Mapping[str, int]) -> Request:
         """Submit an ended request again, found by its id or the beginning of its id.

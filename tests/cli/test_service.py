@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon as a systemd service; only `systemctl` is a stand-in, as no systemd runs in tests."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -56,11 +57,16 @@ def test_the_daemon_is_started_as_a_service_and_removed(
         refused = run("up", "--service")
         assert (refused.returncode, "Failed to connect to bus" in refused.stderr) == (3, True)
         assert not list((tmp_path / "config").rglob("*.service"))
+        assert run("up").returncode == 0
+        before = json.loads(run("info", "--json").stdout)["daemon"]["pid"]
+        run("up", "--service")  # stops nothing where there is no service manager
+        assert json.loads(run("info", "--json").stdout)["daemon"]["pid"] == before
         (systemctl.parent / "refuse").unlink()
         started = run("up", "--service", "--max-long-workers", "3")
         assert started.returncode == 0, started.stderr
         [unit] = (tmp_path / "config").rglob("*.service")
         assert str(unit) in started.stderr
+        assert unit.stat().st_mode & 0o077 == 0  # it has the variables
         assert (systemctl.parent / "pid").read_text() in started.stdout
         assert "bursting to 3 and" in started.stdout
         assert run("up", "--no-service").returncode == 0

@@ -311,7 +311,10 @@ def _known(way: str, name: str, wanted: Any, got: Any) -> bool:
 
 def _text(value: Any) -> str:
     match value:
-        case {"type": "error", "data": {"code": "EXECUTION_ERROR"} as data}:  # ours has more
+        case {
+            "type": "error",
+            "data": {"code": "EXECUTION_ERROR" | "VALIDATION_ERROR"} as data,
+        }:  # ours has more
             upstreams = {name: data[name] for name in data if name not in ORIGIN}
             value = {**value, "data": upstreams}
     return json.dumps(value, sort_keys=True)  # unlike ==, it tells true from 1

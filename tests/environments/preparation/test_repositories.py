@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from openenvd.environments.preparation import venv_cleanup
 from openenvd.environments.preparation.checkout import checkout, fetched_commits
+from openenvd.environments.sources import repository
 from openenvd.environments.sources.repository import SPACES, parse_repository, pin
 from openenvd.schema.errors import PreparationFailed, UnknownSource
 from openenvd.schema.layout import Layout
@@ -123,19 +125,26 @@ def test_a_link_that_leads_out_of_the_repository_is_refused(
     (folder / "inside").symlink_to("openenv.yaml")
     git("add", ".")
     git("commit", "--quiet", "--message=link")
-    with pytest.raises(PreparationFailed, match=r"one/loop of .* is a link that leads out"):
+    with pytest.raises(PreparationFailed, match="has a link that leads out of it: one/loop"):
         checkout(pin(SOURCE, {}), layout, print)
     assert not list(layout.venvs.glob("*/"))
 
 
 @pytest.mark.usefixtures("server")
-def test_a_checkout_is_removed_when_no_replica_uses_it(git: Git, layout: Layout) -> None:
+def test_a_checkout_is_removed_when_no_replica_uses_it(git: Git, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "home").symlink_to("real")
+    layout = Layout(tmp_path / "home")
     folder = checkout(pin(SOURCE, {}), layout, print)
-    note_use_a_day_ago(folder.parent)
-    write_run_file(layout.run_dir("one-0-0123"), cwd=str(folder / "one"), argv=["/usr/bin/python"])
+    place = folder.parents[1]
+    note_use_a_day_ago(place)
+    write_run_file(
+        layout.run_dir("one-0-0123"), cwd=str((folder / "one").resolve()), argv=["/usr/bin/python"]
+    )
     assert not venv_cleanup.prune(layout)
+    assert venv_cleanup.prune(Layout(tmp_path / "other")) == []
     (layout.run_dir("one-0-0123") / "replica.json").unlink()
-    note_use_a_day_ago(folder.parent)
+    note_use_a_day_ago(place)
     [gone] = venv_cleanup.prune(layout)
     assert gone.project == f"https://git.test/my-envs.git@{git('rev-parse', 'HEAD')}"
     assert not folder.exists()
@@ -145,7 +154,8 @@ def test_a_checkout_is_removed_when_no_replica_uses_it(git: Git, layout: Layout)
     "host",
     [
         *("127.0.0.1", "127.1", "2130706433", "localhost", "[::1]", "[::ffff:127.0.0.1]"),
-        *("0.0.0.0", "169.254.169.254", "224.0.0.1", "127.0.0.1:8585"),
+        *("0.0.0.0", "169.254.169.254", "224.0.0.1", "127.0.0.1:8585", "[64:ff9b::7f00:1]"),
+        *("100.100.100.200", "[fd00:ec2::254]"),
     ],
 )
 def test_an_address_of_this_machine_is_never_asked(host: str, layout: Layout) -> None:
@@ -153,6 +163,27 @@ def test_an_address_of_this_machine_is_never_asked(host: str, layout: Layout) ->
         pin(f"git+https://{host}/x", {})
     with pytest.raises(PreparationFailed, match="an address of this machine or its link"):
         checkout(f"git+https://{host}/x@{'0' * 40}", layout, print)
+
+
+def test_a_repository_that_does_not_answer_leaves_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(repository, "ANSWER_SECONDS", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+        port = silent.getsockname()[1]
+        monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.https://127.0.0.1:{port}/.insteadOf")
+        monkeypatch.setenv("GIT_CONFIG_VALUE_0", "https://git.test/")
+        with pytest.raises(UnknownSource, match="no answer within 1 s"):
+            pin(SOURCE, {})
+    commands = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if f":{port}/" in " ".join(command)]
+
+
+def test_a_host_that_is_not_found_is_no_other_address() -> None:
+    for host in ("no-such-host.test", "a..b"):
+        with pytest.raises(UnknownSource, match="is not found"):
+            pin(f"git+https://{host}/x", {})
 
 
 @pytest.mark.parametrize(
@@ -165,9 +196,13 @@ def test_an_address_of_this_machine_is_never_asked(host: str, layout: Layout) ->
         ("git+https://h/x#subdirectory=../y", "not the address"),
         ("git+https://h/x#subdirectory=/etc", "not the address"),
         ("git+https://h/x#egg=y", "not the address"),
+        ("git+https://h/x#subdirectory=%0a", "not the address"),
+        ("git+https://h/x/..", "not the address"),
+        ("git+https://h:99999/x", "not an address"),
+        ("git+https://[::1/x", "not an address"),
         ("git+https://h/x@", "cannot be a branch"),
         ("git+https://h/x@--upload-pack=touch", "cannot be a branch"),
-        ("git+https://h/x?service=y", "cannot be a branch"),
+        ("git+https://h/x?service=y", "not the address"),
         ("git+https://secret@h/x", "has a password"),
     ],
 )
