@@ -112,6 +112,10 @@ def test_a_repository_is_launched_and_updated_and_launched_again_offline(
         git("commit", "--quiet", "--allow-empty", "--message=second")
         assert "updating it to generation 2" in machine.ok("launch", source).text
         assert git("rev-parse", "HEAD") in machine.environment("one")["source"]
+        machine.ok("down", "one")
+        for more in ("--launch", "--seed=1"):  # then it runs already
+            out = f"--out={tmp_path}/out{more}"
+            machine.ok("rollout", source, more, out, "--episodes=2", "--max-steps=2")
     finally:
         end(daemon)
     refused = machine.run("launch", source)

@@ -13,6 +13,7 @@ import click
 from ...client import sources
 from ...client.errors import NotFound
 from ...schema.operation_options import RequestOptions, RolloutOptions
+from ...schema.spec import REPOSITORY_SCHEMES
 from ...schema.states import EnvironmentState, RequestState
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
@@ -84,7 +85,7 @@ def rollout(
     payload = _payload(tuple(_name_of(each) for each in names), options)
     client = connect(output)
     for name in names:
-        if "://" in name:
+        if "://" in name and not name.startswith(REPOSITORY_SCHEMES):
             continue
         launch_of_it = _launch_to_wait_for(client, name, output, launches=launches)
         if launch_of_it is not None and (launches or not is_async):
@@ -143,19 +144,22 @@ def _wait_for(client: DaemonClient, launch: Json, output: Output) -> int:
 
 
 def _name_of(text: str) -> str:
-    """Return the environment's name; a folder stands for the environment launched from it."""
+    """Return the environment's name; a source stands for the environment launched from it."""
     is_path = "://" not in text and (text in {".", ".."} or "/" in text)
-    return sources.read_source(text, sources.working_folder()).name if is_path else text
+    is_source = is_path or text.startswith(REPOSITORY_SCHEMES)
+    return sources.read_source(text, sources.working_folder()).name if is_source else text
 
 
 def _source_of(text: str) -> str | None:
-    """Return the text if it can be launched: a bundled environment, or a folder with a manifest."""
+    """Return the text if it names what can be launched: a bundled name, repository or folder."""
+    if text in sources.bundled_names() or text.startswith(REPOSITORY_SCHEMES):
+        return text
     try:
         manifest = Path(text).expanduser() / sources.MANIFEST
         is_project = (sources.working_folder() / manifest).is_file()
     except (OSError, RuntimeError):  # too long, unreadable, or `~` of an unknown user
         is_project = False
-    return text if is_project or text in sources.bundled_names() else None
+    return text if is_project else None
 
 
 def _payload(names: tuple[str, ...], options: Json) -> Json:
