@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_416,
-    "code lines": 46_490,
+    "shipped lines": 72_420,
+    "code lines": 46_494,
     "modules": 383,
-    "test lines": 64_897,
+    "test lines": 64_901,
     "words of pages": 24_995,
     "words of decisions": 7_659,
     "folders at the root": 15,
