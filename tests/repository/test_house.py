@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 72_420,
     "code lines": 46_494,
     "modules": 383,
-    "test lines": 64_901,
+    "test lines": 64_903,
     "words of pages": 24_995,
     "words of decisions": 7_659,
     "folders at the root": 15,
