@@ -71,23 +71,21 @@ def launch(source: str, output: Output, is_async: bool, watch: bool, **options: 
       openenv launch --watch ./my_env  # update it whenever a file changes
     """
     payload = _payload(source, options, output)
-    is_alone = not (is_async or output.as_json or options["update"] is False)
-    folder = _watched_folder(payload, is_alone=is_alone) if watch else None
-    if folder is not None:
-        return _launch_at_each_change(folder, payload, options, output)
+    if watch:
+        if is_async or output.as_json or options["update"] is False:
+            raise click.UsageError("--watch goes without --async, --json and --no-update")
+        return _launch_at_each_change(_watched_folder(payload), payload, options, output)
     client = connect(output, before_start=lambda: check_source(payload))
     request = submit(client, "launch", payload, options)
     return leave(request, output) if is_async else follow_launch(client, request, output)
 
 
-def _watched_folder(payload: Json, *, is_alone: bool) -> Path:
+def _watched_folder(payload: Json) -> Path:
     """Return the folder of the payload's source.
 
     Raises:
-        click.UsageError: The source is not in a folder, or another option excludes `--watch`.
+        click.UsageError: The source is not in a folder.
     """
-    if not is_alone:
-        raise click.UsageError("--watch goes without --async, --json and --no-update")
     source = payload["source"]
     is_class = ":" in source and "://" not in source and not Path(source).is_absolute()
     folder = Path(payload["cwd"] if is_class else source)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ...schema.errors import PreparationFailed
@@ -45,10 +45,13 @@ def checkout(source: str, layout: Layout, say: Say) -> Path:
     def build() -> None:
         git = place / ".git"
         files.mkdir(parents=True, mode=0o700)
-        _git(url, ["init", "--quiet", "--bare", str(git)], place, say)
         stored = [f"--git-dir={git}", f"--work-tree={files}"]
-        _git(url, [*stored, "fetch", "--quiet", "--depth=1", url, commit], place, say)
-        _git(url, [*stored, "checkout", "--quiet", "--force", commit], place, say)
+        steps = (
+            ["init", "--quiet", "--bare", str(git)],
+            [*stored, "fetch", "--quiet", "--depth=1", url, commit],
+            [*stored, "checkout", "--quiet", "--force", commit],
+        )
+        _git(url, steps, place, say)
         shutil.rmtree(git)
         if (link := next(_leading_out(files), None)) is not None:
             text = f"{url} has a link that leads out of it: {link.relative_to(files)}"
@@ -72,16 +75,18 @@ def fetched_commits(layout: Layout) -> dict[str, str]:
     return {note["url"]: note["commit"] for note in notes if "url" in note}
 
 
-def _git(url: str, arguments: list[str], folder: Path, say: Say) -> None:
+def _git(url: str, steps: Iterable[list[str]], folder: Path, say: Say) -> None:
+    """Run commands of git one after another; the host is looked up once for all of them."""
     try:
         command, environ = git_command(url)
-        argv = [*command, *arguments]
-        code, lines = run_command(argv, folder=folder, environ=environ, on_line=say)
+        for arguments in steps:
+            argv = [*command, *arguments]
+            code, lines = run_command(argv, folder=folder, environ=environ, on_line=say)
+            if code:
+                words = "\n".join([f"{url} cannot be fetched:", *lines[-_LAST_LINES:]])
+                raise PreparationFailed(words, _HINT)
     except OSError as exc:
         raise PreparationFailed(f"{url} cannot be fetched: {exc}", _HINT) from exc
-    if code:
-        words = "\n".join([f"{url} cannot be fetched:", *lines[-_LAST_LINES:]])
-        raise PreparationFailed(words, _HINT)
 
 
 def _uses_lfs(folder: Path) -> bool:
