@@ -156,7 +156,7 @@ class _Screen:
 
 @dataclass(frozen=True)
 class Timed:
-    """A line for rich with the seconds since `started`, on the monotonic clock."""
+    """A rich renderable that shows a line and the seconds since `started` (monotonic clock)."""
 
     line: RenderableType
     started: float

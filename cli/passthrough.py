@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upstream's commands, of its package beside ours, or else of one that uv runs (`uvx`).
+"""Forwards upstream's commands to its package, or to `uvx` if that is not installed.
 
 Upstream's `openenv` (0.10.0) installs a script of the same name and has no hook for other packages,
 so its commands are forwarded, in this process and with all their arguments. The check whether they
@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _run_by_uv(arguments: list[str]) -> int:
-    """Run upstream's command in an environment of uv's own, which it installs at the first time."""
+    """Run an upstream command by `uvx`, which installs the package on first use."""
     import subprocess  # imported only here, as `status` starts with this module
 
     from uv import find_uv_bin

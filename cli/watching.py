@@ -47,7 +47,7 @@ def files_below(folder: Path) -> Files:
 
 
 def wait_for_change(folder: Path, known: Files) -> Files:
-    """Wait until files differ from the known ones, and are no longer written; return them."""
+    """Wait until the folder differs from `known` and writing has stopped; return its files."""
     while (found := files_below(folder)) == known:
         time.sleep(POLL_INTERVAL_SECONDS)
     began = changed_at = time.monotonic()

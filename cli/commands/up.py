@@ -94,7 +94,7 @@ def up(foreground: bool, service: bool | None, output: Output, **settings: Any) 
 
 
 def _start_service(paths: Paths, command: list[str], output: Output) -> None:
-    """Start the daemon as a service in the place of one that runs, and wait until it answers."""
+    """Replace the running daemon, if any, by a service, and wait until the service answers."""
     found = service_of(paths.home)
     found.check()
     daemon.stop(paths)

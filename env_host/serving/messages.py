@@ -137,7 +137,7 @@ def origin_of(exc: BaseException) -> dict[str, str]:
 
 
 def _frames(exc: BaseException) -> list[tuple[CodeType, int]]:
-    """Return the code and line of the calls outside of the env host that an exception left."""
+    """Return the stack frames of an exception that are outside the env host: code and line."""
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(exc.__traceback__)]
     return [each for each in frames if not each[0].co_filename.startswith(_NOT_THEIRS)]
 
@@ -147,7 +147,7 @@ def _is_installed(path: str) -> bool:
 
 
 def text_of(exc: BaseException) -> str:
-    """Return the message of an exception, or the name of its class if `__str__` raises."""
+    """Return an exception's message, or its class name if `__str__` raises."""
     try:
         return str(exc)
     except Exception:

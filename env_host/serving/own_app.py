@@ -260,7 +260,7 @@ async def check_handshake(app: Any, upgrade: Upgrade, transport: asyncio.Transpo
 
 
 async def _find_failure(app: Any, scope: Message) -> str | None:
-    """Return in one line why an app fails at a request; it may answer one with other headers."""
+    """Return one line that says why a request failed; other headers might change the answer."""
     _, failure = await _exchange(scope, app, ASK_SECONDS)
     if failure is None or isinstance(failure, TimeoutError):
         return None
@@ -268,7 +268,7 @@ async def _find_failure(app: Any, scope: Message) -> str | None:
 
 
 async def try_handshake(app: Any) -> None:
-    """Log if the middleware of an app fails at a handshake, which its route of sessions accepts."""
+    """Log an error if an app's middleware fails at a handshake that the session route accepts."""
     if why := await _find_failure(app, answered_by(_accept, _asking())):
         log.warning(_FAILS, "handshake", why)
 

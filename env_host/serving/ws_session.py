@@ -356,7 +356,7 @@ class SessionSocket(WebSocketProtocol):
                 self._fail(exc)
             case ValidationError():
                 errors, code = messages.plain_errors(exc), WSErrorCode.VALIDATION_ERROR
-                # The environment's own models are validated, too: its line is named then.
+                # If a model inside the environment failed to validate, name the line there.
                 origin = messages.origin_of(exc)
                 origin = origin if "place" in origin else {}
                 self.send_text(

@@ -82,7 +82,7 @@ class SessionThread:
     def run(
         self, call: Callable[..., Any], *args: Any, on_return: Callable[[], None] = lambda: None
     ) -> asyncio.Future[Any]:
-        """Submit `call(*args)`; cancelling its future before its turn skips the call.
+        """Submit `call(*args)`. If its future is cancelled before the call starts, it is skipped.
 
         `on_return` is called on the loop when the thread has returned from the call or skipped it.
         """

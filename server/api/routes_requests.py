@@ -227,7 +227,7 @@ async def all_events(
 
 
 async def request_views(deps: Dependencies, requests: Sequence[Request]) -> list[Json]:
-    """Return the views of requests, with why they wait and what their attempts died of."""
+    """Return the views of requests, each with its pending reason and its last failed attempt."""
     why, again = await _reasons(deps, requests), await _retries(deps, requests)
     return [request_view(each, why.get(each.id), again.get(each.id)) for each in requests]
 

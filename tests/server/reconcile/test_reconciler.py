@@ -54,7 +54,7 @@ ADDRESS = "http://127.0.0.1:21000"
 
 
 async def submit_nothing(*_asked: object) -> None:
-    """In place of what would submit the daemon's own requests."""
+    """Record the requests that the daemon submits itself."""
 
 
 class World:
