@@ -14,8 +14,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_420,
-    "code lines": 46_494,
+    "shipped lines": 72_423,
+    "code lines": 46_496,
     "modules": 383,
     "test lines": 64_903,
     "words of pages": 24_995,
