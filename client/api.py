@@ -120,16 +120,22 @@ class DaemonClient:
         return self._http.events(f"{_request(request_id)}/events", query, after=after)
 
     def request_log(
-        self, request_id: str, *, tail: int | None = None, follow: bool = False
+        self,
+        request_id: str,
+        *,
+        tail: int | None = None,
+        since: float | None = None,
+        follow: bool = False,
     ) -> Iterator[str]:
         """Stream what the request printed.
 
         Args:
             request_id: The request's id, or its beginning.
             tail: Begin this many lines from the end; None: from the beginning.
+            since: Begin with what was printed in the last so many seconds.
             follow: Continue until the request is final.
         """
-        return self._http.text(f"{_request(request_id)}/logs", _log_query(tail, follow))
+        return self._http.text(f"{_request(request_id)}/logs", _log_query(tail, since, follow))
 
     # Environments.
 
@@ -153,6 +159,7 @@ class DaemonClient:
         name: str,
         *,
         tail: int | None = None,
+        since: float | None = None,
         follow: bool = False,
         replica: str | None = None,
         on_change: Callable[[str | None], object] = lambda _: None,
@@ -162,13 +169,15 @@ class DaemonClient:
         Args:
             name: The environment's name.
             tail: Begin this many lines from the end; None: from the beginning.
+            since: Begin with what was printed in the last so many seconds.
             follow: Follow the log as it grows, until the environment is down; when other replicas
                 replace the youngest one, continue with the youngest of those.
             replica: The replica's id; None: the youngest.
             on_change: Called with a replica's id before its log follows that of another one, and
                 with None when the environment is down.
         """
-        path, query = f"{_environment(name)}/logs", {**_log_query(tail, follow), "replica": replica}
+        path = f"{_environment(name)}/logs"
+        query = {**_log_query(tail, since, follow), "replica": replica}
         heads: dict[str, str] = {}
         yield from filter(None, self._http.text(path, query, heads))
         while follow and (after := heads.get(_LOG_HEADER)) is not None:
@@ -235,5 +244,5 @@ def _environment(name: str) -> str:
     return f"/v1/environments/{quote(name, safe='')}"
 
 
-def _log_query(tail: int | None, follow: bool) -> dict[str, int | bool | None]:
-    return {"tail": tail, "follow": follow or None}
+def _log_query(tail: int | None, since: float | None, follow: bool) -> dict[str, float | None]:
+    return {"tail": tail, "since_seconds": since, "follow": follow or None}

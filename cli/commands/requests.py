@@ -189,6 +189,10 @@ _REMEMBERED = 16 * 1024  # characters, to know whether a log tail has been seen 
 @click.option(
     "-n", "--tail", type=options.WholeNumber(0), metavar="N", help="Start with the last N lines."
 )
+@click.option(
+    "--since", type=options.Duration(0), metavar="DURATION",
+    help="Start with what was printed in the last 5m or 2h, or at most 10 s earlier.",
+)  # fmt: skip
 @click.option("--grep", type=_read_pattern, metavar="REGEX", help="Print only lines that match.")
 @click.option(
     "--replica", metavar="ID", help="Replica of the environment, instead of the newest one."
@@ -201,6 +205,7 @@ def logs(
     targets: tuple[str, ...],
     follow: bool,
     tail: int | None,
+    since: float | None,
     grep: re.Pattern[str] | None,
     replica: str | None,
     plain: bool,
@@ -214,15 +219,17 @@ def logs(
     Examples:
       openenv logs -f my_env                   # follow its youngest replica
       openenv logs --grep warning my_env echo  # the lines of two environments that match
+      openenv logs --since 5m my_env           # what it printed in the last five minutes
       openenv logs --tail 100 7f3a91c2         # the end of a request's log
     """
     client = options.connect(output)
     found = [(target, *options.find_target(client, target)) for target in targets]
-    asked: Json = {"tail": tail, "follow": follow}
+    asked: Json = {"tail": tail, "since": since, "follow": follow}
 
     def show(target: str, environment: Json | None, request: Json | None) -> None:
         name = target if len(targets) > 1 else None
-        log = _Log(output, name, grep, is_followed=follow, is_plain=plain)
+        so_far = "yet" if since is None else f"in the last {phrases.duration(since)}"
+        log = _Log(output, name, grep, so_far, is_followed=follow, is_plain=plain)
         if environment is not None:
             request = _show_environment(client, environment, log, replica, asked)
         if request is not None:
@@ -231,7 +238,7 @@ def logs(
             if request["state"] == RequestState.FAILED:
                 output.note(*request_failure(request, shown=seen)[:-1])  # this is its log
             elif not seen and tail != 0 and grep is None:
-                output.note(f"{request['label']} has printed nothing yet")
+                output.note(f"{request['label']} has printed nothing {log.so_far}")
 
     if follow and len(found) > 1:
         _at_once(show, found)
@@ -277,7 +284,7 @@ def _show_environment(
     try:
         if not log.show(pieces) and asked["tail"] != 0 and log.pattern is None:
             silent = name if replica is None else f"replica {replica} of {name}"
-            output.note(f"{silent} has printed nothing yet")
+            output.note(f"{silent} has printed nothing {log.so_far}")
     except NotFound:
         if replica or not environment.get("request_id"):
             raise
@@ -296,11 +303,13 @@ class _Log:
     Attributes:
         name: The beginning of each line; None if there is only one log.
         pattern: Lines without a match are left out.
+        so_far: The time of which it is, for a log without a line.
     """
 
     output: Output
     name: str | None
     pattern: re.Pattern[str] | None
+    so_far: str
     is_followed: bool
     is_plain: bool
 

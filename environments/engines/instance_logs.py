@@ -74,6 +74,12 @@ def pieces_after(frames: Iterable[bytes], cursor: str | None) -> Iterator[LogChu
     yield from held
 
 
+def _written_at(cursor: str) -> float | None:
+    """Return the Unix time of a cursor; None if the engine's cursors are offsets."""
+    written, mark, _ = cursor.partition("#")
+    return _time_of(written).timestamp() if mark else None
+
+
 def _time_of(written: str) -> datetime:
     return datetime.fromisoformat(written).astimezone(UTC)
 
@@ -142,7 +148,7 @@ class LogPump:
                 if os.write(descriptor, data) < len(data):
                     raise OSError("there is no room for the whole piece")  # the rest comes again
                 ahead = max(0, ahead - len(chunk.data))
-                self._log.bound()
+                self._log.bound(_written_at(chunk.cursor))
                 self._write_cursor(chunk.cursor, os.fstat(descriptor).st_size - ahead)
         finally:
             os.close(descriptor)

@@ -23,7 +23,7 @@ from ...system.net.access import with_token
 from ...system.text.json_lines import Json
 from ..errors import ApiError, NotFound
 from .dependencies import Dependencies, Injected
-from .streams import TAIL, TEXT, text_stream
+from .streams import SINCE, TAIL, TEXT, text_stream
 from .views import environment_view, error_view, generation_view
 
 LOG_HEADER = "OpenEnvd-Log"  # of an answer: the id of the replica whose log it is
@@ -79,6 +79,7 @@ async def environment_logs(
     name: str,
     deps: Injected,
     tail: Annotated[int | None, TAIL] = None,
+    since_seconds: Annotated[float | None, SINCE] = None,
     follow: bool = False,
     replica: str | None = None,
     after: str | None = None,
@@ -98,7 +99,7 @@ async def environment_logs(
         if path.stem == after:
             tail = 0  # it was sent
         until = _log_ends(deps, name, path, is_named=replica is not None)
-    text = text_stream(deps, path, tail=tail, until=until)
+    text = text_stream(deps, path, tail=tail, since=since_seconds, until=until)
     return StreamingResponse(text, media_type=TEXT, headers={LOG_HEADER: path.stem})
 
 

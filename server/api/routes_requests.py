@@ -207,14 +207,14 @@ async def request_logs(
     request: Found,
     deps: Injected,
     tail: Annotated[int | None, streams.TAIL] = None,
+    since_seconds: Annotated[float | None, streams.SINCE] = None,
     follow: bool = False,
 ) -> StreamingResponse:
     """Return what the request printed, as text; with `follow`, until it is final."""
     path = deps.paths.request_log(request.id)
     until = streams.request_ends(deps, request) if follow else None
-    return StreamingResponse(
-        streams.text_stream(deps, path, tail=tail, until=until), media_type=streams.TEXT
-    )
+    text = streams.text_stream(deps, path, tail=tail, since=since_seconds, until=until)
+    return StreamingResponse(text, media_type=streams.TEXT)
 
 
 @router.get("/events", response_class=EventSourceResponse)

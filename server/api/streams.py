@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from ...requests_db.records import Event, Request
 from ...requests_db.sql import queries
 from ...requests_db.transactions.journal import REQUEST_PROGRESS
 from ...schema.states import RequestState
+from ...system.files.log_files import offset_since
 from ..events import LogFile, followed, offset_of_last_lines
 from .dependencies import Dependencies
 from .views import event_view, request_view
@@ -37,6 +39,7 @@ WAIT_SECONDS = 15.0  # for a request that is followed, before it is looked up ag
 PAGE = 1000  # events read at once
 NEWEST = 20  # events of a request, among which its last progress is looked for
 TAIL = Query(ge=0, description="Start with this many lines from the end.")
+SINCE = Query(ge=0, description="Start with what was printed in the last so many seconds.")
 TEXT = "text/plain; charset=utf-8"
 
 
@@ -181,10 +184,16 @@ async def event_pages(
 
 
 async def text_stream(
-    deps: Dependencies, path: Path, *, tail: int | None, until: Coroutine[Any, Any, object] | None
-) -> AsyncIterator[str]:
-    """A log as text: its last `tail` lines; followed until `until` returns, when that is given."""
+    deps: Dependencies, path: Path, *, tail: int | None, since: float | None,
+    until: Coroutine[Any, Any, object] | None,
+) -> AsyncIterator[str]:  # fmt: skip
+    """A log as text: its last `tail` lines, or those of the last `since` seconds, where fewer.
+
+    It is followed until `until` returns, when that is given.
+    """
     start = 0 if tail is None else await asyncio.to_thread(offset_of_last_lines, path, tail)
+    if since is not None:
+        start = max(start, await asyncio.to_thread(offset_since, path, time.time() - since))
     log = LogFile(path, start)
     if until is not None:
         wake = asyncio.Event()

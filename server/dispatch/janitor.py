@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from ...requests_db.transactions import retention
 from ...schema.settings import Paths
-from ...system.files.log_files import keep_newest_half
+from ...system.files.log_files import TIMES_SUFFIX, BoundedLog
 from ...system.text.units import MB
 from .running import DispatchContext
 
@@ -50,6 +50,7 @@ class Janitor:
         self._timing = context.timing
         self._collect_at = self._noted_at = time.monotonic()
         self._bound_logs_at = math.inf
+        self._logs: dict[str, BoundedLog] = {}  # of the LONG requests that run
         self._steps: Iterator[None] | None = None  # of a collection that is under way
 
     def due_at(self) -> float:
@@ -78,11 +79,12 @@ class Janitor:
         if not is_due:
             return
         limit = self._settings.max_log_mb * MB
-        for request_id in self._running.long:
-            path = self._paths.request_log(request_id)
-            with contextlib.suppress(OSError):
-                if path.stat().st_size > limit:
-                    keep_newest_half(str(path), limit)
+        self._logs = {
+            each: self._logs.get(each) or BoundedLog(str(self._paths.request_log(each)), limit)
+            for each in self._running.long
+        }
+        for log in self._logs.values():
+            log.bound()
 
     def _collect(self, now: float) -> Iterator[None]:
         """Remove what is old, in steps that each take some milliseconds."""
@@ -152,5 +154,6 @@ def to_remove(
 
 def _remove(files: Iterable[Path]) -> None:
     for path in files:
-        with contextlib.suppress(OSError):  # it has gone, or has to stay
-            path.unlink()
+        for each in (path, path.with_name(path.name + TIMES_SUFFIX)):
+            with contextlib.suppress(OSError):  # it has gone, or has to stay
+                each.unlink()

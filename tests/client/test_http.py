@@ -69,8 +69,8 @@ def test_a_chunked_log_comes_as_text_with_characters_whole(
         call.end_stream()
 
     fake.get("/v1/requests/1/logs", stream)
-    assert "".join(client.request_log("1", tail=3, follow=True)) == "é"
-    assert fake.calls[0][1] == "/v1/requests/1/logs?tail=3&follow=true"
+    assert "".join(client.request_log("1", tail=3, since=60.0, follow=True)) == "é"
+    assert fake.calls[0][1] == "/v1/requests/1/logs?tail=3&since_seconds=60.0&follow=true"
 
 
 def test_keep_alives_and_half_an_event_at_a_break_are_no_events() -> None:

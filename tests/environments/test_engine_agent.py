@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from openenvd.environments.agent_client import (
 )
 from openenvd.environments.engines import providers, started_replicas
 from openenvd.environments.engines.base import Instance, Labels, ReplicaPlan
-from openenvd.environments.engines.instance_logs import CURSOR_FILE_NAME, LogPump
+from openenvd.environments.engines.instance_logs import CURSOR_FILE_NAME, LogPump, pieces_after
 from openenvd.environments.engines.providers import provider_named
 from openenvd.environments.run_files import RunFile
 from openenvd.environments.shim.client import ShimClient, clean_up_after_shim, read_status_file
@@ -46,6 +47,7 @@ from openenvd.schema import protocol
 from openenvd.schema.errors import EngineFailed, InvalidSpec, NotAnswering, ReplicaFailed
 from openenvd.schema.layout import Layout, make_private
 from openenvd.schema.spec import EnvironmentSpec
+from openenvd.system.files.log_files import offset_since
 
 from ..env_host.hosts import until
 from .conftest import Started, agents_of, install_engines
@@ -543,6 +545,18 @@ async def test_a_piece_whose_cursor_was_not_written_is_not_written_twice(world: 
     (folder / "exit").write_text("0")
     await asyncio.wait_for(second.ended.wait(), SECONDS)
     assert (world.home / "log").read_text() == "one\ntwo\nthree\n"
+
+
+async def test_a_log_is_marked_with_the_times_of_an_engine_that_has_some(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that `openenv logs --since` is right, also of what was printed while no agent ran."""
+    frames = [b"2026-05-04T10:00:00Z one\n", b"2026-05-04T11:00:00Z two\n"]
+    monkeypatch.setattr(world.engine, "logs", lambda *_: pieces_after(frames, None))
+    (instance_that_prints(world, "") / "exit").write_text("0")
+    await asyncio.wait_for(pump_of(world, world.instance).ended.wait(), SECONDS)
+    log, between = world.home / "log", datetime(2026, 5, 4, 10, 30, tzinfo=UTC).timestamp()
+    assert log.read_text()[offset_since(log, between) :] == "two\n"
 
 
 async def test_a_surprise_of_its_library_ends_no_log(world: World) -> None:

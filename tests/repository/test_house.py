@@ -14,16 +14,16 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_423,
-    "code lines": 46_496,
+    "shipped lines": 72_525,
+    "code lines": 46_569,
     "modules": 383,
-    "test lines": 64_903,
-    "words of pages": 24_995,
+    "test lines": 64_973,
+    "words of pages": 25_001,
     "words of decisions": 7_659,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
-    "dialect words": 7,
+    "dialect words": 11,
     "private names": 0,
 }
 

@@ -10,6 +10,7 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +312,18 @@ def test_the_log_of_a_replica_is_not_that_of_one_whose_number_begins_alike(
     for replica, ordinal in [("1", 1), ("11", 11), (f"1-{launch_id}", 1), ("20", 20)]:
         found = "".join(client.environment_log(name, replica=f"{name}-{replica}"))
         assert found == f"replica {ordinal}\n"
+    log = folder / f"{name}-21-{launch_id}.log"
+    log.with_name(f"{log.name}.times").write_text(f"{time.time() - 600} {len('replica 21')}\n")
+    with log.open("a") as file:
+        file.write("and now\n")
+    of = partial(client.environment_log, name, replica=f"{name}-21")
+    assert "".join(of(since=1200)) == "replica 21\nand now\n"
+    assert "".join(of(since=300)) == "replica 21\nand now\n"  # the mark is within its line
+    assert "".join(of(since=300, tail=1)) == "and now\n"
+    log.with_name(f"{log.name}.times").write_text(f"{time.time() - 600} {len('replica 21') + 1}\n")
+    assert "".join(of(since=300)) == "and now\n"
+    os.utime(log, (1, 1))
+    assert "".join(of(since=300)) == ""
     with pytest.raises(ApiRefused, match=f"{name} has no replica '{name}-2'") as refused:
         "".join(client.environment_log(name, replica=f"{name}-2"))
     assert f"its replicas are {name}-0-" in str(refused.value.hint)

@@ -375,8 +375,10 @@ def test_logs_are_removed_with_their_requests(tmp_path: Path) -> None:
         bench.store.write(dispatching.record, outcomes=[outcome])
         log = bench.paths.request_log(request_id)
         log.write_text("done\n")
+        times = log.with_name(f"{log.name}.times")
+        times.touch()
         bench.dispatcher.start()
-        bench.eventually(lambda: not log.exists())
+        bench.eventually(lambda: not log.exists() and not times.exists())
 
 
 def test_all_logs_together_are_kept_bounded(tmp_path: Path) -> None:
@@ -410,6 +412,7 @@ def test_the_log_of_a_long_request_is_kept_bounded(tmp_path: Path) -> None:
         log.write_bytes(b"a line of the log\n" * 200_000)
         bench.eventually(lambda: log.stat().st_size < MB)
         assert log.read_bytes().endswith(b"a line of the log\n")
+        assert log.with_name(f"{log.name}.times").exists()  # for `openenv logs --since`
 
 
 def test_short_requests_are_logged_at_debug_level_only(

@@ -10,9 +10,12 @@ from openenvd.system.files import log_files
 from openenvd.system.files.log_files import (
     BUSY_POLL_INTERVAL_SECONDS,
     POLL_INTERVAL_SECONDS,
+    TIMES_SUFFIX,
+    BoundedLog,
     keep_newest_half,
     last_lines,
     next_look_seconds,
+    offset_since,
 )
 
 
@@ -59,3 +62,40 @@ def test_newest_lines_are_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
 )
 def test_fast_logs_are_looked_at_often(size: int, grown: int, seconds: float) -> None:
     assert next_look_seconds(size, grown, 1000) == seconds
+
+
+def test_the_lines_since_a_time_are_found_by_marks(tmp_path: Path) -> None:
+    """The times of the file's last writes are marked, also where the log was cut meanwhile."""
+    path = tmp_path / "log"
+    path.touch(mode=0o600)
+    log = BoundedLog(str(path), 10_000)
+
+    def printed(text: str, at: float) -> None:
+        with path.open("a") as file:
+            file.write(text)
+        os.utime(path, (at, at))
+        log.bound()
+
+    def since(at: float) -> str:
+        return path.read_text()[offset_since(path, at) :]
+
+    assert since(0) == ""
+    printed("one\n", 1000)
+    printed("two\nhal", 1100)
+    printed("f\n", 1102)  # soon after a mark
+    printed("three\n", 1200)
+    assert since(999) == since(1000) == "one\ntwo\nhalf\nthree\n"
+    assert since(1050) == "two\nhalf\nthree\n"
+    assert since(1150) == "half\nthree\n"  # the whole line
+    assert since(1199) == "half\nthree\n"
+    assert since(1201) == ""
+    for second in range(2000, 2100, 10):
+        printed(f"line of {second}\n" * 100, second)
+    assert path.read_text().startswith("[openenvd: earlier lines were dropped")
+    assert since(2085) == "line of 2090\n" * 100
+    assert since(1) == path.read_text()
+    marks = tmp_path / f"log{TIMES_SUFFIX}"
+    assert marks.stat().st_mode & 0o777 == 0o600
+    marks.write_bytes(b"damage\xff\n2050.0 1\n2060.0 99999999\n")
+    assert since(2085) == path.read_text()
+    assert offset_since(tmp_path / "none", 5) == 0
