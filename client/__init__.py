@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .handles import Progress as Progress
     from .handles import Request as Request
     from .session import AsyncSession as AsyncSession
+    from .session import Checkpoint as Checkpoint
     from .session import Session as Session
     from .session import StepResult as StepResult
     from .synchronous import Client as Client
@@ -59,7 +60,9 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     **dict.fromkeys(("AsyncClient", "AsyncEnvironment", "AsyncRequest"), "asynchronous"),
-    **dict.fromkeys(("AsyncSession", "Session", "SessionError", "StepResult"), "session"),
+    **dict.fromkeys(
+        ("AsyncSession", "Checkpoint", "Session", "SessionError", "StepResult"), "session"
+    ),
     **dict.fromkeys(("Environment", "Progress", "Request"), "handles"),
     **dict.fromkeys(("follow", "run"), "following"),
     "Client": "synchronous",

@@ -13,21 +13,29 @@ A session is opened by `with`. Like OpenEnv's client, it uses no proxy. After th
 every further call raises the reason, with the same message, code and hint. One call is under way at
 a time, and others wait; a call that is cancelled or times out ends the session.
 
+A branch is a copy of a session, a checkpoint a point to which it can return. The server makes them
+where it can; elsewhere the SDK repeats the last reset and the steps since, which is called replay.
+
 `AsyncSession` is built on `rollouts.session`; `Session` runs an `AsyncSession` on a thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, Self
+from weakref import WeakSet
 
 from ..env_host.errors import WSErrorCode
+from ..rollouts.session import branching
 from ..rollouts.session import session as sessions
+from ..rollouts.session.connection import Message
 from ..rollouts.session.loop_thread import LoopThread, loop_thread
 from ..rollouts.session.session import CONNECT_SECONDS, SessionEnd, SessionFailed, error_text
 from ..system.text.json_lines import Json
@@ -56,6 +64,15 @@ class StepResult:
     observation: Json
     reward: float | None = None
     done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A point of a session, for `restore`. `by` is its tier, as in `branched_by` of a session."""
+
+    by: str | None
+    checkpoint_id: str | None = field(repr=False)  # the server's; None: by replay
+    journal: branching.Journal = field(repr=False)
 
 
 @dataclass(eq=False, repr=False)
@@ -97,17 +114,21 @@ class AsyncSession(_Connecting):
         name: The environment's name, for the hints of errors.
     """
 
+    branched_by: str | None = None  # the tier of the last branch or checkpoint, or of this branch
+    branch_refusal: SessionError | None = None  # the server's, if that was `replay`
     _session: sessions.Session | None = None
     _end: SessionError | None = None  # why the session has ended
+    _is_new_branch = False  # open, and not entered yet
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._journal = branching.Journal()
+        self._branches: WeakSet[AsyncSession] = WeakSet()  # that end with this session
 
     async def __aenter__(self) -> Self:
-        try:
-            self._session = await sessions.Session.open(
-                self.base_url, connect_seconds=self.connect_timeout, ping_seconds=PING_SECONDS
-            )
-        except (SessionFailed, ValueError) as exc:
-            raise SessionError(f"no session could be opened: {exc}", hint=self._lost_hint) from exc
-        self._end = None
+        if not self._is_new_branch:
+            await self._open(self.base_url)
+        self._is_new_branch = False
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
@@ -125,19 +146,145 @@ class AsyncSession(_Connecting):
         """Return the environment's state."""
         return await self._ask("state", None)
 
+    async def branch(
+        self,
+        count: int = 1,
+        *,
+        rng: str = "same",
+        seeds: Sequence[int] | None = None,
+        ttl: float = 60.0,
+        keep: bool = False,
+    ) -> list[AsyncSession]:
+        """Copy the session as it stands; `branched_by` then has the tier.
+
+        The tiers are `state`, `copy` and `fork`, by the server, and `replay`.
+
+        Args:
+            count: Number of branches; all are made, or none.
+            rng: `same`: their random numbers continue as the session's. `fresh`: each has others,
+                which `replay` cannot give.
+            seeds: A seed for each branch's random numbers, as with `fresh`.
+            ttl: Seconds that the server keeps a branch to which no client is connected yet.
+            keep: Whether they outlive this session.
+
+        Returns:
+            Open sessions, to enter with `async with`. Each ends with its block or this session.
+
+        Raises:
+            SessionError: Its code is `BRANCH_UNSUPPORTED`, `BRANCH_MEMORY`, `BRANCH_DIVERGED` or
+                `CAPACITY_REACHED`. This session is unchanged.
+        """
+        data: Json = {"count": count, "rng": rng, "ttl_s": ttl}
+        answer = await self._copied("branch", {**data, "seeds": seeds} if seeds else data)
+        if answer is None and (rng != "same" or seeds):
+            message = "a replayed branch has the random numbers of its session, not fresh ones"
+            raise SessionError(message, branching.UNSUPPORTED)
+        ids = [None] * count if answer is None else [each["session_id"] for each in answer]
+        options = self.base_url, self.connect_timeout, self.answer_timeout, self.name
+        made = [AsyncSession(*options) for _ in ids]
+        beginning = map(partial(AsyncSession._begin_branch, parent=self), made, ids)
+        for failure in await asyncio.gather(*beginning, return_exceptions=True):
+            if failure is not None:
+                await asyncio.gather(*(branch.close() for branch in made))
+                raise failure
+        if not keep:
+            self._branches.update(made)
+        return made
+
+    async def checkpoint(self) -> Checkpoint:
+        """Keep the present point of the session, for `restore`; `branched_by` has the tier.
+
+        Raises `SessionError`: `BRANCH_UNSUPPORTED` or `BRANCH_MEMORY`; the session is unchanged.
+        """
+        found = await self._copied("checkpoint", None)
+        if found is None and not self._journal.has_reset:
+            message = "a session can only be replayed from a reset"
+            raise SessionError(message, branching.UNSUPPORTED, "reset the session first")
+        return Checkpoint(self.branched_by, found, self._journal.copy())
+
+    async def restore(self, node: Checkpoint) -> StepResult:
+        """Return to a checkpoint, and return the result of the last reset or step before it.
+
+        Raises:
+            SessionError: Its code is `CHECKPOINT_UNKNOWN`, and the session unchanged; or
+                `BRANCH_DIVERGED`, and the session must be reset.
+        """
+        if node.checkpoint_id is None:
+            text = await self._repeat(node.journal)
+            return _result(self._data_of("restore", text or b"{}"))
+        found = await self._ask("restore", {"checkpoint_id": node.checkpoint_id})
+        self._journal = node.journal.copy()
+        return _result(found)
+
     async def close(self) -> None:
-        """End the session."""
+        """End the session, and its branches."""
+        await asyncio.gather(*(branch.close() for branch in self._branches))
         if self._session is not None:
             await self._session.close()
 
+    async def _open(self, address: str) -> None:
+        try:
+            self._session = await sessions.Session.open(
+                address, connect_seconds=self.connect_timeout, ping_seconds=PING_SECONDS
+            )
+        except (SessionFailed, ValueError) as exc:
+            is_full = isinstance(exc, SessionFailed) and exc.reason is SessionEnd.NO_CAPACITY
+            code = WSErrorCode.CAPACITY_REACHED if is_full else None
+            message = f"no session could be opened: {exc}"
+            raise SessionError(message, code, self._lost_hint) from exc
+        self._end, self._journal = None, branching.Journal()
+
+    async def _copied(self, kind: str, data: Mapping[str, Any] | None) -> Any:
+        """Ask the server for branches or a checkpoint, and return what names them.
+
+        None: the server makes none, and they are replayed.
+        """
+        self.branch_refusal = None
+        try:
+            answer = await self._ask(kind, data)
+        except SessionError as exc:
+            if exc.code not in branching.REPLAYED:
+                raise
+            self.branched_by, self.branch_refusal = branching.REPLAY, exc
+            return None
+        self.branched_by = answer["by"]
+        return answer["branches"] if kind == "branch" else answer["checkpoint_id"]
+
+    async def _begin_branch(self, session_id: str | None, parent: AsyncSession) -> None:
+        self.branched_by, self._is_new_branch = parent.branched_by, True
+        if session_id is None:
+            await self._open(self.base_url)
+            await self._repeat(parent._journal)
+        else:
+            await self._open(branching.branch_address(self.base_url, session_id))
+            self._journal = parent._journal.copy()
+
+    async def _repeat(self, journal: branching.Journal) -> Message | None:
+        try:
+            text = await journal.repeat(partial(self._exchange, "step"))
+        except branching.BranchFailed as exc:
+            with suppress(SessionError):
+                self._data_of("step", exc.answer)
+            if self._end is not None:  # a full server's answer is not a divergence
+                raise _again(self._end) from exc
+            message = f"the session cannot be replayed: {exc}"
+            raise SessionError(message, exc.code, "reset with a seed, if that helps") from exc
+        self._journal = journal.copy()
+        return text
+
     async def _ask(self, kind: str, data: Mapping[str, Any] | None) -> Json:
+        message = json.dumps({"type": kind} if data is None else {"type": kind, "data": data})
+        text = await self._exchange(kind, message)
+        self._journal.add(kind, message, text)  # a step that fails may also have changed something
+        return self._data_of(kind, text)
+
+    async def _exchange(self, kind: str, message: str | bytes) -> Message:
         if self._session is None:
             raise SessionError("the session is not open: with env.connect() as session: …")
         if self._end is not None:
             raise _again(self._end)
-        message = json.dumps({"type": kind} if data is None else {"type": kind, "data": data})
         try:
-            text = await self._session.ask(message, self.answer_timeout, kind)
+            return await self._session.ask(message, self.answer_timeout, kind)
         except SessionFailed as exc:
             if exc.reason is not SessionEnd.CONNECTION_LOST:
                 is_late = exc.reason is SessionEnd.STEP_TIMED_OUT
@@ -145,6 +292,8 @@ class AsyncSession(_Connecting):
             said = "the connection was lost" if exc.close is None else "closed by the server"
             message = f"the session has ended: {(exc.close and exc.close.reason) or said}"
             raise SessionError(message, hint=self._lost_hint) from exc
+
+    def _data_of(self, kind: str, text: Message) -> Json:
         try:
             answer = json.loads(text)
             found: Json = answer.get("data") or {}
@@ -154,7 +303,7 @@ class AsyncSession(_Connecting):
         if answer.get("type") != "error":
             return found
         message, code = error_text(found.get("message"), found.get("errors")), found.get("code")
-        if code not in _ENDS:
+        if code not in _ENDS or kind == "branch":
             raise self._raised(message, code, found)
         # The close frame that follows has this message, but may be truncated.
         hint = self._lost_hint if code == WSErrorCode.SESSION_ERROR else None
@@ -192,6 +341,44 @@ class Session(_Connecting):
     def state(self) -> Json:
         """Return the environment's state."""
         return self._thread_here().call(self._session.state())
+
+    def branch(
+        self,
+        count: int = 1,
+        *,
+        rng: str = "same",
+        seeds: Sequence[int] | None = None,
+        ttl: float = 60.0,
+        keep: bool = False,
+    ) -> list[Session]:
+        """Copy the session as it stands, as `AsyncSession.branch` does."""
+        thread = self._thread_here()
+        call = self._session.branch(count, rng=rng, seeds=seeds, ttl=ttl, keep=keep)
+        return [Session._around(branch, thread) for branch in thread.call(call)]
+
+    def checkpoint(self) -> Checkpoint:
+        """Keep the present point of the session, as `AsyncSession.checkpoint` does."""
+        return self._thread_here().call(self._session.checkpoint())
+
+    def restore(self, node: Checkpoint) -> StepResult:
+        """Return to a checkpoint, as `AsyncSession.restore` does."""
+        return self._thread_here().call(self._session.restore(node))
+
+    @property
+    def branched_by(self) -> str | None:
+        """The tier of the last branch or checkpoint, or of this branch."""
+        return self._session.branched_by
+
+    @property
+    def branch_refusal(self) -> SessionError | None:
+        """The server's refusal, if that was `replay`."""
+        return self._session.branch_refusal
+
+    @classmethod
+    def _around(cls, session: AsyncSession, thread: LoopThread) -> Session:
+        made = cls(session.base_url, session.connect_timeout, session.answer_timeout, session.name)
+        made._session, made._thread = session, thread
+        return made
 
     def close(self) -> None:
         """End the session; when Python ends, its socket is closed with the process."""

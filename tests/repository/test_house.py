@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_525,
-    "code lines": 46_569,
-    "modules": 383,
-    "test lines": 64_973,
-    "words of pages": 25_001,
+    "shipped lines": 72_817,
+    "code lines": 46_756,
+    "modules": 384,
+    "test lines": 65_276,
+    "words of pages": 25_003,
     "words of decisions": 7_659,
     "folders at the root": 15,
     "large classes": 2,

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Branches and checkpoints at upstream's own server, which knows none."""
+
+from pathlib import Path
+
+import pytest
+
+from openenvd.client import Session
+
+from ..background import uvicorn
+from ..conftest import UPSTREAM_REQUIREMENT, python_with
+
+APP = """
+import random
+from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+
+class Roll(Action):
+    add: int = 0
+
+class Seen(Observation):
+    total: int = 0
+
+class Dice(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        self.rng, self.total = random.Random(seed), 0
+        return Seen(total=0)
+
+    def step(self, action, timeout_s=None, **kwargs):
+        self.total += action.add * 10 + self.rng.randrange(10)
+        return Seen(total=self.total, reward=1.0)
+
+    @property
+    def state(self):
+        return State()
+
+app = create_app(Dice, Roll, Seen, max_concurrent_envs=8)
+"""
+
+
+@pytest.mark.timeout(600)  # it may install upstream's package
+def test_upstreams_server_has_branches_and_checkpoints_by_replay(tmp_path: Path) -> None:
+    (tmp_path / "dice.py").write_text(APP)
+    command = (python_with(UPSTREAM_REQUIREMENT), "-m", "uvicorn", "dice:app")
+    server = uvicorn(command, tmp_path / "log", cwd=tmp_path)
+    with server as (_, address), Session(address) as session:
+        session.reset(seed=3)
+        node = session.checkpoint()
+        session.step({"add": 1})
+        branches = session.branch(3)
+        assert {branch.branched_by for branch in branches} == {"replay"}
+        seen = [branch.step({"add": 2}).observation["total"] for branch in branches]
+        assert seen == [session.step({"add": 2}).observation["total"]] * 3
+        assert session.restore(node).observation["total"] == 0
+        again = [session.step({"add": add}).observation["total"] for add in (1, 2)]
+        assert again[-1] == seen[0]
