@@ -8,6 +8,7 @@ HostError
 │   ├── NotConcurrent       several sessions in a process requested for a class that allows one
 │   └── ShardFailed         a process that was to serve could not start
 ├── NotReset                a step before the first reset: an error frame; the session continues
+├── BranchRefused           no branch, checkpoint or restore: an error frame; the session continues
 └── SessionError            ends one session: an error frame with `code`, then the close
     ├── CapacityReached     no room for another session
     ├── FactoryFailed       the environment's constructor raised
@@ -23,7 +24,7 @@ from typing import Any
 
 
 class WSErrorCode(StrEnum):
-    """The `code` of an error frame, as upstream's `openenv` 0.10.0 has it; the last one is ours."""
+    """The `code` of an error frame, as upstream's `openenv` 0.10.0 has it; five are ours."""
 
     INVALID_JSON = "INVALID_JSON"
     UNKNOWN_TYPE = "UNKNOWN_TYPE"
@@ -33,6 +34,10 @@ class WSErrorCode(StrEnum):
     FACTORY_ERROR = "FACTORY_ERROR"
     SESSION_ERROR = "SESSION_ERROR"
     SESSION_NOT_RESET = "SESSION_NOT_RESET"
+    BRANCH_UNSUPPORTED = "BRANCH_UNSUPPORTED"
+    BRANCH_MEMORY = "BRANCH_MEMORY"
+    BRANCH_DIVERGED = "BRANCH_DIVERGED"  # of the SDK: a replayed answer differs
+    CHECKPOINT_UNKNOWN = "CHECKPOINT_UNKNOWN"
 
 
 class HostError(Exception):
@@ -81,6 +86,15 @@ class NotReset(HostError):
             "environment whose steps need no reset says `reset_first: false` in openenv.yaml, or "
             "RESET_FIRST = False in its class."
         )
+
+
+class BranchRefused(HostError):
+    """A branch, a checkpoint or a restore is refused; the session is untouched."""
+
+    def __init__(self, message: str, code: WSErrorCode, **details: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.details = details
 
 
 class SessionError(HostError):

@@ -75,6 +75,7 @@ class Environment(ABC, Generic[ActionT, ObservationT, StateT]):
     REQUIRES_SINGLE_THREAD_EXECUTOR: ClassVar[bool] = False  # all sessions share one thread
     THREAD_SAFE: ClassVar[bool] = False  # calls may run on any thread, one at a time
     RESET_FIRST: ClassVar[bool] = True  # a session's steps are refused before its first reset
+    BRANCH: ClassVar[str] = ""  # "copy": `copy.deepcopy` copies all of an instance's state
 
     @abstractmethod
     def reset(

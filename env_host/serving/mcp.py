@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ..environment.upstream_types import JsonRpcRequest, RpcCode, rpc_error, takes_tools
-from ..errors import SessionError, UnknownSession
+from ..errors import BranchRefused, SessionError, UnknownSession
 from . import messages
 from .ws_session import SessionSocket
 
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 CREATE = "openenv/session/create"
 CLOSE = "openenv/session/close"
+BRANCHING = {f"openenv/session/{kind}": kind for kind in ("branch", "checkpoint", "restore")}
 NOT_MCP = "Environment does not support MCP"
 
 Give = Callable[[int], None]  # gives another process a descriptor, and closes it here
@@ -167,8 +168,9 @@ class Mcp:
             return {"jsonrpc": "2.0", "id": request.id, "result": result}
         except RpcFailed as exc:
             return rpc_error(exc.code, str(exc), request.id)
-        except SessionError as exc:
-            return rpc_error(RpcCode.SERVER_ERROR, str(exc), request.id, exc.details)
+        except (SessionError, BranchRefused) as exc:
+            code = {"code": exc.code} if isinstance(exc, BranchRefused) else {}
+            return rpc_error(RpcCode.SERVER_ERROR, str(exc), request.id, code | exc.details)
         except Exception as exc:
             extra = {"environment": self._table.definition.name}
             log.warning("MCP %s failed", request.method, exc_info=True, extra=extra)
@@ -183,7 +185,8 @@ class Mcp:
         if session is None and (wanted := request.params.get("session_id")):
             session = self._find(wanted)
         if session is not None:
-            asking = self._ask(session, request)
+            is_branching = request.method in BRANCHING
+            asking = (self._branch if is_branching else self._ask)(session, request)
             return await self._table.within_limit(session, request.method, asking)
         return await self._table.one_shot(request.method, lambda own: self._ask(own, request))
 
@@ -225,6 +228,20 @@ class Mcp:
         finally:
             session.busy -= 1
             session.touch()
+
+    async def _branch(self, session: Session, request: JsonRpcRequest) -> Any:
+        if session.busy > (session.call_name == "mcp"):  # by the WebSocket, for this request
+            raise RpcFailed(RpcCode.INVALID_REQUEST, "Another call of the session is running")
+        data = {key: value for key, value in request.params.items() if key != "session_id"}
+        session.busy += 1
+        try:
+            answer = await self._table.branches.answer(session, BRANCHING[request.method], data)
+        except ValidationError as exc:
+            raise RpcFailed(RpcCode.INVALID_PARAMS, f"Invalid params: {exc}") from exc
+        finally:
+            session.busy -= 1
+            session.touch()
+        return messages.decode(messages.branch_message(answer))["data"]
 
     async def _list_tools(self, session: Session) -> list[Any]:
         client, server = _mcp_of(session.env)

@@ -68,6 +68,9 @@ _MODELS = {
     "state": _model(),
     "close": _model(),
     "mcp": _model(data=(dict[str, Any], ...)),
+    "branch": _model(data=(dict[str, Any], {})),
+    "checkpoint": _model(data=(dict[str, Any], {})),
+    "restore": _model(data=(dict[str, Any], ...)),
 }
 
 
@@ -95,8 +98,13 @@ def mcp_message(response: dict[str, Any]) -> bytes:
     return b'{"type":"mcp","data":%b}' % to_json(response)
 
 
+def branch_message(answer: Any) -> bytes:
+    """Write the answer to a branch, a checkpoint or a restore, unless it is written already."""
+    return answer if isinstance(answer, bytes) else to_json(answer)
+
+
 def data_of(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the `data` of a message whose `type` is one of the five; empty where there is none.
+    """Return the `data` of a message of a known `type`; empty where there is none.
 
     Raises `pydantic.ValidationError`: the message is malformed.
     """

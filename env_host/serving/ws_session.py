@@ -27,7 +27,14 @@ from ...system.net.websocket import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
 from ...system.process import forking
 from ...system.text.units import MB
 from ..environment.instances import keep_accepted
-from ..errors import NotReset, SessionEnded, SessionError, UnknownSession, WSErrorCode
+from ..errors import (
+    BranchRefused,
+    NotReset,
+    SessionEnded,
+    SessionError,
+    UnknownSession,
+    WSErrorCode,
+)
 from ..sessions.session import Session
 from ..sessions.threads import plain_error
 from ..websocket.frames import PartialMessages
@@ -246,6 +253,8 @@ class SessionSocket(WebSocketProtocol):
                 self._state()
             case "mcp":
                 self._call_mcp(messages.data_of(message))
+            case "branch" | "checkpoint" | "restore":
+                self._branch(kind, messages.data_of(message))
             case "close":
                 messages.data_of(message)
                 self._finish(None, NORMAL_CLOSE)
@@ -286,6 +295,10 @@ class SessionSocket(WebSocketProtocol):
         session = self._ready()
         answer = self._service.answer_mcp
         self._start("mcp", self._mcp_message, answer, data, session, is_async=True)
+
+    def _branch(self, kind: str, data: dict[str, Any]) -> None:
+        answer = self._service.table.branches.answer
+        self._start(kind, messages.branch_message, answer, self._ready(), kind, data, is_async=True)
 
     def _ready(self) -> Session:
         assert self._session is not None
@@ -341,7 +354,10 @@ class SessionSocket(WebSocketProtocol):
             if error is not None:
                 raise error
             if call.write is not None:
-                self.send_text(call.write(result))
+                frame = call.write(result)
+                if call.write is self._service.observation_message:
+                    self._ready().seen = frame
+                self.send_text(frame)
         except Exception as exc:
             if call.write is None:
                 self._fail(exc)
@@ -362,6 +378,8 @@ class SessionSocket(WebSocketProtocol):
                 self.send_text(
                     messages.error_frame("Invalid message", code, errors=errors, **origin)
                 )
+            case BranchRefused():
+                self.send_text(messages.error_frame(str(exc), exc.code, **exc.details))
             case NotReset():
                 self.send_text(messages.error_frame(str(exc), WSErrorCode.SESSION_NOT_RESET))
             case _:

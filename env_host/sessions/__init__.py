@@ -2,5 +2,6 @@
 """The sessions of one process.
 
 table.py    slots, and how a session begins and ends      session.py   one environment instance
-threads.py  where synchronous calls run
+threads.py  where synchronous calls run                   branches.py  branches and checkpoints
+copying.py  which copies of an instance are safe
 """

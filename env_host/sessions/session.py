@@ -75,6 +75,8 @@ class Session:
         self.socket: Attached | None = None
         self.close_when_detached = False
         self.may_step: bool | None = None  # None: as its environment's class says
+        self.seen = b""  # the message of the last observation
+        self.expiry: asyncio.TimerHandle | None = None  # of a branch without a client
         self.busy = 0  # calls in progress; a busy session is never idle
         self.call_name = ""  # of the last one over its WebSocket, and when it began
         self.call_began = 0.0
@@ -154,6 +156,19 @@ class Session:
         if self._holding is not None:
             await self._holding.end()
         return self.thread.run(self._close)
+
+    async def replace(self, env: Any) -> None:
+        """Continue with another instance; the one before is closed."""
+        if self.needs_closing:
+            await (await self.leave())
+        self._holding, self.env = None, env
+        await self.begin()
+
+    def cancel_expiry(self) -> None:
+        """Let a branch that has got its client, or has ended, live on without a time limit."""
+        if self.expiry is not None:
+            self.expiry.cancel()
+            self.expiry = None
 
     def release_thread(self) -> None:
         """Stop the session's own thread, if it has one."""

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ...system.net.websocket import INTERNAL_ERROR_CLOSE
 from ..environment.instances import Calls, Factory
-from ..errors import CallTimedOut, CapacityReached, SessionEnded, UnknownSession
+from ..errors import BranchRefused, CallTimedOut, CapacityReached, SessionEnded, UnknownSession
+from .branches import Branches
 from .session import Session, Threads
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ class Admission(Protocol):
 
     async def wait_for_room(self, has_room: Callable[[], bool]) -> bool:
         """Wait for a slot; returns False when the wait has timed out."""
+
+    @property
+    def room(self) -> int:
+        """The slots of this process that are neither taken nor promised."""
 
     @property
     def totals(self) -> tuple[int, int]:
@@ -120,6 +125,7 @@ class SessionTable:
         # Called with 1 when a call with a time limit begins, with -1 when it ends.
         self.count_limited: Callable[[int], None] = lambda _: None
         self.abandoned = AbandonedCalls()
+        self.branches = Branches(self)
         self._one_shot = asyncio.Semaphore(MAX_ONE_SHOT)
         self._threads = Threads(self.definition)
         self._factory = Factory(self.definition.factory, may_use_loop=self._threads.shared is None)
@@ -179,6 +185,20 @@ class SessionTable:
         session.may_step = True  # its id is its client's: none returns to another unawares
         return session
 
+    def begin_branches(self, count: int) -> list[Session]:
+        """Take slots for branches, all or none; raises `BranchRefused`: there are too few."""
+        if self._stopping or count > self.admission.room:
+            taken, most = self.admission.totals
+            refused = CapacityReached(taken, most)
+            text = f"{count} branches do not fit here: {refused}"
+            raise BranchRefused(text, refused.code, **refused.details)
+        return [self._begin(None) for _ in range(count)]
+
+    def expire(self, session: Session) -> None:
+        """End a branch that nobody has attached to in time."""
+        if session.socket is None:
+            self.release(session)
+
     def find(self, session_id: str) -> Session:
         """Return the session of that id; raises `UnknownSession` when no session has this id."""
         session = self._sessions.get(session_id)
@@ -197,6 +217,7 @@ class SessionTable:
         if session.socket is not None:
             raise UnknownSession(f"Session {session_id} already has an attached WebSocket")
         self._attach(session, socket)
+        session.cancel_expiry()
         session.touch()
         return session
 
@@ -224,6 +245,8 @@ class SessionTable:
         if self._sessions.pop(session.id, None) is None:
             return None
         self._closing += 1
+        self.branches.checkpoints.drop_of(session.id)
+        session.cancel_expiry()
         if not self._sessions:
             self.occupied.clear()
         if not self.exclusive:

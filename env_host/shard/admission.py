@@ -140,6 +140,11 @@ class Admission:
         )
 
     @property
+    def room(self) -> int:
+        """The slots of this process that are neither taken nor promised."""
+        return self._counters.room
+
+    @property
     def totals(self) -> tuple[int, int]:
         """The sessions and the slots of all shards together."""
         slots = self._scoreboard.shard_counters()

@@ -14,16 +14,16 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_817,
-    "code lines": 46_756,
-    "modules": 384,
-    "test lines": 65_276,
+    "shipped lines": 73_460,
+    "code lines": 47_208,
+    "modules": 386,
+    "test lines": 65_635,
     "words of pages": 25_003,
     "words of decisions": 7_659,
     "folders at the root": 15,
-    "large classes": 2,
+    "large classes": 3,
     "crowded folders": 0,
-    "dialect words": 11,
+    "dialect words": 14,
     "private names": 0,
 }
 

@@ -209,7 +209,7 @@ class Hooks:
 class AdmissionOnDemand:
     """Admits nobody before `opened` is set."""
 
-    totals = (0, 1)
+    totals, room = (0, 1), 1
 
     def __init__(self, *, is_open: bool = False) -> None:
         self.opened = asyncio.Event()

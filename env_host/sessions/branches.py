@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Branches`: copies of sessions, and parked copies to which a session can return.
+
+    branch      looks at the instance ─▶ takes slots and memory, all or none ─▶ copies, on the
+                thread of the session ─▶ new sessions, which wait for their clients
+    checkpoint  looks, copies ─▶ a parked copy, which has no slot
+    restore     copies the parked copy into the session; answers the observation of that point
+
+All of it happens between two calls of the session. `copying.py` decides how a session is copied.
+What happens when
+
+    nothing copies the session safely   BRANCH_UNSUPPORTED; the session is untouched
+    there are too few slots             CAPACITY_REACHED, and no branch at all
+    there is too little memory          BRANCH_MEMORY, and no branch at all
+    a copy fails, or the client leaves  the branches made so far end, their slots are free
+    nobody attaches to a branch         it ends after its `ttl_s`
+    the client of a branch leaves       it ends as any session
+    the parent ends                     its branches continue; its checkpoints are dropped
+    there are too many checkpoints      the oldest is dropped; CHECKPOINT_UNKNOWN says so later
+    a checkpoint is old                 it is dropped, as above
+    the process ends                    its sessions, branches and checkpoints end with it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ...system.memory.cgroup_tree import free_memory_bytes
+from ...system.text.units import MB
+from ..environment.instances import Calls
+from ..errors import BranchRefused, WSErrorCode
+from . import copying
+from .copying import Reason, Tier, unsupported
+
+if TYPE_CHECKING:
+    from .session import Session
+    from .table import SessionTable
+
+MAX_BRANCHES = 4096  # of one request
+MAX_CHECKPOINTS = 1024  # of one process
+CHECKPOINT_SECONDS = 3600.0  # from its making, or from the last return to it
+MAX_TTL_SECONDS = 3600.0
+UNCHECKED_BYTES = 4 * MB  # copies that need less are made without a look at the free memory
+MAX_REMEMBERED = 4096  # dropped checkpoints
+
+NOTHING_SEEN = b'{"type":"observation","data":{"observation":{},"reward":null,"done":false}}'
+
+_T = TypeVar("_T")
+
+
+class BranchRequest(BaseModel):
+    """The data of a `branch` message."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    count: int = Field(default=1, ge=1, le=MAX_BRANCHES)
+    rng: Literal["same", "fresh"] = "same"
+    seeds: list[int] | None = None
+    ttl_s: float = Field(default=60.0, gt=0, le=MAX_TTL_SECONDS)
+
+    def seed_of(self, number: int) -> int | None:
+        """Return the seed of one branch; None: its random numbers continue as the parent's."""
+        if self.seeds is not None:
+            return self.seeds[number]
+        return None if self.rng == "same" else secrets.randbits(32)
+
+
+class CheckpointRequest(BaseModel):
+    """The data of a `checkpoint` message: none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class RestoreRequest(BaseModel):
+    """The data of a `restore` message."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    checkpoint_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A parked copy of a session."""
+
+    session_id: str  # of the session that it was made of
+    tier: Tier
+    copy: Any  # an instance, or the state that one has exported
+    seen: bytes
+    may_step: bool | None
+    made_at: float  # on the loop's clock
+
+
+class Checkpoints:
+    """The checkpoints of one process, the oldest first. No I/O."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Checkpoint] = {}
+        self._dropped: deque[str] = deque(maxlen=MAX_REMEMBERED)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def add(self, checkpoint: Checkpoint) -> str:
+        """Keep a checkpoint and return its id; too old ones are dropped, and the oldest of many."""
+        checkpoint_id = secrets.token_hex(16)
+        self._by_id[checkpoint_id] = checkpoint
+        self._drop_old(checkpoint.made_at)
+        return checkpoint_id
+
+    def find(self, checkpoint_id: str, now: float) -> Checkpoint:
+        """Return a checkpoint; raises `BranchRefused` with the reason why there is none."""
+        self._drop_old(now)
+        found = self._by_id.get(checkpoint_id)
+        if found is not None:
+            return found
+        text = "No checkpoint has this id here; it ends with the session that made it."
+        if checkpoint_id in self._dropped:
+            text = (
+                f"This checkpoint was dropped: the last {MAX_CHECKPOINTS} are kept, each for "
+                f"{CHECKPOINT_SECONDS:g} s."
+            )
+        text += " Reset, and take the same actions again."
+        raise BranchRefused(text, WSErrorCode.CHECKPOINT_UNKNOWN)
+
+    def drop_of(self, session_id: str) -> None:
+        """Drop the checkpoints of a session that has ended."""
+        if self._by_id:
+            kept = ((k, each) for k, each in self._by_id.items() if each.session_id != session_id)
+            self._by_id = dict(kept)
+
+    def _drop_old(self, now: float) -> None:
+        for checkpoint_id, each in list(self._by_id.items()):
+            if len(self) <= MAX_CHECKPOINTS and now - each.made_at <= CHECKPOINT_SECONDS:
+                return
+            del self._by_id[checkpoint_id]
+            self._dropped.append(checkpoint_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The result of a look at a session before it is copied."""
+
+    tier: Tier
+    size_bytes: int
+
+
+def check_memory(size_bytes: int, count: int, free_bytes: int | None) -> None:
+    """Raise `BranchRefused` if copies of this size do not fit into the free memory."""
+    if free_bytes is not None and size_bytes * count > free_bytes:
+        text = (
+            f"{count} copies of this session need about {size_bytes * count / MB:.0f} MB, and "
+            f"{free_bytes / MB:.0f} MB are free."
+        )
+        raise BranchRefused(text, WSErrorCode.BRANCH_MEMORY)
+
+
+class Branches:
+    """Makes branches and checkpoints of the sessions of one process. On the event loop only."""
+
+    def __init__(self, table: SessionTable) -> None:
+        self._table = table
+        self._loop = asyncio.get_running_loop()
+        self.checkpoints = Checkpoints()
+
+    async def answer(self, session: Session, kind: str, data: dict[str, Any]) -> Any:
+        """Answer a request: with a message as plain data, or with that of an observation, written.
+
+        Raises:
+            pydantic.ValidationError: the request's data is invalid.
+            BranchRefused: it cannot be done; the session is untouched.
+        """
+        _ = session.ready_calls
+        if kind == "branch":
+            request = BranchRequest.model_validate(data)
+            if request.seeds is not None and len(request.seeds) != request.count:
+                request = BranchRequest.model_validate(data | {"count": len(request.seeds)})
+            tier, made = await self._branch(session, request)
+            ids = [{"session_id": each.id} for each in made]
+            return {"type": "branches", "data": {"by": tier, "branches": ids}}
+        if kind == "checkpoint":
+            CheckpointRequest.model_validate(data)
+            tier, checkpoint_id = await self._checkpoint(session)
+            return {"type": kind, "data": {"checkpoint_id": checkpoint_id, "by": tier}}
+        return await self._restore(session, RestoreRequest.model_validate(data).checkpoint_id)
+
+    async def _branch(self, parent: Session, request: BranchRequest) -> tuple[Tier, list[Session]]:
+        look = await self._look_at(parent, request.count)
+        made = self._table.begin_branches(request.count)
+        try:
+            await self._fill(parent, made, look.tier)
+            for number, each in enumerate(made):
+                if (seed := request.seed_of(number)) is not None:
+                    await _on_thread(each, _reseed, each.env, seed)
+        except BaseException:
+            for each in made:
+                self._table.release(each)
+            raise
+        for each in made:
+            each.seen, each.may_step = parent.seen, parent.may_step
+            each.close_when_detached = True
+            each.expiry = self._loop.call_later(request.ttl_s, self._table.expire, each)
+        return look.tier, made
+
+    async def _look_at(self, session: Session, count: int) -> Look:
+        definition = self._table.definition
+        if getattr(definition.env_class, "SHARED_STATE", False):
+            raise unsupported(Reason.SHARED_STATE, ["the sessions of this class share one state"])
+        if self._table.exclusive:
+            text = "the class does not set SUPPORTS_CONCURRENT_SESSIONS = True"
+            raise unsupported(Reason.SHARED_STATE, [text])
+        look = await _on_thread(session, _look, session.env)
+        if look.size_bytes * count > UNCHECKED_BYTES:
+            check_memory(look.size_bytes, count, free_memory_bytes())
+        return look
+
+    async def _fill(self, parent: Session, made: list[Session], tier: Tier) -> None:
+        """Give each new session an instance with the parent's state, ready to be called."""
+        if tier is Tier.COPY:
+            envs = await _on_thread(parent, copying.copies_of, parent.env, len(made))
+            for each, env in zip(made, envs, strict=True):
+                each.env = env
+                await each.begin()
+            return
+        state = await _on_thread(parent, copying.export_state, parent.env)
+        for each in made:
+            await each.begin()
+            await _on_thread(each, copying.import_state, each.env, state)
+
+    async def _checkpoint(self, session: Session) -> tuple[Tier, str]:
+        look = await self._look_at(session, 1)
+        if look.tier is Tier.COPY:
+            [parked] = await _on_thread(session, copying.copies_of, session.env, 1)
+        else:
+            parked = await _on_thread(session, copying.export_state, session.env)
+        now, seen = self._loop.time(), session.seen or NOTHING_SEEN
+        made = Checkpoint(session.id, look.tier, parked, seen, session.may_step, now)
+        return look.tier, self.checkpoints.add(made)
+
+    async def _restore(self, session: Session, checkpoint_id: str) -> bytes:
+        found = self.checkpoints.find(checkpoint_id, self._loop.time())
+        if found.tier is Tier.COPY:
+            [env] = await _on_thread(session, copying.copies_of, found.copy, 1)
+            await session.replace(env)
+        else:
+            await _on_thread(session, copying.import_state, session.env, found.copy)
+        session.seen, session.may_step = found.seen, found.may_step
+        return found.seen
+
+
+async def _on_thread(session: Session, call: Callable[..., _T], *args: Any) -> _T:
+    """Call a function where the synchronous calls of a session run, or here if it has none."""
+    if Calls(session.env).signature.is_async:
+        return call(*args)
+    result: _T = await session.call(call, False, *args)
+    return result
+
+
+def _look(env: Any) -> Look:
+    contents = copying.examine(env)
+    return Look(copying.choose_tier(env, contents), contents.size_bytes)
+
+
+def _reseed(env: Any, seed: int) -> None:
+    copying.reseed(copying.examine(env).generators, seed)
