@@ -11,7 +11,8 @@
 
 A client waits before its handshake is answered: until then a connection is only a descriptor and
 the bytes of its head, and can be handed to whichever shard has room first. Only sessions that would
-exceed a client's handshake timeout, or begin over HTTP, wait after it (`wait_for_room`).
+exceed a client's handshake timeout, or begin over HTTP, wait after it (`wait_for_room`). While
+another shard that has room is starting, no connection is refused before `HANDSHAKE_SECONDS`.
 
 A promise is kept until the session begins, in the same iteration or the next. One that is not used
 (the client left, the handshake was invalid) is dropped after `PROMISE_SECONDS`.
@@ -209,7 +210,9 @@ class Admission:
         before = self._timeout_seconds
         if self._refuse is None:  # sessions that run elsewhere must not begin here
             before = min(before, HANDSHAKE_SECONDS)
-        rest = self._timeout_seconds - before
+        if not (self.is_full or self._counters[Field.DRAINING]):  # a shard with room is starting
+            before = max(before, HANDSHAKE_SECONDS)
+        rest = max(0.0, self._timeout_seconds - before)
         while self._waiting and now - self._waiting[0].since >= before * MICROSECONDS:
             self._admit(self._waiting.pop(0), rest)
 

@@ -160,7 +160,7 @@ class GatewayOptions:
     def address(self) -> str:
         """Return the beginning of all environments' addresses."""
         address = http_address(self.host, self.port)
-        return address.replace("http", "https", 1) if self.certificate else address
+        return f"https{address.removeprefix('http')}" if self.certificate else address
 
     def address_of(self, name: str) -> str:
         """Return the address of an environment, which upstream calls `base_url`."""

@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_460,
-    "code lines": 47_208,
+    "shipped lines": 73_463,
+    "code lines": 47_210,
     "modules": 386,
-    "test lines": 65_635,
+    "test lines": 65_654,
     "words of pages": 25_003,
     "words of decisions": 7_659,
     "folders at the root": 15,

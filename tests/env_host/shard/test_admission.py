@@ -15,16 +15,17 @@ SHARD = 0
 class Queue:
     """An admission without room, and what it has served."""
 
-    def __init__(self) -> None:
-        self._scoreboard = Scoreboard.create(1)
+    def __init__(self, shards: int = 1, timeout_seconds: float = 60.0) -> None:
+        self._scoreboard = Scoreboard.create(shards)
+        self.handed_over: list[tuple[Arrival, int]] = []
         self._arrivals = Arrivals(self._scoreboard[SHARD], self._ignore, self._ignore)
         self.served: list[Arrival] = []
         self.admission = Admission(
             self._scoreboard,
             SHARD,
-            timeout_seconds=60.0,
+            timeout_seconds=timeout_seconds,
             serve=self.served.append,
-            hand_over=lambda *_: pytest.fail("there is no other shard"),
+            hand_over=lambda *what: self.handed_over.append(what),
         )
 
     def arrive(self, since: int) -> Arrival:
@@ -32,9 +33,9 @@ class Queue:
         self.admission.consider(arrival)
         return arrival
 
-    def make_room(self, slots: int) -> None:
-        counters = self._scoreboard[SHARD]
-        counters[Field.PID] = counters[Field.READY] = 1
+    def make_room(self, slots: int, shard: int = SHARD, *, is_ready: bool = True) -> None:
+        counters = self._scoreboard[shard]
+        counters[Field.PID] = counters[Field.READY] = int(is_ready)
         counters[Field.MAX_SESSIONS] = slots
         counters[Field.HEARTBEAT] = now_microseconds()
         self.admission._check()
@@ -60,6 +61,20 @@ async def test_the_oldest_is_served_first_and_of_one_age_who_leaves_is_found() -
     queue.make_room(5)
     assert queue.served == [crowd[1], crowd[3]]
     queue.admission.forget(crowd[1])
+
+
+async def test_none_is_refused_while_a_shard_with_room_is_starting() -> None:
+    """A refused connection is served with a ticket that says so."""
+    queue = Queue(shards=2, timeout_seconds=0.0)
+    queue.make_room(1, shard=1, is_ready=False)
+    arrival = queue.arrive(now_microseconds())
+    assert not queue.served
+    assert not queue.handed_over
+    queue.make_room(1, shard=1)
+    assert (queue.served, queue.handed_over) == ([], [(arrival, 1)])
+    queue.make_room(0, shard=1)
+    refused = queue.arrive(now_microseconds())
+    assert queue.served == [refused]
 
 
 async def test_leaving_does_not_take_longer_in_a_longer_queue(

@@ -154,20 +154,24 @@ def test_a_free_port_among_many_reserved_ones_is_found_with_few_reads(
     tmp_path: Path, reservations: Path, read_folders: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where one environment has them all, in another home."""
+    first_port = (
+        FIRST_PORT + 3000
+    )  # other daemons of this machine may have hundreds of the first ones
+    monkeypatch.setattr(ports, "FIRST_PORT", first_port)
     owners = [PortOwner(f"env{number}", tmp_path / "run") for number in range(100)]
     for number, owner in enumerate(owners):
-        write_port(owner, 0, FIRST_PORT + number)
+        write_port(owner, 0, first_port + number)
     for number in range(100, 200):
-        write_port(PortOwner("many", tmp_path / "run"), number, FIRST_PORT + number)
+        write_port(PortOwner("many", tmp_path / "run"), number, first_port + number)
     renew_reservations(tmp_path / "run")
     monkeypatch.setattr("random.sample", lambda every, _: reversed(every))
     many = run_files.of_environment(tmp_path / "run", "many")
     read_folders.clear()
     with port_of() as port:
-        assert port > FIRST_PORT + 200
+        assert port > first_port + 200
     assert len(read_folders) == ORDERED_PORTS
     read_folders.clear()
-    first = next(number for number in range(100) if is_free(FIRST_PORT + number))
+    first = next(number for number in range(100) if is_free(first_port + number))
     for one in open_listeners(LOOPBACK, None, owners[first]):
         one.close()
     known = {each.replica_id: each for each in many[1:]}
