@@ -68,7 +68,7 @@ def main() -> int:
     except MemoryError:
         what = f"reading it needs more than {MAX_MEMORY_BYTES // MB} MB"
         answer = {"error": {"message": what, "hint": "read it with openenvd.rollouts"}}
-    sys.stdout.buffer.write(_encoded(answer))
+    sys.stdout.buffer.write(encoded(answer))
     return 0
 
 
@@ -175,7 +175,7 @@ def steps(episode: EpisodeRow, first: int) -> Json:
     found: list[Json] = []
     size_bytes = 0
     for step in islice(frames(episode, first), MAX_STEPS):
-        size_bytes += len(_encoded(step))
+        size_bytes += len(encoded(step))
         if found and size_bytes > MAX_BYTES:
             break
         found.append(step)
@@ -188,7 +188,7 @@ def frames(episode: EpisodeRow, first: int) -> Iterator[Json]:
     """Yield the steps of an episode from `first` on, and then the final observation."""
     yield from map(_step, islice(episode.steps(), first, None))
     rest, images = take_images(episode.final_observation)
-    last = {"observation": _text(rest), "images": _images(images)}
+    last = {"observation": text_view(rest), "images": image_views(images)}
     yield {"number": episode.row["steps"], "is_end": True, **last}
 
 
@@ -203,10 +203,10 @@ def _step(row: StepRow) -> Json:
     return {
         "number": row.number,
         "is_end": False,
-        "observation": _text(rest),
-        "images": _images(images),
-        "action": _text(row.action),
-        "info": _text(row.info),
+        "observation": text_view(rest),
+        "images": image_views(images),
+        "action": text_view(row.action),
+        "info": text_view(row.info),
         "reward": row.reward,
         "done": row.done,
         "arrays": [
@@ -216,7 +216,8 @@ def _step(row: StepRow) -> Json:
     }
 
 
-def _images(found: list[tuple[Place, Image]]) -> list[Json]:
+def image_views(found: list[tuple[Place, Image]]) -> list[Json]:
+    """Return what a page shows of images: place, type, size, and base64 as far as there is room."""
     listed: list[Json] = []
     room_bytes = MAX_IMAGE_BYTES
     for place, image in found:
@@ -229,15 +230,16 @@ def _images(found: list[tuple[Place, Image]]) -> list[Json]:
     return listed
 
 
-def _text(value: Any) -> Json:
+def text_view(value: Any) -> Json:
     """Return `{"value"}`, or `{"text", "bytes"}` with the beginning of a large value."""
-    encoded = _encoded(value)
-    if len(encoded) <= MAX_TEXT_BYTES:
+    text = encoded(value)
+    if len(text) <= MAX_TEXT_BYTES:
         return {"value": value}
-    return {"text": encoded[:MAX_TEXT_BYTES].decode(errors="replace"), "bytes": len(encoded)}
+    return {"text": text[:MAX_TEXT_BYTES].decode(errors="replace"), "bytes": len(text)}
 
 
-def _encoded(value: Any) -> bytes:
+def encoded(value: Any) -> bytes:
+    """Return a value as JSON; half a surrogate pair is replaced, and `NaN` is null."""
     try:
         return orjson.dumps(value)
     except TypeError:  # half a pair or a large number, which only the standard library can write

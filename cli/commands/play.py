@@ -14,16 +14,14 @@ error ends the command with exit code 1.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shlex
 import sys
-import time
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -33,9 +31,9 @@ import click
 from ...client.errors import ClientError
 from ...client.session import Session, StepResult
 from ...client.synchronous import Client
-from ...rollouts.episodes import Episode, EpisodeStatus, Step, episode_id
 from ...rollouts.errors import RolloutError
 from ...rollouts.images import Image, take_images
+from ...rollouts.play import Played
 from ...rollouts.policies.random_policy import action_schema, properties, sample
 from ...schema.settings import Paths
 from ...system.text.json_lines import Json
@@ -55,71 +53,10 @@ _HELP = """\
 _COMMANDS = ("reset", "step", "random", "state", "schema", "save", "help", "quit")
 _HISTORY_LINES = 1_000
 _KITTY_CHUNK = 4_096  # characters of one escape sequence
-_PYTEST = '''\
-"""An episode that was played by hand: pytest --openenv-source={source}"""
-
-import json
-
-EPISODE = json.loads(r"""
-{episode}
-""")
-
-
-def test_the_episode_is_answered_as_it_was_played(openenv_session):
-    answer = openenv_session.reset(**EPISODE["reset"])
-    assert answer.observation == EPISODE["first"]
-    for step in EPISODE["steps"]:
-        answer = openenv_session.step(step["action"])
-        found = {{"observation": answer.observation, "reward": answer.reward, "done": answer.done}}
-        assert found == step["answer"], step["action"]
-'''
 
 
 class PlayError(Exception):
     """A line cannot be carried out; the session continues."""
-
-
-@dataclass
-class Played:
-    """A played episode: the arguments of its reset, and each action with its answer."""
-
-    reset: Json
-    first: StepResult
-    steps: list[tuple[Json, StepResult]] = field(default_factory=list)
-    started_at: float = field(default_factory=time.time)
-
-    def save_test(self, path: Path, source: str) -> None:
-        """Write a test for the pytest plug-in that repeats the episode and expects its answers."""
-        steps = [{"action": action, "answer": asdict(answer)} for action, answer in self.steps]
-        episode = {"reset": self.reset, "first": self.first.observation, "steps": steps}
-        text = json.dumps(episode, indent=1)  # JSON never contains three quotes in a row
-        path.write_text(_PYTEST.format(source=source, episode=text))
-
-    async def save_rollout(self, folder: Path, environment: str) -> None:
-        """Add the episode to a folder of rollouts.
-
-        Raises:
-            RolloutError: The folder cannot be written.
-        """
-        from ...rollouts.folder.writer import RolloutWriter
-
-        last, steps = self.first, list[Step]()
-        for action, answer in self.steps:
-            steps.append(Step.of(last.observation, action, answer.reward, answer.done))
-            last = answer
-        async with await RolloutWriter.open(folder) as writer:
-            episode = Episode(
-                id=episode_id(len(writer.finished_episode_ids())),
-                environment=environment,
-                seed=self.reset.get("seed"),
-                steps=tuple(steps),
-                total_reward=sum(step.reward or 0.0 for step in steps),
-                status=EpisodeStatus.DONE if last.done else EpisodeStatus.TRUNCATED,
-                started_at=self.started_at,
-                finished_at=time.time(),
-                final_observation_json=json.dumps(last.observation).encode(),
-            )
-            await writer.put(episode)
 
 
 def read_action(line: str, schema: Json) -> Json:
@@ -244,8 +181,9 @@ class _Game:
                 self._output.result(_HELP)
             case "reset":
                 given = read_fields(rest, {})
-                self._played = Played(given, self._session.reset(**given))
-                self._show(self._played.first)
+                answer = self._session.reset(**given)
+                self._played = Played(given, asdict(answer))
+                self._show(answer)
             case "random":
                 action = sample(self._schema, self._random)
                 self._output.note(faint(json.dumps(action)))
@@ -262,7 +200,7 @@ class _Game:
     def _step(self, action: Json) -> None:
         answer = self._session.step(action)
         if self._played is not None:
-            self._played.steps.append((action, answer))
+            self._played.steps.append((action, asdict(answer)))
         self._show(answer)
 
     def _save(self, where: str) -> None:
@@ -272,10 +210,7 @@ class _Game:
             raise PlayError("nothing was played: an episode begins with `reset`")
         path = Path(where).expanduser()
         try:
-            if path.suffix == ".py":
-                self._played.save_test(path, self._source)
-            else:
-                asyncio.run(self._played.save_rollout(path, self._name))
+            self._played.save(path, self._name, self._source)
         except (OSError, RolloutError) as exc:
             raise PlayError(str(exc)) from exc
         self._output.note(

@@ -5,6 +5,7 @@
     followed_log.py         the log that a page shows, on its stream
     live_state.py           `LiveState`: entities as JSON, and their changes for each viewer;
                             `Feed`: refreshes the sources and sends changes while a page is open
+    play.py                 processes in which pages play an environment by hand
     memory.py               `MemoryHistory`: memory by what holds it, over the last hour
     environments.py, requests.py   sources, as in `memory.py`: read the daemon, put entities
     static/                 the page: HTML, CSS, JavaScript modules; nothing is built

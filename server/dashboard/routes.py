@@ -26,9 +26,10 @@ import shlex
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, FastAPI, Query, Request
+from fastapi import Path as PathParameter
 from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
@@ -44,12 +45,14 @@ from ...schema.states import RequestState
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials
 from ..api.dependencies import Dependencies, Injected
+from ..api.routes_environments import base_url
 from ..api.security import LINK_SECONDS, PAGE, PAGE_FILES, SIGN_IN, BrowserSessions
 from ..errors import Unauthorized
 from .environments import EnvironmentSource, Faults
 from .followed_log import open_log
 from .live_state import Feed, Source
 from .memory import MachineSource, MemoryHistory
+from .play import Players
 from .requests import RequestSource, RolloutSource
 
 MAX_LAUNCHES = 50  # among which recent folders are looked for
@@ -106,6 +109,7 @@ def version_of_files() -> str:
 
 LogName = Annotated[str | None, Query(pattern="^(requests|environments)/", max_length=300)]
 LogPlace = Annotated[str, Query(pattern=r"^(.+:[0-9]{1,18})?$", max_length=300)]
+PlayerId = Annotated[str, PathParameter(pattern="^[0-9a-f]{32}$", description="Of the page.")]
 Folder = Annotated[str | None, Query(max_length=4096)]
 SeenIds = Annotated[list[str], Body(embed=True, max_length=500, description="Of faults: `ids`.")]
 
@@ -121,6 +125,7 @@ def add_dashboard(app: FastAPI, deps: Dependencies, sessions: BrowserSessions) -
     app.state.dashboard_page = PageFiles(directory=FOLDER)
     app.state.dashboard_folder = str(Path.home())  # of the user who last requested a link
     app.state.dashboard_faults = faults = Faults(deps.paths.home / "seen_faults.json")
+    app.state.dashboard_players = Players()
     page = version_of_files()
 
     def make_sources() -> Sequence[Source]:
@@ -190,6 +195,36 @@ async def see(ids: SeenIds, request: Request) -> None:
     """Mark faults as seen, in all windows."""
     faults: Faults = request.app.state.dashboard_faults
     await asyncio.to_thread(faults.see, ids)
+
+
+class Call(BaseModel):
+    """A call of a page that plays an environment; see `rollouts.play`."""
+
+    call: Literal["begin", "reset", "step", "random", "state", "save"]
+    data: dict[str, Any] = Field(default={}, description="Of `begin`: the environment's name.")
+
+
+@router.post("/play/{player_id}")
+async def play(player_id: PlayerId, call: Call, request: Request, deps: Injected) -> Response:
+    """Reset, step, or save what was played; the answer may be an error of the environment."""
+    players: Players = request.app.state.dashboard_players
+    data = call.data
+    if call.call == "begin":
+        name = str(data.get("environment"))
+        served = await base_url(name, deps)
+        source = (await deps.submitter.environment(name)).spec["source"]
+        data = {"address": served["base_url"], "environment": name, "source": source}
+    elif call.call == "save":
+        typed = as_a_shell_reads(str(data.get("path")))
+        data = {"path": str(Path(request.app.state.dashboard_folder, typed))}
+    answer = await players.ask(player_id, {"call": call.call, "data": data})
+    return Response(answer, media_type="application/json")
+
+
+@router.delete("/play/{player_id}", status_code=204)
+async def end_play(player_id: PlayerId, request: Request) -> None:
+    """End the session."""
+    request.app.state.dashboard_players.end(player_id)
 
 
 @router.get("/stream", response_class=EventSourceResponse)

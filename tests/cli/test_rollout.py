@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """`openenv rollout`: what is sent, and what is told of the result."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from openenvd.cli.commands.play import Played, PlayError, candidates, read_action, shown_image
+from openenvd.cli.commands.play import PlayError, candidates, read_action, shown_image
 from openenvd.cli.commands.rollout import _conclude, _payload, _summary
 from openenvd.client.session import StepResult
 from openenvd.rollouts.images import Image
+from openenvd.rollouts.play import Played
 
 from ..client.fake_daemon import Call, new_environment, new_request
 from .conftest import Cli
@@ -226,13 +228,12 @@ def test_a_cancelled_rollout_prints_how_to_continue_it() -> None:
     assert _conclude({"state": "FAILED", "result": None}) == ({"rollout": None}, [])
 
 
-async def test_a_folder_of_rollouts_is_shown_and_one_of_its_episodes(
-    cli: Cli, tmp_path: Path
-) -> None:
-    first = StepResult({"text": "begin"})
-    steps = [({"move": n}, StepResult({"at": n}, reward=n / 10, done=n == 2)) for n in range(3)]
+def test_a_folder_of_rollouts_is_shown_and_one_of_its_episodes(cli: Cli, tmp_path: Path) -> None:
+    first = asdict(StepResult({"text": "begin"}))
+    answers = [asdict(StepResult({"at": n}, reward=n / 10, done=n == 2)) for n in range(3)]
+    steps = [({"move": n}, answer) for n, answer in enumerate(answers)]
     for _ in range(2):
-        await Played({"seed": 7}, first, steps).save_rollout(tmp_path / "out", "http://env")
+        Played({"seed": 7}, first, steps).save(tmp_path / "out", "http://env", "")
     shown = cli("rollout", "show", str(tmp_path / "out"))
     assert "2 episodes, 6 steps: 2 done" in shown.out
     assert "rewards of done episodes, mean 0.3" in shown.out

@@ -14,16 +14,16 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_463,
-    "code lines": 47_210,
-    "modules": 386,
-    "test lines": 65_654,
-    "words of pages": 25_003,
+    "shipped lines": 73_941,
+    "code lines": 47_401,
+    "modules": 388,
+    "test lines": 65_829,
+    "words of pages": 25_011,
     "words of decisions": 7_659,
     "folders at the root": 15,
     "large classes": 3,
     "crowded folders": 0,
-    "dialect words": 14,
+    "dialect words": 15,
     "private names": 0,
 }
 

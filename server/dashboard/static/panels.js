@@ -13,5 +13,6 @@ export const pages = {
   environment: later("environment", "Environment", ["environments", "replicas", "faults"]),
   request: later("request", "Request", ["requests", "faults"]),
   launch: later("launch", "Launch an environment", []),
+  play: later("play", "Play", []),
   rollouts: later("rollouts", "Rollouts", ["rollouts"]),
 };

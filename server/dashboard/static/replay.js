@@ -17,7 +17,7 @@ export function replay(stage, app, rolloutId, episodeId) {
   const slider = h("input", { type: "range", min: "0", max: "0", value: "0", "aria-label": "Step", oninput: () => { pause(); go(Number(slider.value)); } });
   const place = h("output", {});
   const speed = h("select", { "aria-label": "Steps a second" });
-  const images = h("div", { class: "replay-images" });
+  const images = imageStrip();
   const figures = h("dl", { class: "tiles" });
   const [seen, done, info] = ["Observation", "Action", "Info"].map(textBox);
   const buttons = {
@@ -30,14 +30,13 @@ export function replay(stage, app, rolloutId, episodeId) {
   speed.value = "5";
   const controls = h("div", { class: "replay-controls" }, Object.values(buttons), slider, place, speed);
   const texts = h("div", { class: "replay-texts" }, seen.element, done.element, info.element);
-  stage.replaceChildren(title, facts, controls, figures, images, texts);
+  stage.replaceChildren(title, facts, controls, figures, images.element, texts);
 
   let at = 0;
   let last = null; // the number of the step behind the last action, once it is known
   let timer = null;
   let asking = null;
   let isClosed = false;
-  let urls = [];
 
   go(0).then(() => title.scrollIntoView({ block: "nearest" }));
 
@@ -107,16 +106,29 @@ export function replay(stage, app, rolloutId, episodeId) {
     buttons.next.disabled = step.number === last;
     figures.replaceChildren(...(step.is_end ? [] : [["Reward", short(step.reward)], ["Done", String(step.done)]]).map(([name, value]) =>
       h("div", {}, h("dt", {}, name), h("dd", {}, value))));
-    showImages(step, name);
+    images.show(step.images, name);
     seen.show(step.observation);
     done.show(step.action);
     info.show(step.info);
   }
 
-  function showImages(step, name) {
+  return {
+    close() {
+      isClosed = true;
+      pause();
+      images.close();
+    },
+  };
+}
+
+/** Images of an observation: `show(images, name)`; `close()` frees them. */
+export function imageStrip() {
+  const element = h("div", { class: "replay-images" });
+  let urls = [];
+
+  function close() {
     urls.forEach((url) => URL.revokeObjectURL(url));
     urls = [];
-    images.replaceChildren(...step.images.map((image) => imageOf(image, name)));
   }
 
   function imageOf(image, name) {
@@ -133,20 +145,14 @@ export function replay(stage, app, rolloutId, episodeId) {
     return h("figure", {}, shown, caption);
   }
 
-  return {
-    close() {
-      isClosed = true;
-      pause();
-      urls.forEach((url) => URL.revokeObjectURL(url));
-    },
-  };
+  return { element, close, show(images, name) { close(); element.replaceChildren(...images.map((image) => imageOf(image, name))); } };
 }
 
 /** JSON as indented text, with lists of numbers and texts on one line; a text in it has no line breaks. */
 const pretty = (value) =>
   JSON.stringify(value, null, 2).replaceAll(/\[[^[\]{}]*\]/g, (list) => list.replaceAll(/\n */g, " "));
 
-function textBox(name) {
+export function textBox(name) {
   const text = h("pre", { tabindex: "0", role: "region", "aria-label": name });
   const element = h("div", {}, h("h4", {}, name), text);
 

@@ -76,7 +76,30 @@ function mappingControl() {
   return { control, read };
 }
 
+/** A field of an action, whose value may be any JSON; `write(value)` sets it. */
+export function actionControl(schema, isRequired) {
+  const choices = "const" in schema ? [schema.const] : schema.enum ?? (schema.type === "boolean" ? [true, false] : null);
+  const isJson = !choices && schema.type !== "string";
+  const control = choices
+    ? select([...(isRequired ? [] : [["", "left out"]]), ...choices.map((each) => [JSON.stringify(each), String(each)])])
+    : h("textarea", { rows: "2", spellcheck: "false", placeholder: isJson ? "JSON" : null });
+  const read = () => {
+    if (control.value.trim() === "") return isRequired && !isJson ? control.value : undefined;
+    if (!choices && !isJson) return control.value;
+    try { return JSON.parse(control.value); } catch (error) {
+      if (schema.type === "array" || schema.type === "object") throw new Error(`No JSON: ${error.message}`);
+      return control.value; // of a field without one type
+    }
+  };
+  const write = (value) => { control.value = value === undefined ? "" : choices || isJson ? JSON.stringify(value) : value; };
+  if (schema.type !== "integer" && schema.type !== "number" || choices) return { control, read, write };
+  const found = numberControl(schema);
+  return { ...found, write: (value) => { found.control.value = value ?? ""; } };
+}
+
 const CONTROLS = { boolean: booleanControl, integer: numberControl, number: numberControl, string: textControl, array: listControl, object: mappingControl };
+
+const optionControl = (schema, _isRequired, name) => (name.endsWith("_mb") ? sizeControl : CONTROLS[schema.type] ?? textControl)(schema);
 
 /** `memory_mb` → Memory; `step_timeout_seconds` → Step timeout (seconds). */
 function titleOf(name) {
@@ -90,11 +113,10 @@ function titleOf(name) {
 const noteOf = (description = "") => description.replace(/: \d+M, \d+G\.$/, ".").replace(/ Repeatable\.$/, "");
 
 /** One field: its element, `read()`, `fail(message)`. */
-function makeField(name, schema, isRequired) {
-  const plain = plainSchema(schema);
-  const { control, read } = (name.endsWith("_mb") ? sizeControl : CONTROLS[plain.type] ?? textControl)(plain);
-  const [note, problem] = [`field-${name}-note`, `field-${name}-problem`];
-  control.id = `field-${name}`;
+function makeField(id, name, schema, isRequired, controlOf) {
+  const { control, read, write } = controlOf(plainSchema(schema), isRequired, name);
+  const [note, problem] = [`${id}-note`, `${id}-problem`];
+  control.id = id;
   control.name = name;
   attribute(control, "aria-describedby", `${problem} ${note}`);
   attribute(control, "aria-required", isRequired || null);
@@ -108,17 +130,17 @@ function makeField(name, schema, isRequired) {
     attribute(control, "aria-invalid", message ? "true" : null);
   };
   control.addEventListener("input", () => fail(""));
-  return { element, control, read, fail };
+  return { element, control, read, write, fail };
 }
 
 /**
  * Fields of an object's schema. `first` names those that come first, the others are folded;
- * `hidden` are left out. `groups`: further {title, schema, first} whose values are apart.
+ * `hidden` are left out.
  */
-export function schemaForm(schema, { first, hidden = [], title = "More options" }) {
+export function schemaForm(schema, { first, hidden = [], title = "More options", prefix = "field", controlOf = optionControl }) {
   const names = Object.keys(schema.properties).filter((name) => !hidden.includes(name));
   const ordered = [...first.filter((name) => names.includes(name)), ...names.filter((name) => !first.includes(name))];
-  const fields = new Map(ordered.map((name) => [name, makeField(name, schema.properties[name], schema.required?.includes(name))]));
+  const fields = new Map(ordered.map((name) => [name, makeField(`${prefix}-${name}`, name, schema.properties[name], schema.required?.includes(name), controlOf)]));
   const folded = h("details", { class: "folded" }, h("summary", {}, title));
   const element = h("div", { class: "fields" });
   for (const [name, field] of fields) (first.includes(name) ? element : folded).append(field.element);
@@ -128,9 +150,12 @@ export function schemaForm(schema, { first, hidden = [], title = "More options" 
     element,
     fields,
     values: () => {
-      const read = [...fields].map(([name, field]) => [name, field.read()]);
+      const read = [...fields].map(([name, field]) => {
+        try { return [name, field.read()]; } catch (error) { throw Object.assign(error, { field: name }); }
+      });
       return Object.fromEntries(read.filter(([, value]) => value !== undefined));
     },
+    fill: (values) => fields.forEach((field, name) => field.write(values[name])),
     clear: () => fields.forEach((field) => field.fail("")),
     /** Show what is wrong beside its field; false when no field is meant. */
     fail: (error) => {

@@ -57,6 +57,7 @@ export default {
     let now = null;
     const buttons = Object.entries({ Scale: environmentActions.scale, Restart: environmentActions.restart, "Take down": environmentActions.down })
       .map(([title, act]) => h("button", { type: "button", class: title === "Take down" ? "danger" : null, onclick: () => now && act(app, now) }, title));
+    const play = h("a", { class: "button primary", href: `#/play/${encodeURIComponent(name)}`, title: "Reset and step by hand" }, "Play");
     const upstreamCode = h("pre", {}, "");
     const ownRoutes = h("p", {}, "This app has no sessions: call its own routes, such as ", h("code", {}, "POST /reset"), ".");
     const snippets = h("div", {},
@@ -68,7 +69,7 @@ export default {
     const replicas = table(`Replicas of ${name}`, REPLICA);
     Object.assign(replicas.element, { tabIndex: 0, role: "region", ariaLabel: "Replicas" }); // it has no link: else no key scrolls it
     const generations = table(`Generations of ${name}`, [["Generation"], ["State"], ["Age", "number p2"], ["Launch"], ["Why", "p2"]]);
-    const known = h("div", {}, facts, h("p", { class: "buttons" }, buttons), address, h("h3", {}, "Replicas"), replicas.element, h("h3", {}, "Generations"), generations.element);
+    const known = h("div", {}, facts, h("p", { class: "buttons" }, play, buttons), address, h("h3", {}, "Replicas"), replicas.element, h("h3", {}, "Generations"), generations.element);
     body.append(problem, known, h("h3", {}, "Log"));
     const log = logView(app, `environments/${name}`);
     body.append(log.element);
@@ -107,6 +108,7 @@ export default {
         address.hidden = !environment.address || isOver;
         ownRoutes.hidden = environment.serving?.has_sessions !== false;
         snippets.hidden = !ownRoutes.hidden;
+        play.hidden = address.hidden || snippets.hidden;
         text(address.querySelector(".address"), environment.address);
         text(upstreamCode, upstreamSnippet(environment.address + (environment.has_token ? "?token=…" : ""))); // a copy has it
         const own = [...app.store.all("replicas").values()].filter((each) => each.environment === name).sort((a, b) => a.ordinal - b.ordinal || a.id.localeCompare(b.id));
