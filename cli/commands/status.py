@@ -14,6 +14,7 @@ import contextlib
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,12 +29,13 @@ from ...system.text.units import plural
 from .. import completion, exit_codes
 from ..options import connect, find_target, json_option, reconnect
 from ..output import phrases
-from ..output.failures import environment_failure, exit_lines, request_failure
+from ..output.failures import environment_failure, exit_lines, replica_faults, request_failure
 from ..output.output import (
     Drawn,
     Output,
     bad,
     environments_table,
+    failures_table,
     faint,
     for_rich,
     generations_table,
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
 
 REQUESTS_OF_ENVIRONMENT = 10
-FAILURES_SHOWN = 3  # the latest ones in full; the table has the messages of the others
+FAILURES_SHOWN = 3  # of one environment, in full; the table has the messages of the others
 _ENDED = frozenset({"FAILED", "STOPPED"})
 REDRAW_SECONDS = 1.0  # for the ages
 MIN_PAUSE_SECONDS = 0.1  # between two drawings, even if much changes
@@ -76,14 +78,15 @@ def status(target: str | None, watch: bool, shows_all: bool, output: Output) -> 
       openenv status --json   # for programs
     """
     client = connect(output)
+    draw = overview if target is None else details
     if watch:
-        _watch(client, partial(read_status, target=target, shows_all=shows_all), output)
+        _watch(client, partial(read_status, target=target, shows_all=shows_all), draw, output)
         return exit_codes.OK
     found = read_status(client, target, shows_all=shows_all)
     if output.as_json:
         output.json(found)
     else:
-        output.draw(*picture(found, time.time()))
+        output.draw(*draw(found, time.time()))
     return exit_codes.OK
 
 
@@ -107,47 +110,70 @@ def read_status(client: DaemonClient, target: str | None, *, shows_all: bool = F
     return {**found, **about}
 
 
-def picture(found: Json, now: float) -> list[Drawn]:
-    """Return the parts to draw: a headline, the two tables, and the failures."""
+def overview(found: Json, now: float) -> list[Drawn]:
+    """Return the parts to draw of everything: environments, requests, a line for each failure."""
     environments, requests = found["environments"], found["requests"]
-    said = {  # launches whose environment says why they failed
-        each.get("request_id", "")
-        for each in environments
-        if each["state"] == EnvironmentState.FAILED and each.get("error")
-    }
-    failed = _failed(requests, said)
     parts: list[Drawn] = [_headline(found["daemon"])]
     if environments:
         parts += ["", environments_table(environments, now)]
     for environment in environments:
-        history = environment.get("generations")  # only of the target
-        parts += _remarks(environment, now, is_named=history is not None)
-        if history and environment["replicas"]:
-            parts += ["", replicas_table(environment["replicas"])]
-        if history:
-            parts += ["", generations_table(history, now)]
+        parts += _remarks(environment, now, is_named=False)
+        for replica in environment["replicas"]:
+            parts += replica_faults(environment["name"], replica, is_brief=True)
     if strays := found.get("strays"):
         parts += ["", *_strays(strays)]
-    if requests:
-        explained_below = said | {request["id"] for request in failed[:FAILURES_SHOWN]}
-        parts += ["", requests_table(requests, now, explained=explained_below)]
-    if left_out := found.get("failed_launches_left_out"):
-        earlier = plural(left_out, "earlier launch request")
-        parts += [faint(f"  and {earlier} that failed: openenv status --all")]
+    gateway = found.get("gateway") or {}
+    parts += exit_lines("  gateway:", gateway, now)
+    if problem := gateway.get("problem"):
+        parts.append(f"  gateway: {bad(problem)}")
+    if shown := [each for each in requests if each["state"] != RequestState.FAILED]:
+        parts += ["", requests_table(shown, now)]
+    failed, times = _failed(requests, _said(environments))
+    broken = [each for each in environments if each["state"] == EnvironmentState.FAILED]
+    if broken or failed:
+        parts += ["", failures_table(broken, failed, times, now)]
+        left_out = found.get("failed_launches_left_out")
+        earlier = f"; {left_out} earlier launches failed: openenv status --all" if left_out else ""
+        parts.append(faint(f"openenv status ID explains one{earlier}"))
     if not environments and not requests:
         parts += ["", "Nothing has been launched yet. Try: openenv launch echo"]
-    gateway = found.get("gateway") or {}
-    failures = [
-        *_failures(environments, failed, found.get("failed_launches_left_out", 0)),
-        *exit_lines("  gateway:", gateway, now),
-        *[f"  gateway: {bad(problem)}" for problem in [gateway.get("problem")] if problem],
-    ]
-    if failures:
-        parts += ["", "\n".join(failures)]
     return parts
 
 
-def _remarks(environment: Json, now: float, *, is_named: bool) -> Iterator[str]:
+def details(found: Json, now: float) -> list[Drawn]:
+    """Return the parts to draw of an environment or a request, with each failure's evidence."""
+    environments, requests = found["environments"], found["requests"]
+    said = _said(environments)
+    failed, _ = _failed(requests, said)
+    parts: list[Drawn] = [_headline(found["daemon"])]
+    failures = []
+    for environment in environments:
+        parts += ["", environments_table([environment], now), *_remarks(environment, now)]
+        if environment["replicas"]:
+            parts += ["", replicas_table(environment["replicas"])]
+        if history := environment.get("generations"):
+            parts += ["", generations_table(history, now)]
+        failures += environment_failure(environment)
+    if requests:
+        explained_below = said | {request["id"] for request in failed[:FAILURES_SHOWN]}
+        parts += ["", requests_table(requests, now, explained=explained_below)]
+    for request in failed[:FAILURES_SHOWN]:
+        failures += request_failure(request)
+    if more := failed[FAILURES_SHOWN:]:
+        failures.append(f"  and {len(more)} more: openenv requests --state failed")
+    return [*parts, "", "\n".join(failures)] if failures else parts
+
+
+def _said(environments: list[Json]) -> set[str]:
+    """Return the launches whose environment says why they failed."""
+    return {
+        each.get("request_id", "")
+        for each in environments
+        if each["state"] == EnvironmentState.FAILED and each.get("error")
+    }
+
+
+def _remarks(environment: Json, now: float, *, is_named: bool = True) -> Iterator[str]:
     """Describe how an environment is served, what blocks its sessions, and who can reach it."""
     name, serving = environment["name"], environment.get("serving") or {}
     if serving and is_named:
@@ -185,56 +211,45 @@ def _headline(daemon: Json) -> str:
     return faint(text)
 
 
-def _failures(environments: list[Json], failed: list[Json], left_out: int) -> list[str]:
-    lines: list[str] = []
-    for environment in environments:
-        lines += environment_failure(environment)
-    for request in failed[:FAILURES_SHOWN]:
-        lines += request_failure(request)
-    if len(failed) > FAILURES_SHOWN:
-        more = len(failed) - FAILURES_SHOWN + left_out
-        lines.append(f"  and {more} more: openenv requests --state failed")
-    return lines
-
-
-def _failed(requests: list[Json], said: set[str]) -> list[Json]:
-    """Return the failed requests, the newest first.
+def _failed(requests: list[Json], said: set[str]) -> tuple[list[Json], Counter[str]]:
+    """Return the failed requests, the newest first, and how often each failed, by its id.
 
     A failed launch is left out if the table of environments shows its error (`said`), if its
     environment was launched successfully since, or if a later one failed for the same cause.
     """
-    failed, launched, listed = [], set(), set()
+    failed: dict[tuple[str, str | None], Json] = {}
+    launched, times = set(), Counter[str]()
     for request in requests:
         is_old = request["operation"] == "launch" and request["environment"] in launched
         what = request["label"], (request.get("error") or {}).get("message")
-        is_said = is_old or request["id"] in said or what in listed
+        is_said = is_old or request["id"] in said
         if request["state"] == RequestState.FAILED and not is_said:
-            failed.append(request)
-            listed.add(what)
+            times[failed.setdefault(what, request)["id"]] += 1
         if request["operation"] == "launch" and request["state"] == RequestState.SUCCEEDED:
             launched.add(request["environment"])
-    return failed
+    return list(failed.values()), times
 
 
 Read = Callable[[DaemonClient], Json]  # what is shown
+Draw = Callable[[Json, float], list[Drawn]]
 
 
-def _watch(client: DaemonClient, read: Read, output: Output) -> None:
+def _watch(client: DaemonClient, read: Read, draw: Draw, output: Output) -> None:
     """Draw what `status` shows until the command is interrupted."""
     is_screen = not output.as_json and sys.stdout.isatty()
     found = read(client)
     changes = Changes(client, is_patient=is_screen)
     if is_screen:
-        _fill_screen(changes, found, read)
+        _fill_screen(changes, found, read, draw)
     else:
-        _print_each(changes, found, read, output)
+        _print_each(changes, found, read, draw, output)
 
 
-def _print_each(changes: Changes, found: Json, read: Read, output: Output) -> None:
+def _print_each(changes: Changes, found: Json, read: Read, draw: Draw, output: Output) -> None:
     while True:
         output.json_line(found)
         if not output.as_json:
-            output.draw(*picture(found, time.time()), "")
+            output.draw(*draw(found, time.time()), "")
         changes.happened.wait()
         time.sleep(MIN_PAUSE_SECONDS)  # many changes at once are one drawing
         changes.happened.clear()  # before reading: later changes cause another drawing
@@ -243,14 +258,14 @@ def _print_each(changes: Changes, found: Json, read: Read, output: Output) -> No
         found = read(changes.client)
 
 
-def _fill_screen(changes: Changes, found: Json, read: Read) -> None:
+def _fill_screen(changes: Changes, found: Json, read: Read, draw: Draw) -> None:
     from rich.live import Live
 
     console = new_console(sys.stdout)
     problem: ClientError | None = None
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(_screen(console, found, problem), refresh=True)
+            live.update(_screen(console, found, draw, problem), refresh=True)
             if not changes.happened.wait(REDRAW_SECONDS):
                 continue
             time.sleep(MIN_PAUSE_SECONDS)
@@ -263,13 +278,13 @@ def _fill_screen(changes: Changes, found: Json, read: Read) -> None:
                     problem = exc
 
 
-def _screen(console: Console, found: Json, problem: ClientError | None) -> Group:
+def _screen(console: Console, found: Json, draw: Draw, problem: ClientError | None) -> Group:
     """Return what fits the terminal: the oldest requests are left out first."""
     from rich.console import Group
 
     notice = [] if problem is None else [bad(f"{problem.message}; waiting for it to come back"), ""]
     while True:
-        group = Group(*map(for_rich, [*notice, *picture(found, time.time())]))
+        group = Group(*map(for_rich, [*notice, *draw(found, time.time())]))
         excess = len(console.render_lines(group, pad=False)) - console.height
         requests = found["requests"]
         if excess <= 0 or len(requests) <= MIN_REQUESTS:

@@ -61,11 +61,11 @@ def environment_failure(environment: Json) -> list[str]:
         error = environment.get("error") or {}
         lines += [*_block(name, environment["state"], error), f"  Log: openenv logs {name}"]
     for replica in environment["replicas"]:
-        lines += _remarks(name, replica)
+        lines += replica_faults(name, replica)
     return lines
 
 
-def _remarks(name: str, replica: Json) -> Iterator[str]:
+def replica_faults(name: str, replica: Json, *, is_brief: bool = False) -> Iterator[str]:
     """Describe a replica's faults: its message, abandoned steps, programs left, last exits."""
     where, now = f"  {name} replica {replica['ordinal']}:", time.time()
     if replica.get("message") and (replica["state"] not in _SETTLED or replica.get("restarts")):
@@ -81,24 +81,29 @@ def _remarks(name: str, replica: Json) -> Iterator[str]:
         what = f"ended sessions have left {', '.join(programs)} behind"
         yield f"{where} {what}; openenv restart {name} ends {them}"
     if replica["state"] == ReplicaState.READY:
-        yield from exit_lines(where, replica, now)
+        yield from exit_lines(where, replica, now, is_brief=is_brief)
 
 
-def exit_lines(where: str, replica: Json, now: float) -> Iterator[str]:
-    """Describe the latest process exits of a replica or of the gateway, and count all by kind."""
-    exits: list[Json] = replica.get("exits") or []
+def exit_lines(where: str, replica: Json, now: float, *, is_brief: bool = False) -> Iterator[str]:
+    """Describe the latest process exits of a replica or of the gateway, and count all by kind.
+
+    In brief that is one line, of the last exit.
+    """
+    exits: list[Json] = (replica.get("exits") or [])[: 1 if is_brief else None]
     for_memory = [one for one in exits if (one.get("reason") or {}).get("kind") == "oom_killed"]
     others = [one for one in exits if one not in for_memory]
     shown = for_memory[:_MAX_EXITS] + others[:_MAX_EXITS]
+    kinds = replica.get("exit_kinds") or {}
+    counts = ", ".join(f"{count} {_EXITED.get(kind, kind)}" for kind, count in kinds.items())
+    so_far = f"so far {counts}" if sum(kinds.values()) > len(shown) else ""
     for one in shown:
         ago = phrases.duration(now - (one.get("at") or now))
-        yield f"{where} {ago} ago {plain(one['message'])}"
-        if one.get("hint"):
+        more = f"; {so_far}" if is_brief and so_far else ""
+        yield f"{where} {ago} ago {plain(one['message'])}{more}"
+        if one.get("hint") and not is_brief:
             yield f"    Try: {plain(one['hint'])}"
-    kinds = replica.get("exit_kinds") or {}
-    if sum(kinds.values()) > len(shown):
-        counts = ", ".join(f"{count} {_EXITED.get(kind, kind)}" for kind, count in kinds.items())
-        yield f"{where} so far {counts}"
+    if so_far and not (is_brief and shown):
+        yield f"{where} {so_far}"
 
 
 def error_lines(error: ClientError) -> list[str]:

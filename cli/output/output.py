@@ -16,7 +16,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
@@ -50,6 +50,7 @@ _COLOURS: dict[str, str] = {
 
 _WHOLE = ("ID", "STATE", "ADDRESS")  # folded last, because they are copied or scanned
 _LEFT_OUT = ("SOURCE", "AGE", "REPLICAS", "WHEN")  # dropped in this order from a wide table
+_REPLICA_FAILED = re.compile(r"^replica \d+ of \S+ failed to start: ")
 _MIN_REMARK = 12  # columns, in which a remark is folded
 
 
@@ -58,6 +59,7 @@ class Cell(NamedTuple):
 
     text: str
     style: Json
+    is_cut: bool = False  # to one line, where a terminal is too narrow for it
 
 
 class Table:
@@ -72,7 +74,7 @@ class Table:
     def add_row(self, *cells: str | Cell) -> None:
         """Add a row: a cell for each heading."""
         row = (c if isinstance(c, Cell) else Cell(c, {}) for c in cells)
-        self._rows.append(tuple(Cell(plain(cell.text), cell.style) for cell in row))
+        self._rows.append(tuple(cell._replace(text=plain(cell.text)) for cell in row))
 
     def lines(self, columns: int) -> list[str] | None:
         """Return the aligned lines; None if they do not fit, or only rich knows their width."""
@@ -84,7 +86,7 @@ class Table:
         lines = []
         for row in self._rows:
             parts = []
-            for (text, style), width in zip(row, widths, strict=True):
+            for (text, style, _), width in zip(row, widths, strict=True):
                 styled = click.style(text, **style) if style and text else text
                 parts.append(styled + " " * (width - len(text)))
             lines.append(_GAP.join(parts).rstrip(" "))
@@ -105,7 +107,13 @@ class Table:
             table.add_column(heading, overflow="fold", no_wrap=is_whole)
         for row in self._rows[1:]:
             shown = (row[number] for number in kept)
-            table.add_row(*(Text.from_ansi(click.style(cell.text, **cell.style)) for cell in shown))
+            texts = []
+            for cell in shown:
+                text = Text.from_ansi(click.style(cell.text, **cell.style))
+                if cell.is_cut:
+                    text.no_wrap, text.overflow = True, "ellipsis"
+                texts.append(text)
+            table.add_row(*texts)
         yield table
 
     def _is_plain(self, number: int) -> bool:
@@ -239,6 +247,26 @@ def requests_table(
             phrases.timing(request, now),
             "" if request["id"] in explained else remark(request),
         )
+    return table
+
+
+def failures_table(
+    environments: Sequence[Json], requests: Sequence[Json], times: Mapping[str, int], now: float
+) -> Table:
+    """Return a table with a line for each failure; `openenv status` takes its id."""
+    table = Table("FAILED", "ID", "WHEN", "")
+    for each in environments:
+        message = str((each.get("error") or {}).get("message") or "")
+        ago = phrases.duration(now - each.get("updated_at", now))
+        cut = Cell(message.partition("\n")[0], {}, is_cut=True)
+        table.add_row(Cell("environment", {"fg": "red"}), each["name"], f"{ago} ago", cut)
+    for request in requests:
+        ago = phrases.duration(now - request["finished_at"])
+        often = f", {count} times" if (count := times[request["id"]]) > 1 else ""
+        label = Cell(request["label"], {"fg": "red"})
+        message = _REPLICA_FAILED.sub("", remark(request))  # the label names the environment
+        cut = Cell(message, {}, is_cut=True)
+        table.add_row(label, phrases.short_id(request["id"]), f"{ago} ago{often}", cut)
     return table
 
 

@@ -130,7 +130,7 @@ ACTIVE = [RequestState.PENDING, RequestState.RUNNING]
 MAX_ACTIVE = 200
 RECENT = 10
 LOOKED_AT = 100  # among which the recent ones are chosen
-FAILED_LAUNCHES_SHOWN = 20  # the newest ones, of environments that were never launched
+FAILED_LAUNCHES_SHOWN = 5  # the newest ones, of environments that were never launched
 # Operations that are not shown once they have succeeded: their effect is seen in the environments,
 # or was their answer.
 SOON_FORGOTTEN = frozenset({"check", "describe", "down", "down_strays", "probe", "prune"})
@@ -151,8 +151,10 @@ async def status(deps: Injected, all_failed: bool = False) -> Json:
     ended = [state for state in RequestState if state.is_final]
     latest = await store.read(queries.list_requests(states=ended, limit=LOOKED_AT))
     count = await store.read(queries.NEVER_LAUNCHED_COUNT)
-    shown_failed = count if all_failed else FAILED_LAUNCHES_SHOWN
-    recent = worth_showing(latest, await store.read(queries.never_launched(shown_failed)))
+    # Recent requests may be more of them than those that are shown in any case.
+    failed = await store.read(queries.never_launched(count if all_failed else RECENT))
+    recent = worth_showing(latest, failed if all_failed else failed[:FAILED_LAUNCHES_SHOWN])
+    shown_failed = {each.id for each in failed} & {each.id for each in recent}
     environments = await environment_views(deps, queries.LAUNCHED_ENVIRONMENTS)
     gateway = deps.reconciler.gateway
     envoy = None if gateway.process.watch is None else gateway.process.watch.status
@@ -164,7 +166,7 @@ async def status(deps: Injected, all_failed: bool = False) -> Json:
         "gateway": {"exits": exit_views(envoy, server="Envoy"), "problem": problem},
         "strays": [*map(stray_of, local), *await asyncio.to_thread(strays_seen, deps.paths)],
         "requests": await request_views(deps, [*active, *recent]),
-        "failed_launches_left_out": max(0, count - shown_failed),
+        "failed_launches_left_out": max(0, count - len(shown_failed)),
     }
 
 

@@ -63,7 +63,7 @@ def test_out_of_memory_is_reported_by_every_command(machine: Machine, hungry: Pa
     assert told.search(machine.ok("status", request_id).out)
     assert told.search(waited.err), waited.text
     logs = machine.ok("logs", request_id).text
-    for text in (waited.err, machine.ok("status").out, logs):
+    for text in (waited.err, machine.ok("status", request_id).out, logs):
         assert f"Try: openenv retry {request_id} --memory 400M" in text
         names_log = re.search(rf"Log: openenv logs (hungry|{request_id[:8]})", text)
         assert bool(names_log) is (text is not logs)

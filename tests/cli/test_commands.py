@@ -413,9 +413,13 @@ def test_status_shows_tables_and_failures_and_its_json_is_the_daemons(
 ) -> None:
     assert cli("status", "--json").json == status
     out = cli("status").out
-    for told in ("trial        READY", "3/64", "waiting for memory", "✗ launch trial  FAILED"):
+    for told in ("trial        READY", "3/64", "waiting for memory"):
         assert told in out
-    assert "│ cannot go on: no licence" in out
+    [failed] = [line for line in out.splitlines() if ID[:8] in line]
+    assert re.match(rf"launch trial  {ID[:8]}  .* ago +trial exited with code 7$", failed)
+    assert "no licence" not in out
+    cli.get(f"/v1/requests/{ID}", {"request": FAILED})
+    assert "│ cannot go on: no licence" in cli("status", ID).out
     assert "\x1b" not in out
 
 
@@ -450,13 +454,29 @@ GPUS = {"each": 1.0, "resource": "nvidia.com/mig-1g.5gb"}
             new_environment(gpus={"each": 0.25, "resource": None}),
             "  trial: 0.25 GPU for each replica\n",
         ),
+        (new_environment(serving=SERVING), "trial: 1 of 4 shards is blocked for"),
+        (with_replica(exits=[EXIT]), f"ago {EXIT['message']}\n"),
+        (
+            with_replica(exits=[EXIT, EXIT], exit_kinds={"oom_killed": 1, "exited": 2}),
+            f"ago {EXIT['message']}; so far 1 killed for memory, 2 exited\n",
+        ),
+    ],
+)
+def test_status_says_of_an_environment(
+    cli: Cli, environment: dict[str, Any], expected: str
+) -> None:
+    assert expected in cli.shows(environment)
+    assert expected not in cli.shows(new_environment(gpus=None))
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
         (new_environment(serving=SERVING, generations=[]), "trial: 4 shards\n"),
         (
             with_replica(state="FAILED", pid=None) | {"generations": [GENERATION]},
             "REPLICA  STATE   SESSIONS  PID\ntrial-0  FAILED  3         -\n",
         ),
-        (new_environment(serving=SERVING), "trial: 1 of 4 shards is blocked for"),
-        (with_replica(exits=[EXIT]), f"ago {EXIT['message']}\n"),
         (
             with_replica(exits=[{**EXIT, "hint": "openenv retry a0 --memory 600M"}]),
             "    Try: openenv retry a0 --memory 600M\n",
@@ -467,11 +487,12 @@ GPUS = {"each": 1.0, "resource": "nvidia.com/mig-1g.5gb"}
         ),
     ],
 )
-def test_status_says_of_an_environment(
+def test_status_says_of_an_environment_by_its_name(
     cli: Cli, environment: dict[str, Any], expected: str
 ) -> None:
-    assert expected in cli.shows(environment)
-    assert expected not in cli.shows(new_environment(gpus=None))
+    cli.has()
+    cli.knows(environment)
+    assert expected in cli("status", "trial").out
 
 
 def test_status_names_steps_that_go_on_and_a_gateways_exit_and_problem(cli: Cli) -> None:
@@ -494,26 +515,46 @@ def failures(count: int) -> list[dict[str, Any]]:
 
 def test_status_tells_each_failure_once_and_none_of_what_was_launched_since(cli: Cli) -> None:
     later = new_request("5", label="launch trial again")
-    assert "✗" not in cli.shows(new_environment(), requests=[later, FAILED])
-    assert "✗ launch trial  FAILED" in cli.shows(new_environment(), requests=[FAILED, later])
-    assert cli.shows(requests=[FAILED, {**FAILED, "id": "8"}]).count("✗ launch trial") == 1
+    assert "FAILED" not in cli.shows(new_environment(), requests=[later, FAILED])
+    assert "FAILED" in cli.shows(new_environment(), requests=[FAILED, later])
+    twice = cli.shows(requests=[FAILED, {**FAILED, "id": "8"}])
+    assert re.search(rf"^launch trial  {ID[:8]}  .* ago, 2 times  ", twice, re.MULTILINE)
+    assert twice.count("launch trial") == 1
     out = cli.shows(requests=failures(5)).lower()
     assert [out.count(f"no licence {n}") for n in range(5)] == [1] * 5
-    error = {**ERROR, "message": "no license"}
+    error = {**ERROR, "message": "replica 0 of trial failed to start: no license"}
     failed = new_environment(state="FAILED", error=error, request_id=ID)
-    assert cli.shows(failed, requests=[{**FAILED, "error": error}]).count("No license") == 1
+    out = cli.shows(failed, requests=[{**FAILED, "error": error}])
+    assert out.count("no license") == 1
+    assert re.search("^environment  trial  .* ago  ", out, re.MULTILINE)
+    cli.knows(failed, "", {**FAILED, "error": error})
+    assert cli("status", "trial").out.count("no license") == 1
+
+
+def test_thirty_failures_hide_no_environment(cli: Cli, terminal: Callable[..., Terminal]) -> None:
+    """Each is one line of a terminal, also where its message is longer than that."""
+    long = {**ERROR, "message": "no licence " + "of this machine " * 20}
+    many = [{**FAILED, "id": f"{n:016x}"} for n in range(10)]
+    requests = [{**r, "error": {**long, "message": f"{r['id']} {long['message']}"}} for r in many]
+    running = [new_environment(name=f"env-{n}") for n in range(5)]
+    cli.has(*running, requests=requests, failed_launches_left_out=20)
+    screen = terminal([*PROGRAM, "status"], **os.environ, NO_COLOR="1")
+    assert screen.shows(
+        r"env-4 [^\n]*\n\r?\nFAILED +ID[^\n]*\n(launch trial [^\n]*no licence[^\n]*…\s*\n){10}"
+        "openenv status ID explains one; 20 earlier launches failed"
+    )
 
 
 def test_status_counts_the_failures_that_it_leaves_out_and_all_shows_them(cli: Cli) -> None:
     out = cli.shows(requests=failures(5), failed_launches_left_out=4980)
-    assert "and 4980 earlier launch requests that failed: openenv status --all" in out
-    assert "and 4982 more: openenv requests --state failed" in out
+    assert (
+        "openenv status ID explains one; 4980 earlier launches failed: openenv status --all" in out
+    )
     assert "earlier" not in cli.shows(requests=failures(5), failed_launches_left_out=0)
     asked = [path for _, path, _ in cli.fake.calls]
     assert not any("all_failed" in path for path in asked)
     cli("status", "--all")
     assert "all_failed=true" in cli.fake.calls[-1][1]
-    cli.has(failed_launches_left_out=4980)
     cli.knows(new_environment(), "", *failures(5))
     out = cli("status", "trial").out
     assert out.count("cannot go on: no licence") == 3

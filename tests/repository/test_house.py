@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_941,
-    "code lines": 47_401,
+    "shipped lines": 73_991,
+    "code lines": 47_440,
     "modules": 388,
-    "test lines": 65_829,
-    "words of pages": 25_011,
+    "test lines": 65_870,
+    "words of pages": 25_009,
     "words of decisions": 7_659,
     "folders at the root": 15,
     "large classes": 3,
