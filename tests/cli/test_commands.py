@@ -540,8 +540,8 @@ def test_thirty_failures_hide_no_environment(cli: Cli, terminal: Callable[..., T
     cli.has(*running, requests=requests, failed_launches_left_out=20)
     screen = terminal([*PROGRAM, "status"], **os.environ, NO_COLOR="1")
     assert screen.shows(
-        r"env-4 [^\n]*\n\r?\nFAILED +ID[^\n]*\n(launch trial [^\n]*no licence[^\n]*…\s*\n){10}"
-        "openenv status ID explains one; 20 earlier launches failed"
+        r"env-4 [^\n]*\n\r?\n[^\n]*FAILED[^\n]*\n(launch trial [^\n]*no licence[^\n]*…\s*\n){10}"
+        r"[^\n]*openenv status ID explains one; 20 earlier launches failed"
     )
 
 
