@@ -16,17 +16,21 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
-from ...schema.errors import PreparationFailed
+from ...schema.errors import PreparationFailed, UnknownSource
 from ...schema.layout import Layout
-from ..sources.repository import git_command, parse_repository
+from ..sources.manifest import MANIFEST_NAME
+from ..sources.repository import Repository, git_command, parse_repository
+from ..sources.resolve import ResolvedSource, resolve
 from .project_venv import CHECKOUT, make_once, noted_of
 from .uv import Say, run_command
 
 _KEY_LENGTH = 16
 _FILES = "files"  # the folder that has the repository's own
 _HINT = "is the commit there, and the network? git ls-remote lists what the repository has"
+_MAX_FOLDERS = 5  # named in a hint
 _LAST_LINES = 5  # of git's output, in a failure
 
 
@@ -64,8 +68,38 @@ def checkout(source: str, layout: Layout, say: Say) -> Path:
     folder = files / repository.subdirectory
     if not folder.is_dir():
         text = f"{url} at {commit[:12]} has no folder {repository.subdirectory}"
-        raise PreparationFailed(text, "name another one: #subdirectory=FOLDER")
+        root = replace(repository, subdirectory="")
+        hint = _hint_of_folders(root, files) or "name another one: #subdirectory=FOLDER"
+        raise PreparationFailed(text, hint)
     return folder
+
+
+def resolve_in_checkout(source: str, folder: Path) -> ResolvedSource:
+    """Return the environment in the folder of a pinned source.
+
+    Raises:
+        UnknownSource: There is none; the hint names folders below that have one.
+        ManifestError: Its `openenv.yaml` is wrong.
+    """
+    try:
+        return resolve(str(folder), folder)
+    except UnknownSource as exc:
+        hint = _hint_of_folders(parse_repository(source), folder) or exc.hint
+        raise UnknownSource(exc.message.replace(str(folder), source), hint) from exc
+
+
+def _hint_of_folders(repository: Repository, folder: Path) -> str | None:
+    """Return the command for an environment below a folder; None if there is none."""
+    inside = sorted(each.parent.relative_to(folder) for each in folder.rglob(MANIFEST_NAME))
+    if not inside:
+        return None
+    below = PurePosixPath(repository.subdirectory)
+    if len(inside) == 1:
+        return f"openenv launch {replace(repository, subdirectory=str(below / inside[0])).source}"
+    command = f"openenv launch {replace(repository, subdirectory='FOLDER').source}"
+    many = f" and {more} more" if (more := len(inside) - _MAX_FOLDERS) > 0 else ""
+    names = ", ".join(str(below / each) for each in inside[:_MAX_FOLDERS])
+    return f"{command}, where FOLDER is one of {names}{many}"
 
 
 def fetched_commits(layout: Layout) -> dict[str, str]:

@@ -25,10 +25,17 @@ from pydantic import Field, field_validator, model_validator
 from ...environments import run_files
 from ...environments.engines.registry import check_options, check_provider, needs_gateway
 from ...environments.gateway import process as gateway_process
-from ...environments.preparation.checkout import checkout
+from ...environments.preparation.checkout import checkout, resolve_in_checkout
 from ...environments.preparation.prepare import prepare
 from ...environments.sources.repository import is_repository
-from ...environments.sources.resolve import SCHEME, Bundled, Project, describe, resolve
+from ...environments.sources.resolve import (
+    SCHEME,
+    Bundled,
+    Project,
+    ResolvedSource,
+    describe,
+    resolve,
+)
 from ...schema.errors import UnknownProvider
 from ...schema.layout import Layout
 from ...schema.operation_options import DrainOptions, ImageOptions
@@ -136,8 +143,7 @@ class Launch(base.Operation):
         if not is_update and (stopped := stop(layout.runs, spec.name, LEFTOVER_GRACE_SECONDS)):
             text = f"stopped replicas of an earlier attempt: {', '.join(stopped)}"
             phases.enter_aloud("clearing", text)
-        found = _fetched(spec.source, layout, phases.relay)
-        source = resolve(found, cwd)
+        source = _resolve(spec.source, cwd, layout, phases.relay)
         if isinstance(source, Bundled | Project):
             asked = source.manifest
             spec = spec.or_else(
@@ -162,11 +168,11 @@ class Launch(base.Operation):
         return {"spec": asdict(spec), "prepared": prepared.to_json(), "address": address}
 
 
-def _fetched(source: str, layout: Layout, say: Callable[[str], None]) -> str:
-    """Return a source that is here: the folder of a repository, or the source itself."""
+def _resolve(source: str, cwd: Path, layout: Layout, say: Callable[[str], None]) -> ResolvedSource:
+    """Return the environment that a source names; a repository is fetched."""
     if not is_repository(source):
-        return source
-    return str(checkout(source, layout, say))
+        return resolve(source, cwd)
+    return resolve_in_checkout(source, checkout(source, layout, say))
 
 
 def losses(spec: EnvironmentSpec, serving: Sequence[run_files.RunFile]) -> Iterator[str]:
@@ -209,8 +215,8 @@ class BuildImage(base.Operation):
 
         phases = Phases(context, f"image {payload.source}")
         phases.enter("building", "building the image")
-        found = _fetched(payload.source, Layout(context.home), base.say)
-        source = resolve(found, Path(payload.cwd) if payload.cwd else Path.cwd())
+        cwd = Path(payload.cwd) if payload.cwd else Path.cwd()
+        source = _resolve(payload.source, cwd, Layout(context.home), base.say)
         base.say(describe(source))
         if payload.dockerfile is not None:
             image = build.build_dockerfile(source, payload.dockerfile, base.say, tag=payload.tag)

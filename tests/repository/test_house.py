@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_991,
-    "code lines": 47_440,
+    "shipped lines": 74_031,
+    "code lines": 47_469,
     "modules": 388,
-    "test lines": 65_870,
+    "test lines": 65_898,
     "words of pages": 25_009,
     "words of decisions": 7_659,
     "folders at the root": 15,

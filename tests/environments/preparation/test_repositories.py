@@ -14,7 +14,11 @@ import psutil
 import pytest
 
 from openenvd.environments.preparation import venv_cleanup
-from openenvd.environments.preparation.checkout import checkout, fetched_commits
+from openenvd.environments.preparation.checkout import (
+    checkout,
+    fetched_commits,
+    resolve_in_checkout,
+)
 from openenvd.environments.sources import repository
 from openenvd.environments.sources.repository import SPACES, parse_repository, pin
 from openenvd.schema.errors import PreparationFailed, UnknownSource
@@ -96,8 +100,32 @@ def test_a_reference_is_pinned_to_its_commit_and_fetched_once(git: Git, layout: 
     assert folder.parent.name == "my-envs"  # a package may be named after the repository
     assert (folder / "openenv.yaml").read_text() == "name: one\n"
     assert [line for line in said if "fetched in" in line]
-    with pytest.raises(PreparationFailed, match="has no folder two"):
+    with pytest.raises(PreparationFailed, match="has no folder two") as failed:
         checkout(f"{SOURCE}@{first}#subdirectory=two", layout, said.append)
+    assert failed.value.hint == f"openenv launch {SOURCE}@{first}#subdirectory=one"
+
+
+@pytest.mark.usefixtures("server")
+def test_a_repository_without_an_environment_names_its_folders_that_have_one(
+    git: Git, tmp_path: Path, layout: Layout
+) -> None:
+    pinned = pin(SOURCE, {})
+    with pytest.raises(UnknownSource) as refused:
+        resolve_in_checkout(pinned, checkout(pinned, layout, print))
+    assert f"{pinned} has no openenv.yaml and no app" in str(refused.value)
+    assert refused.value.hint == f"openenv launch {pinned}#subdirectory=one"
+    served = tmp_path / "served" / "my-envs.git"
+    for number in range(6):
+        (served / "envs" / f"n{number}").mkdir(parents=True)
+        (served / "envs" / f"n{number}" / "openenv.yaml").write_text("name: one\n")
+    git("add", ".")
+    git("commit", "--quiet", "--message=more")
+    pinned = pin(f"{SOURCE}#subdirectory=envs", {})
+    with pytest.raises(UnknownSource) as refused:
+        resolve_in_checkout(pinned, checkout(pinned, layout, print))
+    hint = str(refused.value.hint)
+    assert "#subdirectory=FOLDER, where FOLDER is one of envs/n0, envs/n1, " in hint
+    assert hint.endswith(", envs/n4 and 1 more")
 
 
 def test_offline_a_commit_that_is_here_is_named_and_launched(
