@@ -75,6 +75,7 @@ class RolloutOptions(RequestOptions, total=False):
     retries: int
     seed: int | None
     reset: dict[str, Any]
+    tree: str | None
     group: int | None
     advantages: str | None
     filters: list[str]

@@ -9,6 +9,7 @@ finished episode exists exactly once; an unfinished one is never visible.
     run.py                 `openenv rollout`: a rollout into a folder, or the rest of one
     collector.py           many episodes at once, and their retries; for Python callers it yields
                            whole episodes in memory; episode_runner.py: one attempt
+    trees.py               episodes that branch
     episodes.py            step, episode, sink; counts of them
     buffers.py             a budget of memory, and how many episodes run within it
     session_pool.py        open sessions, and the episodes that wait for one; answers.py: answers

@@ -25,7 +25,7 @@ from typing import Any
 
 from ..system.process.loop_lag import EventLoopLagMonitor
 from ..system.text.units import MB
-from . import session_pool
+from . import session_pool, trees
 from .buffers import ByteBudget, ConcurrencyLimit, Hold, HoldStep
 from .episode_runner import Attempt, Rules, RunContext
 from .episodes import Episode, ProgressStats, Step, StepSink
@@ -126,6 +126,8 @@ class RolloutCollector(Rules):
             raise ValueError("a rollout needs an environment, and a concurrency of at least 1")
         if self.group < 1:
             raise ValueError(f"a group has at least one episode, not {self.group}")
+        if self.tree is not None:
+            trees.check_tree(self.tree, self.concurrency)
         for address in addresses:
             session_pool.environment_url(address)
 
@@ -184,7 +186,9 @@ class RolloutCollector(Rules):
         threads = CpuThreads(on_hung=self.stats.hang)
         policy = self.policy if isinstance(self.policy, Policy) else CallablePolicy(self.policy)
         make_attempt: Any = Attempt
-        if self.tracer is not None:
+        if self.tree is not None:
+            make_attempt = trees.TreeAttempt
+        elif self.tracer is not None:
             from .traced_episodes import EpisodeTraces  # imports OpenTelemetry
 
             make_attempt = EpisodeTraces(self.tracer).attempt
@@ -215,8 +219,9 @@ class RolloutCollector(Rules):
                     await self._episode(context, number, hold)
 
         try:
+            leaves = 1 if self.tree is None else trees.Tree.parse(self.tree).leaves
             async with asyncio.TaskGroup() as group:
-                for number in range(self.concurrency):
+                for number in range(self.concurrency // leaves):
                     group.create_task(slot(), name=f"slot-{number}")
         except BaseExceptionGroup as exc:
             # The first error: the sink's own precedes the errors that it caused.
@@ -228,20 +233,26 @@ class RolloutCollector(Rules):
     async def _episode(self, context: RunContext, number: int, hold: HoldStep) -> None:
         self.stats.running += 1
         try:
-            episode = await self._attempts(context, number, hold)
-            await context.sink.finish(episode)
+            tree = await self._attempts(context, number, hold)
+            for episode in tree:
+                await context.sink.finish(episode)
         finally:
             self.stats.running -= 1
-        self.stats.end(episode)
+        for episode in tree:
+            self.stats.end(episode)
 
-    async def _attempts(self, context: RunContext, number: int, hold: HoldStep) -> Episode:
+    async def _attempts(self, context: RunContext, number: int, hold: HoldStep) -> list[Episode]:
+        """Return an episode, or all those of a tree; the one that began it is the last."""
         addresses = self._addresses()
         address = addresses[number // self.group % len(addresses)]
         for attempt in itertools.count(1):
             episode = await context.attempt(context, number, address, hold, attempt).run()
-            failure = episode.failure
+            tree = [*episode.branches, replace(episode, branches=())]
+            failed = next((each for each in tree if each.failure is not None), None)
+            failure = None if failed is None else failed.failure
             if failure is None or not failure.reason.is_worth_retrying or attempt > self.retries:
                 break
-            self.stats.retry(episode)
-            await context.sink.discard(episode.id)
-        return episode
+            self.stats.retry(failed or episode)
+            for each in tree:
+                await context.sink.discard(each.id)
+        return tree

@@ -43,6 +43,7 @@ class Rules:
         episode_timeout_seconds: Time limit of an episode, without its waits for the sink.
         seed: Seed of the first group of episodes; each further group adds 1.
         reset: Further arguments of every reset.
+        tree: The shape of a tree of episodes, such as `width=4,depth=3` (`trees.py`).
     """
 
     max_steps: int | None = 100
@@ -51,6 +52,7 @@ class Rules:
     episode_timeout_seconds: float | None = None
     seed: int | None = None
     reset: Mapping[str, Any] | None = None
+    tree: str | None = None
 
 
 class StepTurns:
@@ -112,6 +114,10 @@ class RunContext:
 class Attempt:
     """One attempt; `run` it once."""
 
+    _parent: str | None = None  # of a branch: see `trees.py`, which sets these three
+    _branched_at: int | None = None
+    _branch_number = 0
+
     def __init__(
         self, stage: RunContext, number: int, address: str, hold: HoldStep, attempt: int
     ) -> None:
@@ -148,10 +154,13 @@ class Attempt:
 
     async def _play(self) -> None:
         try:
-            act = self._context.policy.player(self._context.threads)
+            self._memory = self._context.policy.memory()
         except Exception as exc:
             raise policy_failed(exc) from exc
-        session = await self._reset_somewhere()
+        await self._continue(await self._reset_somewhere())
+
+    async def _continue(self, session: EpisodeSession) -> None:
+        act = self._context.policy.player(self._context.threads, self._memory)
         try:
             while not (self._answer.done or self._steps == self._rules.max_steps):
                 await self._step(session, act)
@@ -188,12 +197,20 @@ class Attempt:
     async def _step(self, session: EpisodeSession, act: Act) -> None:
         await self._context.turns.take()
         before = self._answer
-        turn = Turn(self._id, self._steps, self._seed, before.reward)
+        branch = self._branch_number if self._steps == self._branched_at else 0
+        turn = Turn(self._id, self._steps, self._seed, before.reward, branch)
         decided = await self._decided(act, before, turn)
+        await self._branch(session, decided)
         self._answer = after = await self._answered(session, decided)
         info = _info(decided.info_json, after.metadata_json)
         texts = before.observation_json, decided.action_json
         await self._put(episodes.Step(*texts, after.reward, after.done, info, decided.arrays))
+
+    async def _branch(self, session: EpisodeSession, decided: Encoded) -> None:
+        """Copy the session before the step if the policy asks for that."""
+        if decided.branch is not None:
+            text = "the policy branches, and the rollout has no --tree"
+            raise EpisodeFailed(episodes.FailureReason.POLICY_ERROR, text)
 
     async def _answered(self, session: EpisodeSession, decided: Encoded) -> Answer:
         seconds = self._rules.step_timeout_seconds
@@ -255,6 +272,8 @@ class Attempt:
             attempts=self._attempt,
             size_bytes=self._size_bytes + len(last),
             odd_rewards=tuple(self._odd_rewards),
+            parent=self._parent,
+            branched_at=self._branched_at,
         )
 
 

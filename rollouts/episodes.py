@@ -141,13 +141,21 @@ class FailureReason(StrEnum):
     ENVIRONMENT_ERROR = "environment_error"  # the environment raised
     INVALID_ACTION = "invalid_action"  # the environment refused the action's form
     PROTOCOL_ERROR = "protocol_error"  # an answer that is not OpenEnv's
+    BRANCH_FAILED = "branch_failed"  # the session could not be copied
     POLICY_TIMED_OUT = "policy_timed_out"  # one call of the policy took too long
     POLICY_ERROR = "policy_error"  # the policy raised, or its result is not JSON
 
     @property
     def is_worth_retrying(self) -> bool:
         """Return whether another attempt at the whole episode may succeed."""
-        return self not in (FailureReason.INVALID_ACTION, FailureReason.PROTOCOL_ERROR)
+        return self not in _HOPELESS
+
+
+_HOPELESS = (
+    FailureReason.INVALID_ACTION,
+    FailureReason.PROTOCOL_ERROR,
+    FailureReason.BRANCH_FAILED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +185,9 @@ class Episode:
     attempts: int = 1
     size_bytes: int = 0  # of its steps and its final observation, in memory
     odd_rewards: tuple[str, ...] = ()  # rewards that were not finite numbers
+    parent: str | None = None  # of a branch: the episode that has the steps before `branched_at`
+    branched_at: int | None = None  # the number of its own first step
+    branches: tuple[Episode, ...] = ()  # the other episodes of its tree, if it began the tree
 
     @property
     def final_observation(self) -> Any:
@@ -189,11 +200,16 @@ def episode_id(number: int) -> str:
     return f"{number:06d}"
 
 
+def number_of(episode_id: str) -> int:
+    """The number of an episode, or of the tree to which it belongs: 42 of `000042.1`."""
+    return int(episode_id.partition(".")[0])
+
+
 class StepSink(Protocol):
     """Takes steps one by one, so that no episode has to be in memory as a whole.
 
     For each id, the calls are `put_step` with 0, 1, 2, …, and then `finish` or `discard`; after a
-    `discard`, the next attempt begins with 0 again.
+    `discard`, the next attempt begins with 0 again. The steps of a branch begin with `branched_at`.
     """
 
     async def put_step(self, episode_id: str, number: int, step: Step) -> None:
@@ -221,6 +237,7 @@ class ProgressStats:
         self._began_at = clock()
         self._marks: deque[tuple[float, int]] = deque([(self._began_at, 0)])
         self.running = 0
+        self.branches = 0  # ended episodes that another one of their tree is counted for
         self.steps = 0
         self.bytes = 0
         self.retries = 0
@@ -248,6 +265,7 @@ class ProgressStats:
         """Count an episode that has ended for good."""
         if self.is_replay and episode.failure is None:
             return
+        self.branches += episode.parent is not None
         self.finished[episode.status] += 1
         self.odd_rewards.update(episode.odd_rewards)
         if episode.failure is not None:
@@ -272,8 +290,8 @@ class ProgressStats:
 
     @property
     def episodes(self) -> int:
-        """Return how many episodes have ended, including failed ones."""
-        return self.finished.total()
+        """Return how many episodes or trees have ended, including failed ones."""
+        return self.finished.total() - self.branches
 
     def mean_reward(self, status: EpisodeStatus) -> float | None:
         """Return the mean reward of episodes with this status and a numeric reward."""

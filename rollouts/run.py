@@ -68,6 +68,7 @@ class RunConfig(Rules):
             "seed": self.seed,
             "max_steps": self.max_steps,
             "reset": dict(self.reset or {}),
+            "tree": self.tree,
             **self.stages.record(),
         }
 
@@ -138,7 +139,7 @@ async def roll_out(
     collector = RolloutCollector(
         addresses,
         await policy_named(config.policy, addresses[0]),
-        concurrency=min(config.concurrency, config.episodes),
+        concurrency=min(config.concurrency, config.episodes if config.tree is None else 10**6),
         retries=config.retries,
         group=config.stages.size,
         buffer_bytes=config.buffer_bytes // 2,

@@ -30,6 +30,12 @@ class RolloutOptions:
         None, "Seed of the first episode. Each further episode, or group, adds 1."
     )
     reset: dict[str, Any] = option(dict, "Further arguments of each reset.", own_flag="")  # noqa: RUF009
+    tree: str | None = option(
+        None,
+        "Branch each episode: its width and depth, and perhaps the steps between, every=N. "
+        "The episodes of a tree are a group.",
+        metavar="width=N,depth=N",
+    )
     group: int | None = option(
         None, "N episodes each begin alike, to be compared.", least=2, most=10_000
     )

@@ -35,7 +35,7 @@ SHOWN_CHARACTERS = 200  # of what a failed episode says
 
 GROUPS = {
     "Episodes": "--out --episodes --concurrency --max-steps --seed --policy --env --env-file",
-    "Groups of episodes": "--group --advantages --filter",
+    "Groups of episodes": "--tree --group --advantages --filter",
     "Limits": "--step-timeout --retries --keep-failed --memory",
     "Command": "--launch --async --retry-oom --set --json --help",
 }

@@ -23,6 +23,7 @@ from urllib.parse import unquote
 import msgspec
 import orjson
 
+from ..episodes import number_of
 from ..errors import OutputDamaged
 from .disk import Disk, Stamp, stamp_of
 from .packs import write_pack
@@ -88,9 +89,21 @@ class FolderCheck:
         for path in sorted(self._known.keys() - found.keys()):
             if not there.issuperset(self._known[path]):
                 self.words.append(f"{path.relative_to(self._folder)} was removed")
-        numbers = {name: int(name) // self._group for name in there if name.isdecimal()}
-        sizes = Counter(numbers.values())
-        partial = {name for name, number in numbers.items() if sizes[number] < self._group}
+        known = {name for names in self._known.values() for name in names}
+        numbers = {
+            name: number_of(name) // self._group
+            for name in there | known
+            if name.partition(".")[0].isdecimal()
+        }
+        sizes = Counter(
+            number for name, number in numbers.items() if name.isdecimal() and name in there
+        )
+        lost_branches = {numbers[name] for name in numbers.keys() - there if "." in name}
+        partial = {
+            name
+            for name, number in numbers.items()
+            if name in there and (sizes[number] < self._group or number in lost_branches)
+        }
         self.lost |= (self.episodes - there) | partial
         self.episodes = there - partial
         aside = [path for path in found if path in damaged or not partial.isdisjoint(found[path])]

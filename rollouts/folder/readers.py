@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -204,7 +205,10 @@ class EpisodeRow:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle this row without the places of other episodes."""
-        own = _Places(self._places.folder, {self.id: self._place})
+        found = self._places.found  # the ids of its ancestors are beginnings of its own
+        names = accumulate(self.id.split("."), "{}.{}".format)
+        ancestors = {name: found[name] for name in names if name in found}
+        own = _Places(self._places.folder, ancestors | {self.id: self._place})
         return vars(self) | {"_places": own}
 
     @property
@@ -218,8 +222,12 @@ class EpisodeRow:
         return StepRow(line).observation
 
     def steps(self) -> Iterator[StepRow]:
-        """Yield the steps in order."""
-        count = self.row["steps"]
+        """Yield the steps in order; of a branch, first those that its parent has."""
+        begin_step = self.row.get("branched_at") or 0
+        if begin_step and self.row["steps"] > begin_step:
+            parent = EpisodeRow(self.row["parent"], self._places, self._keep_cached)
+            yield from islice(parent.steps(), begin_step)
+        count = max(0, self.row["steps"] - begin_step)
         with self._opened() as file:
             drops_cached = not self._keep_cached and self._lines_bytes >= LARGE_BYTES
             at = dropped = begin = file.seek(self._place.offset)

@@ -62,6 +62,7 @@ class EpisodeFile:
         self.episode_id = episode_id
         self.path = path
         self.steps = 0
+        self.first_step = 0  # its number; above 0 for a branch, whose parent has those before
         self.fault: str | None = None  # the reason why it cannot be finished
         self.size_bytes = 0  # on disk
         self.is_touched = False  # whether the file on disk was changed by anything but this object
@@ -73,7 +74,9 @@ class EpisodeFile:
 
     def add(self, number: int, step: Step) -> int:
         """Add the next step; a step out of order makes the episode unusable."""
-        if number != self.steps and self.fault is None:
+        if not self.steps:
+            self.first_step = number
+        if number != self.first_step + self.steps and self.fault is None:
             self.fault = f"step {number} came after {self.steps} steps"
         self.steps += 1
         size_bytes = step.size_bytes
@@ -84,7 +87,7 @@ class EpisodeFile:
 
     def add_last(self, observation_json: bytes) -> int:
         """Add the observation after the last step; its text precedes `END_OF_LAST`."""
-        head = orjson.dumps({"kind": LAST, "episode_id": self.episode_id, "step": self.steps})
+        head = orjson.dumps({"kind": LAST, "episode_id": self.episode_id, "step": self._next_step})
         row: Row = [head[:-1] + b',"observation":', one_line(observation_json), END_OF_LAST]
         self._last_bytes = sum(map(len, row))
         return self._append(row, self._last_bytes)
@@ -94,13 +97,17 @@ class EpisodeFile:
         held_bytes = 0
         if not self._last_bytes and verdict.filtered is None:
             held_bytes = self.add_last(episode.final_observation_json)
-        end = end_row(episode, self.steps, self._last_bytes, verdict)
+        end = end_row(episode, self._next_step, self._last_bytes, verdict)
 
         def with_checksum() -> Row:
             self._digest.update(end)
             return [end, _SUM, self._digest.hexdigest().encode(), b'"' + END_OF_LINE]
 
         return held_bytes + self._append(with_checksum, len(end))
+
+    @property
+    def _next_step(self) -> int:
+        return self.first_step + self.steps
 
     def write(self, disk: Disk, *, write_back: bool = False) -> None:
         """Append the lines in memory to the file. Blocks."""
@@ -161,6 +168,8 @@ def end_row(episode: Episode, steps: int, last_bytes: int, verdict: Verdict) -> 
         "status": episode.status.value,
         "total_reward": episode.total_reward,
         "steps": steps,
+        "parent": episode.parent,
+        "branched_at": episode.branched_at,
         "attempts": episode.attempts,
         "started_at": episode.started_at,
         "finished_at": episode.finished_at,

@@ -259,7 +259,8 @@ class RolloutWriter:
         """
         self._check()
         try:
-            files = [await self._ended_file(episode, verdict) for episode, verdict in members]
+            kept = [episode.id for episode, verdict in members if verdict.filtered is None]
+            files = [await self._ended_file(*member, kept) for member in members]
         except EpisodeRefused:
             for episode, _ in members:
                 await self.discard(episode.id)
@@ -349,15 +350,23 @@ class RolloutWriter:
             self._files[episode_id] = found
         return found
 
-    async def _ended_file(self, episode: Episode, verdict: Verdict) -> EpisodeFile:
-        """Add the last lines to the file of an episode that may be finished, and return it."""
+    async def _ended_file(
+        self, episode: Episode, verdict: Verdict, kept: Sequence[str]
+    ) -> EpisodeFile:
+        """Add the last lines to the file of an episode that may be finished, and return it.
+
+        One of the `kept` ids that is a branch of the episode needs its steps.
+        """
         if episode.id in self._finished:
             raise EpisodeRefused(f"episode {episode.id} was finished before")
         if len(file_name(episode.id)) > MAX_NAME:
             raise EpisodeRefused(f"the id of episode {episode.id[:40]}… is too long for a file")
-        if verdict.filtered is not None:
+        is_needed = any(each.startswith(f"{episode.id}.") for each in kept)
+        if verdict.filtered is not None and not is_needed:
             await self.discard(episode.id)
         file = self._file(episode.id)
+        if file.steps and file.first_step != (episode.branched_at or 0):
+            file.fault = file.fault or f"step {file.first_step} came after 0 steps"
         if file.fault is not None:
             raise EpisodeRefused(f"episode {episode.id} is not whole: {file.fault}")
         self._held_bytes += file.add_end(episode, verdict)

@@ -49,19 +49,22 @@ class ChatPolicy:
         self._client: Any = None
         _httpx()
 
-    def player(self, threads: CpuThreads) -> Act:
+    def memory(self) -> list[Json]:
         """Begin a conversation."""
         content = (
             "You act in an environment. Each message is an observation, as JSON. Answer with your "
             "next action and nothing else: a JSON object by this schema.\n"
         )
         content += orjson.dumps(self._schema).decode()
-        messages = [{"role": "system", "content": content}]
+        return [{"role": "system", "content": content}]
+
+    def player(self, threads: CpuThreads, memory: list[Json]) -> Act:
+        """Continue a conversation."""
 
         async def act(answer: Answer, turn: Turn) -> Encoded:
-            messages.append({"role": "user", "content": bytes(answer.observation_json).decode()})
-            text, info = _said(await self.complete(messages))
-            messages.append({"role": "assistant", "content": text})
+            memory.append({"role": "user", "content": bytes(answer.observation_json).decode()})
+            text, info = _said(await self.complete(memory))
+            memory.append({"role": "assistant", "content": text})
             return encoded(Decision(action_of(text, self._schema), info))
 
         return act

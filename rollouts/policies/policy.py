@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies: anything that can be called with an observation and returns an action.
 
-    Policy ─player()─▶ Act, one for each attempt at an episode ─▶ act(answer, turn) ─▶ Encoded
+    Policy ─memory()─▶ player()─▶ Act, one for each attempt ─▶ act(answer, turn) ─▶ Encoded
       ├── CallablePolicy     here
       ├── RandomPolicy       random_policy.py
       └── ChatPolicy         chat_policy.py
 
-A class is a policy with a memory: each episode gets an instance of its own. A policy that takes two
+A class is a policy with a memory: each episode gets an instance of its own, and a branch a deep
+copy. A policy that takes two
 arguments also gets the `Turn`. It returns an action, or a `Decision` with further data.
 
 Coroutine functions run on the loop, all others in `CpuThreads`: two, shared by all episodes.
@@ -176,15 +177,21 @@ class Turn:
     number: int  # of the step it decides on, from 0
     seed: int | None
     reward: float | None  # of the step before
+    branch: int = 0  # the number of the branch if this is its first step, from 1
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An action, with `info` and `arrays` that are written with the step."""
+    """An action, with `info` and `arrays` that are written with the step.
+
+    With `branch=4` the session is copied before this action: the episode takes it, and the policy
+    decides anew in three branches. 1 prevents a branching. Without it, `--tree` says where.
+    """
 
     action: Any
     info: Mapping[str, Any] = field(default_factory=dict)  # log-probabilities, token ids, …
     arrays: Mapping[str, Array] = field(default_factory=dict)
+    branch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +201,7 @@ class Encoded:
     action_json: bytes
     info_json: bytes
     arrays: Mapping[str, Array]
+    branch: int | None = None
 
 
 Act = Callable[[Answer, Turn], Awaitable[Encoded]]  # decides on the next action of one episode
@@ -203,8 +211,12 @@ Act = Callable[[Answer, Turn], Awaitable[Encoded]]  # decides on the next action
 class Policy(Protocol):
     """Decides on actions; each attempt at an episode has an `Act` of its own."""
 
-    def player(self, threads: CpuThreads) -> Act:
-        """Begin an attempt; the returned `Act` may compute in `threads`."""
+    def memory(self) -> Any:
+        """Return the state of an attempt that a branch has a deep copy of, or None."""
+        ...
+
+    def player(self, threads: CpuThreads, memory: Any) -> Act:
+        """Begin an attempt or a branch; the returned `Act` may compute in `threads`."""
         ...
 
     async def close(self) -> None:
@@ -218,9 +230,13 @@ class CallablePolicy:
 
     function: Any
 
-    def player(self, threads: CpuThreads) -> Act:
-        """Begin an attempt, with a new instance if the policy is a class."""
-        function: Any = self.function() if inspect.isclass(self.function) else self.function
+    def memory(self) -> Any:
+        """Return a new instance if the policy is a class."""
+        return self.function() if inspect.isclass(self.function) else None
+
+    def player(self, threads: CpuThreads, memory: Any) -> Act:
+        """Begin an attempt or a branch, with its instance."""
+        function: Any = self.function if memory is None else memory
         wants_turn, is_coroutine = takes_turn(function), is_async(function)
 
         def call(observation: Any, turn: Turn) -> Any:
@@ -260,6 +276,7 @@ def encoded(decided: Any) -> Encoded:
         orjson.dumps(action, option=options),
         orjson.dumps(dict(decided.info), option=options) if decided.info else b"{}",
         {name: _checked(name, array) for name, array in decided.arrays.items()},
+        decided.branch,
     )
 
 

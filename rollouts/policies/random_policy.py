@@ -40,7 +40,10 @@ class RandomPolicy:
 
     schema: Json
 
-    def player(self, threads: CpuThreads) -> Act:
+    def memory(self) -> None:
+        """Return nothing: a branch draws actions of its own."""
+
+    def player(self, threads: CpuThreads, memory: None) -> Act:
         """Begin an attempt. Drawing an action takes less than a millisecond, without a thread."""
         rng: random.Random | None = None
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sinks before the writer: groups with filters and advantages, and failed episodes.
 
-In a `GroupSink` episodes wait for their group:
+In a `GroupSink` episodes wait for their group, of which all of a tree count as one:
 
     collector ─ put_step ─────────────────────────────▶ writer (its files have the steps meanwhile)
               ─ finish ─▶ group ─ complete ─▶ filters, advantages ─ finish_together ─▶ writer
@@ -36,7 +36,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from ..episodes import Episode, EpisodeStatus, FailureReason, ProgressStats, Step
+from ..episodes import Episode, EpisodeStatus, FailureReason, ProgressStats, Step, number_of
 from ..errors import AllFailed, StageError
 from ..folder.rows import Verdict
 from ..folder.writer import RolloutWriter
@@ -165,7 +165,7 @@ class GroupSink:
 
     async def discard(self, episode_id: str) -> None:
         """Drop the steps of this attempt."""
-        del self._steps[episode_id]
+        self._steps.pop(episode_id, None)
         await self._writer.discard(episode_id)
 
     async def finish(self, episode: Episode) -> None:
@@ -173,9 +173,12 @@ class GroupSink:
 
         Raises `StageError`: a stage failed on the group.
         """
-        key = int(episode.id) // self._size
-        one = _Waiting(episode, self._steps.pop(episode.id, 0) or len(episode.steps))
-        is_last = len(self._waiting.get(key, ())) + 1 >= self._size
+        key = number_of(episode.id) // self._size
+        steps = self._steps.pop(episode.id, 0) or len(episode.steps)
+        one = _Waiting(episode, steps + (episode.branched_at or 0))
+        waiting = [one, *self._waiting.get(key, ())]
+        # The episode that began a tree is the last of the tree.
+        is_last = sum(each.episode.parent is None for each in waiting) >= self._size
         text = episode.final_observation_json
         if len(text) >= MIN_PENDING_BYTES and not is_last and key not in self._given_up:
             read = await self._writer.keep_observation(episode.id, text)
@@ -186,13 +189,13 @@ class GroupSink:
             return
         group = self._waiting.setdefault(key, [])
         group.append(one)
-        if len(group) == self._size:
+        if is_last:
             del self._waiting[key]
             await self._hand_on(group)
 
     async def leave_out(self, episode: Episode) -> None:
         """Drop the group of an episode that failed for good and is not kept."""
-        key = int(episode.id) // self._size
+        key = number_of(episode.id) // self._size
         self._given_up.add(key)
         await self.discard(episode.id)
         for one in self._waiting.pop(key, []):
@@ -219,7 +222,7 @@ class GroupSink:
         else:
             judged = [(one.episode, Verdict()) for one in group]
         await self._writer.finish_together(judged)
-        self.counts.written += len(judged)
+        self.counts.written += sum(episode.parent is None for episode, _ in judged)
         self.counts.filtered.update(v.filtered for _, v in judged if v.filtered is not None)
 
     def _judge(self, group: list[_Waiting]) -> list[tuple[Episode, Verdict]]:
@@ -336,7 +339,8 @@ class FailedEpisodeSink(GroupSink):
 
     def raise_if_all_failed(self, earlier: int) -> None:
         """Raise if the rollout has no result."""
-        played, failed = self.counts.episodes, self.counts.finished[EpisodeStatus.FAILED]
+        finished = self.counts.finished
+        played, failed = finished.total(), finished[EpisodeStatus.FAILED]
         if not failed or earlier:
             return
         if failed == played:

@@ -60,15 +60,18 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
 
     # Each validator uses fields that are declared, and so validated, before its own.
 
-    @field_validator("group", "advantages", "filters")
+    @field_validator("tree", "group", "advantages", "filters")
     @classmethod
     def _is_possible(cls, value: Any, info: ValidationInfo) -> Any:
-        before = "episodes" if info.field_name == "group" else "group"
+        before = {"tree": "concurrency", "group": "episodes"}.get(str(info.field_name), "group")
         if value and before in info.data:
+            from ...rollouts import trees
             from ...rollouts.stages import named_parts
 
-            check = getattr(named_parts, f"check_{info.field_name}")
-            check(value, info.data[before])
+            where = trees if info.field_name == "tree" else named_parts
+            check = getattr(where, f"check_{info.field_name}")
+            # A tree is a group by itself.
+            check(value, info.data[before] or (1 if info.data.get("tree") else None))
         return value
 
     @model_validator(mode="after")
@@ -89,6 +92,7 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
         from ...rollouts.run import RunConfig
         from ...rollouts.stages.named_parts import Stages
 
+        group = 1 if self.group is None and self.tree is not None else self.group
         named = {} if self.advantages is None else {"advantages": self.advantages}
         same = {item.name for item in fields(RunConfig)} & set(type(self).model_fields)
         return RunConfig(
@@ -97,8 +101,8 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
             followed=followed,
             folder=Path(self.out),
             # The episodes of a group begin alike only if they have seeds.
-            seed=0 if self.group is not None and self.seed is None else self.seed,
-            stages=Stages(self.group, filters=tuple(self.filters), **named),
+            seed=0 if group is not None and self.seed is None else self.seed,
+            stages=Stages(group, filters=tuple(self.filters), **named),
             buffer_bytes=self.buffer_mb * MB,
         )
 

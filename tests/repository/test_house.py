@@ -14,16 +14,16 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_031,
-    "code lines": 47_469,
-    "modules": 388,
-    "test lines": 65_898,
+    "shipped lines": 74_354,
+    "code lines": 47_698,
+    "modules": 389,
+    "test lines": 66_117,
     "words of pages": 25_009,
     "words of decisions": 7_659,
     "folders at the root": 15,
     "large classes": 3,
     "crowded folders": 0,
-    "dialect words": 15,
+    "dialect words": 18,
     "private names": 0,
 }
 

@@ -63,6 +63,14 @@ class Walk(Environment[Move, Seen, State]):
 class Endless(Walk):
     LENGTH = 10**9
 
+class Counting(Walk):
+    """No two resets are answered alike, and no two instances share a count."""
+
+    async def do_count(self):
+        with open("count.log", "a") as log:
+            log.write("x")
+        self.worth = float(pathlib.Path("count.log").stat().st_size)
+
 class Single(Walk):
     SUPPORTS_CONCURRENT_SESSIONS = False
 '''
