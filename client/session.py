@@ -178,7 +178,7 @@ class AsyncSession(_Connecting):
         answer = await self._copied("branch", {**data, "seeds": seeds} if seeds else data)
         if answer is None and (rng != "same" or seeds):
             message = "a replayed branch has the random numbers of its session, not fresh ones"
-            raise SessionError(message, branching.UNSUPPORTED)
+            raise SessionError(message, WSErrorCode.BRANCH_UNSUPPORTED)
         ids = [None] * count if answer is None else [each["session_id"] for each in answer]
         options = self.base_url, self.connect_timeout, self.answer_timeout, self.name
         made = [AsyncSession(*options) for _ in ids]
@@ -199,7 +199,7 @@ class AsyncSession(_Connecting):
         found = await self._copied("checkpoint", None)
         if found is None and not self._journal.has_reset:
             message = "a session can only be replayed from a reset"
-            raise SessionError(message, branching.UNSUPPORTED, "reset the session first")
+            raise SessionError(message, WSErrorCode.BRANCH_UNSUPPORTED, "reset the session first")
         return Checkpoint(self.branched_by, found, self._journal.copy())
 
     async def restore(self, node: Checkpoint) -> StepResult:

@@ -186,7 +186,7 @@ class SessionPool:
         data, made = frame.get("data") or {}, list[EpisodeSession]()
         is_replayed = frame.get("type") == "error" and data.get("code") in REPLAYED
         if frame.get("type") != "branches" and not is_replayed:
-            is_full = data.get("code") in (WSErrorCode.CAPACITY_REACHED, "BRANCH_MEMORY")
+            is_full = data.get("code") in (WSErrorCode.CAPACITY_REACHED, WSErrorCode.BRANCH_MEMORY)
             reason = FailureReason.NO_CAPACITY if is_full else FailureReason.BRANCH_FAILED
             raise EpisodeFailed(reason, error_text(data.get("message"), data.get("errors")))
 

@@ -20,9 +20,8 @@ from typing import Self
 from ...env_host.errors import WSErrorCode
 from .connection import Message
 
-UNSUPPORTED, DIVERGED = "BRANCH_UNSUPPORTED", "BRANCH_DIVERGED"
 REPLAY = "replay"  # the tier of this module; the server's are `state`, `copy` and `fork`
-REPLAYED = (WSErrorCode.UNKNOWN_TYPE, UNSUPPORTED)
+REPLAYED = (WSErrorCode.UNKNOWN_TYPE, WSErrorCode.BRANCH_UNSUPPORTED)
 MAX_JOURNAL_BYTES = 64 << 20  # of messages since a reset; a longer session is not replayed
 LEFT_OUT = ("episode_id", "session_id", "request_id", "timestamp")
 _LEFT_OUT = re.compile(
@@ -79,14 +78,14 @@ class Journal:
         if self.size_bytes > MAX_JOURNAL_BYTES:
             limit = f"{MAX_JOURNAL_BYTES >> 20} MB"
             text = f"the actions since the reset exceed {limit}, and are not repeated"
-            raise BranchFailed(UNSUPPORTED, text)
+            raise BranchFailed(WSErrorCode.BRANCH_UNSUPPORTED, text)
         answer = None
         for number, (message, expected) in enumerate(self.entries):
             answer = await ask(message)
             if digest(answer) != expected:
                 which = f"step {number}" if number else "the reset"
                 text = f"{which} was answered otherwise when it was repeated"
-                raise BranchFailed(DIVERGED, text, answer)
+                raise BranchFailed(WSErrorCode.BRANCH_DIVERGED, text, answer)
         return answer
 
 

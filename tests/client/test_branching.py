@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Branches and checkpoints of the SDK at a real env host that does not copy the sessions."""
+"""Branches and checkpoints of the SDK at a real env host, which copies sessions or does not."""
 
+import asyncio
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +18,7 @@ from openenvd.schema.protocol import HostConfig
 
 from ..env_host.hosts import Host
 
-# A thread of each instance makes it uncopyable, by whatever means.
+# A thread of each instance of `Dice` makes it uncopyable, by whatever means.
 WORLDS = """
 import random, threading, uuid
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
@@ -28,12 +30,8 @@ class Seen(Observation):
     total: int = 0
     episode_id: str = ""
 
-class Dice(Environment[Roll, Seen, State]):
+class Plain(Environment[Roll, Seen, State]):
     SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self):
-        self._ended = threading.Event()
-        threading.Thread(target=self._ended.wait, daemon=True).start()
 
     def reset(self, seed=None, episode_id=None, **kwargs):
         self.rng, self.total, self.id = random.Random(seed), 0, episode_id or uuid.uuid4().hex
@@ -45,30 +43,37 @@ class Dice(Environment[Roll, Seen, State]):
         self.total += action.add * 10 + self.rng.randrange(10)
         return Seen(total=self.total, episode_id=self.id, reward=1.0)
 
-    def close(self):
-        self._ended.set()
-
     @property
     def state(self):
         return State(episode_id=self.id)
+
+class Dice(Plain):
+    def __init__(self):
+        self._ended = threading.Event()
+        threading.Thread(target=self._ended.wait, daemon=True).start()
+
+    def close(self):
+        self._ended.set()
 """
 
-Serve = Callable[[int], Host]
+Serve = Callable[..., Host]
+TIERS = {"Dice": "replay", "Plain": "copy"}
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Starts a host of `Dice` with a maximum number of sessions."""
+    """Starts a host of a class with a maximum number of sessions."""
     hosts: list[Host] = []
     (tmp_path / "worlds.py").write_text(WORLDS)
 
-    def start(max_sessions: int) -> Host:
+    def start(max_sessions: int, env_class: str = "Dice") -> Host:
         paths = (str(tmp_path),)
         config = HostConfig(
             name="dice",
-            env_class="worlds:Dice",
+            env_class=f"worlds:{env_class}",
             import_paths=paths,
             max_sessions=max_sessions,
+            shards=1,  # a branch takes its place in the process of its session
             admission_timeout_seconds=0.1,
         )
         hosts.append(Host(config, tmp_path))
@@ -80,9 +85,14 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         host.close()
 
 
+@pytest.fixture(params=TIERS)
+def env_class(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def address(serve: Serve) -> str:
-    return address_of(serve(64))
+def address(serve: Serve, env_class: str) -> str:
+    return address_of(serve(64, env_class))
 
 
 def address_of(host: Host) -> str:
@@ -94,13 +104,13 @@ def total(session: Session, add: int = 0) -> int:
     return found
 
 
-def test_branches_continue_as_their_session_would_and_alone(address: str) -> None:
+def test_branches_continue_as_their_session_would_and_alone(address: str, env_class: str) -> None:
     with Session(address) as session:
         session.reset(seed=3)
         before = total(session, 1)
         branches = session.branch(3)
-        assert session.branched_by == branches[0].branched_by == "replay"
-        assert session.branch_refusal is not None
+        assert session.branched_by == branches[0].branched_by == TIERS[env_class]
+        assert (session.branch_refusal is not None) == (env_class == "Dice")
         seen = [total(branch, 5) for branch in branches]
         assert seen == [seen[0]] * 3
         assert total(session, 5) == seen[0] > before  # the session is where it was
@@ -108,8 +118,10 @@ def test_branches_continue_as_their_session_would_and_alone(address: str) -> Non
             assert total(grandchild, 7) == total(session, 7)
 
 
-def test_branches_end_with_their_block_and_with_their_session_unless_kept(serve: Serve) -> None:
-    host = serve(64)
+def test_branches_end_with_their_block_and_with_their_session_unless_kept(
+    serve: Serve, env_class: str
+) -> None:
+    host = serve(64, env_class)
     with Session(address_of(host)) as session:
         session.reset(seed=1)
         (kept,) = session.branch(keep=True)
@@ -127,23 +139,26 @@ def test_branches_end_with_their_block_and_with_their_session_unless_kept(serve:
     host.emptied()
 
 
-async def test_an_abandoned_branch_ends_and_is_forgotten(serve: Serve) -> None:
-    host = serve(8)
+async def test_an_abandoned_branch_ends_and_is_forgotten(serve: Serve, env_class: str) -> None:
+    host = serve(8, env_class)
     async with AsyncSession(address_of(host)) as session:
         await session.reset(seed=1)
         for _ in range(20):  # more than there are places
             for branch in await session.branch(2):
                 async with branch:
                     await branch.step({"add": 1})
+            await asyncio.to_thread(host.until, lambda capacity: capacity["sessions"] == 1)
         assert len(session._branches) <= 1  # the last one, which has a name here
 
 
-def test_a_session_returns_to_a_checkpoint_as_often_as_it_likes(address: str) -> None:
+def test_a_session_returns_to_a_checkpoint_as_often_as_it_likes(
+    address: str, env_class: str
+) -> None:
     with Session(address) as session:
         session.reset(seed=8)
         first = total(session, 2)
         node = session.checkpoint()
-        assert node.by == session.branched_by == "replay"
+        assert node.by == session.branched_by == TIERS[env_class]
         later = [total(session, add) for add in (4, 4)]
         assert session.restore(node).observation["total"] == first
         assert [total(session, add) for add in (4, 4)] == later
@@ -190,6 +205,25 @@ def test_what_cannot_be_repeated_is_refused_and_leaves_the_session(
         assert total(session) >= at
         with pytest.raises(SessionError, match="are not repeated"):
             session.branch()
+        total(session)
+
+
+def test_a_server_that_copies_gives_other_random_numbers_and_refuses_too_many(
+    serve: Serve,
+) -> None:
+    with Session(address_of(serve(4, "Plain"))) as session:
+        session.reset(seed=1)
+        own, *alike = session.branch(3, seeds=[7, 8, 8])
+        totals = [[total(branch) for _ in range(9)][-1] for branch in (own, *alike)]
+        assert totals[1] == totals[2] != totals[0]
+        node = session.checkpoint()
+        with pytest.raises(SessionError) as caught:
+            session.branch(2)
+        assert caught.value.code == "CAPACITY_REACHED"
+        total(session)
+        with pytest.raises(SessionError) as caught:
+            session.restore(dataclasses.replace(node, checkpoint_id="other"))
+        assert caught.value.code == "CHECKPOINT_UNKNOWN"
         total(session)
 
 

@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_354,
-    "code lines": 47_698,
+    "shipped lines": 74_353,
+    "code lines": 47_697,
     "modules": 389,
-    "test lines": 66_117,
+    "test lines": 66_159,
     "words of pages": 25_009,
     "words of decisions": 7_659,
     "folders at the root": 15,

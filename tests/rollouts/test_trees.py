@@ -35,8 +35,9 @@ async def collected(collector: RolloutCollector, trees: int) -> dict[str, Episod
     return found
 
 
-async def test_a_tree_is_played_with_each_prefix_once(serve: Serve) -> None:
-    host = serve("Walk")
+@pytest.mark.parametrize("world", ["Walk", "Locked"])  # copied by the server, and replayed
+async def test_a_tree_is_played_with_each_prefix_once(serve: Serve, world: str) -> None:
+    host = serve(world)
     collector = RolloutCollector(
         address_of(host), note, concurrency=8, max_steps=5, seed=3, tree=SHAPE
     )

@@ -2,7 +2,7 @@
 """Environments to roll out, as a module to be written beside the host that serves them."""
 
 WORLDS = '''
-import asyncio, os, pathlib
+import asyncio, os, pathlib, threading
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 
 class Move(Action):
@@ -63,8 +63,15 @@ class Walk(Environment[Move, Seen, State]):
 class Endless(Walk):
     LENGTH = 10**9
 
-class Counting(Walk):
-    """No two resets are answered alike, and no two instances share a count."""
+class Locked(Walk):
+    """Not copied by a server, because of its lock."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+class Counting(Locked):
+    """A step is worth something else each time that it is taken."""
 
     async def do_count(self):
         with open("count.log", "a") as log:
