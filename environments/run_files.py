@@ -227,10 +227,15 @@ def look_at(run_dir: Path, version: int | str = RUN_FILE_VERSION) -> RunFile | S
     return SetAside(path.parent, name, data.get("version") in (None, version))
 
 
-def look(runs: Path, name: str | None = None) -> tuple[list[RunFile], list[SetAside]]:
-    """Return all replicas of one environment, or of all; and those with unusable run files."""
+def look(
+    runs: Path, name: str | None = None, known: Known = None
+) -> tuple[list[RunFile], list[SetAside]]:
+    """Return all replicas of one environment, or of all; and those with unusable run files.
+
+    No `known` run file is read.
+    """
     # A replica's id begins with its environment's name, so other folders are not even opened.
-    found = [each for each in _look_at_all(runs, "" if name is None else f"{name}-", None) if each]
+    found = [each for each in _look_at_all(runs, "" if name is None else f"{name}-", known) if each]
     own = [each for each in found if name in (None, each.environment)]
     usable = _in_order(each for each in own if isinstance(each, RunFile))
     return usable, [each for each in own if isinstance(each, SetAside)]

@@ -131,7 +131,12 @@ class Replica:
     @property
     def request_id(self) -> str:
         """The launch that it belongs to."""
-        return self.id.rpartition("-")[2]
+        return launch_of(self.id)
+
+
+def launch_of(replica_id: str) -> str:
+    """Return the launch that a replica belongs to."""
+    return replica_id.rpartition("-")[2]
 
 
 # Not frozen: the dispatcher makes one for each request, and freezing it costs eight times as much.

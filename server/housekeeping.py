@@ -70,7 +70,8 @@ EVERY_SECONDS = 300.0
 DAY_SECONDS = 86_400.0
 _SHIMS = "shims"  # the cgroup of all shims
 # Named by digests: of a replica, or of an environment and with a number (`Layout.doors`).
-_SOCKET = re.compile(r"[0-9a-f]{16}(-\d+\.door|\.sock|\.admin)")
+_DIGITS = 16
+_SOCKET = re.compile(rf"[0-9a-f]{{{_DIGITS}}}(-\d+\.door|\.sock|\.admin)")
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +104,9 @@ class Sweeper:
         """Sweep once: remove what the last sweep has found, too; return the names. Blocks."""
         if not self._layout.runs.is_dir():  # the home is being removed, or moved
             return []
-        renew_reservations(self._layout.runs)
-        found = dict(self._ownerless())
+        usable, aside = run_files.look(self._layout.runs)
+        renew_reservations(self._layout.runs, usable)
+        found = dict(self._ownerless(_names(usable, aside)))
         taken = [name for name in found if name in self._suspects]
         for name in taken:
             log.warning("taken away: %s", name)
@@ -124,8 +126,11 @@ class Sweeper:
         self._empty = set(found) - set(removed)
         return removed
 
-    def _ownerless(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        """Yield what has no owner: its name, and a call that removes it if it has none by then."""
+    def _ownerless(self, names: set[str]) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Yield what has no owner: its name, and a call that removes it if it has none by then.
+
+        `names` are the environments that have replicas.
+        """
         runs = self._layout.runs
         for folder in filter(_has_no_owner, self._run_folders()):
             yield f"{folder}, which has no run file", partial(_remove_folder, folder)
@@ -138,22 +143,23 @@ class Sweeper:
             if not self._is_there(replica):
                 end = partial(self._unless_there, replica, partial(_kill, identity))
                 yield f"process {identity.pid} of {replica}, which is gone", end
-        for found in self._ownerless_sockets():
+        for found in self._ownerless_sockets(names):
             yield f"socket {found[0]}, whose replica is gone", partial(self._remove, found)
 
     def _remove(self, found: tuple[Path, int]) -> None:
-        if found in self._ownerless_sockets():  # a repeated launch may have begun meanwhile
+        names = _names(*run_files.look(self._layout.runs))
+        if found in self._ownerless_sockets(names):  # a repeated launch may have begun meanwhile
             found[0].unlink(missing_ok=True)
 
-    def _ownerless_sockets(self) -> Iterator[tuple[Path, int]]:
-        layout, runs = self._layout, self._layout.runs
-        owned = {layout.replica_socket(folder.name).stem for folder in self._run_folders()}
-        environments = {each.environment for each in run_files.all_of(runs)}
-        environments.update(each.environment for each in run_files.set_aside(runs))
-        doors = tuple(map(layout.doors, environments))
+    def _ownerless_sockets(self, names: set[str]) -> Iterator[tuple[Path, int]]:
+        layout = self._layout
+        owned = {
+            layout.replica_socket(folder.name).name[:_DIGITS] for folder in self._run_folders()
+        }
+        owned.update(Path(layout.doors(name)).name[:_DIGITS] for name in names)
         with contextlib.suppress(OSError):
             for path in layout.sockets.iterdir():
-                is_owned = path.stem in owned or str(path).startswith(doors)
+                is_owned = path.name[:_DIGITS] in owned
                 if _SOCKET.fullmatch(path.name) and not is_owned and has_no_listener(path):
                     yield path, path.lstat().st_ino
 
@@ -168,6 +174,10 @@ class Sweeper:
         with contextlib.suppress(FileNotFoundError):
             return [path for path in self._layout.runs.iterdir() if path.is_dir()]
         return []
+
+
+def _names(usable: list[run_files.RunFile], aside: list[run_files.SetAside]) -> set[str]:
+    return {each.environment for each in usable} | {each.environment for each in aside}
 
 
 def _has_no_owner(folder: Path) -> bool:

@@ -358,14 +358,13 @@ def renew(run_file: RunFile) -> None:
         write_json(str(run_file.run_dir / RUN_FILE_NAME), renewed, sync=True)
 
 
-def share_out(staying: Iterable[RunFile], shares: Iterable[int | None], replicas: int) -> None:
+def share_out(staying: Iterable[RunFile], shares: Iterable[int | None]) -> None:
     """Give running replicas another share of the sessions, now and after a restart. Blocks.
 
     Sessions beyond the share continue. A server on an engine gets the share at its next start.
     """
     for run_file, share in zip(staying, shares, strict=True):
         data = with_options(run_file.data, max_sessions=share)
-        data["spec"] = data.get("spec", {}) | {"replicas": replicas}
         write_json(str(run_file.run_dir / RUN_FILE_NAME), data, sync=True)
         if share is None or not run_file.is_local:
             continue

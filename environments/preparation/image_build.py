@@ -219,14 +219,15 @@ def prune_images(layout: Layout) -> list[str]:
 
     Nothing is removed if Docker does not answer, or if a run file was set aside.
     """
-    if run_files.set_aside(layout.runs):
+    usable, aside = run_files.look(layout.runs)
+    if aside:
         return []
     try:
         docker = DockerCli(lambda _: None)
         found = docker.images_built()
     except (errors.EngineFailed, TimeoutExpired):
         return []
-    plans = (run_file.data.get("plan") or {} for run_file in run_files.all_of(layout.runs))
+    plans = (run_file.data.get("plan") or {} for run_file in usable)
     used = {name for plan in plans for name in (plan.get("image"), plan.get("image_name"))}
     return [name for name in unused(found, used) if docker.remove(name)]
 

@@ -78,7 +78,9 @@ def prune_old(layout: Layout, run_seconds: float, keep_seconds: float) -> list[V
 
 def _idle(layout: Layout) -> list[Venv]:
     """Return the environments that no replica uses, and no launch has used lately."""
-    found, used = list(venvs_of(layout)), in_use(layout)
+    if not (found := list(venvs_of(layout))):
+        return []
+    used = in_use(layout)
     for venv in found:
         if venv.path in used:
             note_use(venv.path)
@@ -129,9 +131,10 @@ def _use_of(path: Path) -> str:
 
 def in_use(layout: Layout) -> set[Path]:
     """Return the environments whose Python a replica runs, or will be restarted with."""
-    if run_files.set_aside(layout.runs):
+    usable, aside = run_files.look(layout.runs)
+    if aside:
         return {venv.path for venv in venvs_of(layout)}
-    found = [run_file.data for run_file in run_files.all_of(layout.runs)]
+    found = [run_file.data for run_file in usable]
     # The command of a shim, or of an engine that runs programs.
     commands = [data.get("argv") or (data.get("plan") or {}).get("command") for data in found]
     used = {Path(argv[0]).parent.parent for argv in commands if argv}

@@ -23,7 +23,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql.base import Executable
 
-from ...schema.states import RequestState, Schedule
+from ...schema.states import ReplicaState, RequestState, Schedule
 from ..records import RETRYING, Environment, Event, Generation, MemoryEstimate, Replica, Request
 from . import statements
 from .rows import ENVIRONMENTS, ESTIMATES, EVENTS, GENERATIONS, REPLICAS, REQUESTS, Row
@@ -251,6 +251,15 @@ def replicas(environment: str | None = None) -> Query[list[Replica]]:
     if environment is None:
         return Query(statements.ALL_REPLICAS, {}, REPLICAS.read_all)
     return Query(statements.REPLICAS_OF, {"of_environment": environment}, REPLICAS.read_all)
+
+
+def replica_states(environment: str) -> Query[dict[str, ReplicaState]]:
+    """The state of each replica of an environment, by id, in the order of `replicas`."""
+
+    def result(rows: list[Row]) -> dict[str, ReplicaState]:
+        return {id_: ReplicaState(state) for id_, state in rows}
+
+    return Query(statements.REPLICA_STATES_OF, {"of_environment": environment}, result)
 
 
 def _given(**parameters: Any) -> Parameters:

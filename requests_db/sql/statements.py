@@ -270,6 +270,7 @@ DELETE_GENERATIONS = delete(generations).where(
 REPLICA_BY_ID = select(*rows.REPLICAS.columns).where(_p.id == bindparam("of_id"))
 ALL_REPLICAS = select(*rows.REPLICAS.columns).order_by(_p.environment, _p.ordinal, _p.id)
 REPLICAS_OF = ALL_REPLICAS.where(_p.environment == bindparam("of_environment"))
+REPLICA_STATES_OF = REPLICAS_OF.with_only_columns(_p.id, _p.state)
 INSERT_REPLICA = insert(replicas)
 UPDATE_REPLICA = (
     update(replicas).where(_p.id == bindparam("to_id")).values(_given(*rows.REPLICAS.columns))

@@ -44,8 +44,7 @@ def set_environment_state(
 ) -> Event | None:
     """Move an environment to a state; None when that changes nothing, or is no longer allowed.
 
-    An address of None stays what it was. An error is kept while the state stays
-    FAILED, and cleared by any other.
+    For the address and the error see `in_state`.
     """
     if (before := queries.environment(name).run(connection)) is None:
         return None
@@ -56,15 +55,7 @@ def set_environment_state(
         text = "environment %s: transition from %s to %s refused"
         log.debug(text, name, before.state, to_state, extra={"environment": name})
         return None
-    if error is not None:
-        error = replace(error, message=without_secrets(error.message, before.spec))
-    kept = before.error if to_state is before.state is states.EnvironmentState.FAILED else None
-    after = replace(
-        before,
-        state=to_state,
-        address=address if address is not None else before.address,
-        error=error if error is not None else kept,
-    )
+    after = in_state(before, to_state, address, error)
     if after == before:
         return None
     after = replace(after, updated_at=now)
@@ -76,6 +67,24 @@ def set_environment_state(
     if after.error is not None:
         data["error"] = after.error.message
     return write_event(connection, ENVIRONMENT_STATE, now, data, name)
+
+
+def in_state(
+    before: Environment,
+    state: states.EnvironmentState,
+    address: str | None,
+    error: RequestError | None,
+) -> Environment:
+    """Return an environment with this state.
+
+    An address of None stays what it was. An error is kept while the state stays
+    FAILED, and cleared by any other.
+    """
+    if error is not None:
+        error = replace(error, message=without_secrets(error.message, before.spec))
+    elif state is before.state is states.EnvironmentState.FAILED:
+        error = before.error
+    return replace(before, state=state, address=address or before.address, error=error)
 
 
 def switch_generation(

@@ -409,7 +409,8 @@ class _Scale(replacing.Change):
             await self._keep()
             await self._store.write(observing.set_replicas, self.name, wanted, now=time.time())
         staying, surplus = self._staying()[:wanted], self._staying()[wanted:]
-        await asyncio.to_thread(_share_out, staying, shares, wanted)
+        if spec.get("max_sessions") is not None:
+            await asyncio.to_thread(_share_out, staying, shares)
         await self._drain(surplus, payload.drain_timeout_seconds)
         return {
             "environment": {
@@ -486,7 +487,10 @@ def _cannot_be_missing(name: str) -> InvalidSpec:
     return InvalidSpec(f"{name} has one replica, which cannot be missing", "set max_surge: 1")
 
 
-def _share_out(watches: list[ReplicaWatch], shares: list[int | None], wanted: int) -> None:
-    share_out([w.run_file for w in watches], shares[: len(watches)], wanted)
-    for watch in watches:
+def _share_out(watches: list[ReplicaWatch], shares: list[int | None]) -> None:
+    """Give replicas other shares of the sessions; those whose share stays are not written."""
+    pairs = zip(watches, shares, strict=False)
+    changed = {w: share for w, share in pairs if share != w.run_file.max_sessions}
+    share_out([watch.run_file for watch in changed], changed.values())
+    for watch in changed:
         watch.run_file = run_files.read(watch.run_file.run_dir) or watch.run_file

@@ -69,7 +69,7 @@ from ..events import EventBus
 from .changes import Changes, under_way
 from .decisions import Step, next_step
 from .gateway import GatewayManager
-from .own_requests import Autoscaler, Submit, Successors
+from .own_requests import Autoscaler, Submit, Successors, scaling_of
 from .replica_watch import ReplicaWatch
 from .replicas import Leftovers, ReplicaManager
 from .status_writer import StatusWriter, Timing
@@ -119,12 +119,14 @@ class Reconciler:
 
     async def start(self) -> None:
         """Adopt what an earlier daemon left; then follow the events."""
-        await asyncio.to_thread(renew_reservations, self.replicas.runs)
-        await self.leftovers.adopt_unknown()
-        live = {e.name for e in await self._store.read(queries.environments()) if e.state.is_live}
-        live.update(g.environment for g in await self._store.read(queries.UNSETTLED_GENERATIONS))
-        await asyncio.gather(*(self._reconcile_first(name) for name in live))
-        await self.leftovers.stop_ownerless(live)
+        read = self._store.read
+        async with self.replicas.reading_once() as found:
+            await asyncio.to_thread(renew_reservations, self.replicas.runs, found)
+            await self.leftovers.adopt_unknown(found)
+            live = {e.name for e in await read(queries.environments()) if e.state.is_live}
+            live.update(g.environment for g in await read(queries.UNSETTLED_GENERATIONS))
+            await asyncio.gather(*(self._reconcile_first(name) for name in live))
+            await self.leftovers.stop_ownerless(found, live)
         self._tasks.spawn(self._look_for_strays(), "look for strays")
         self._tasks.spawn(self.queue.follow(), "reconciler")
         self._tasks.spawn(self.gateway.follow(), "gateway")
@@ -189,8 +191,10 @@ class Reconciler:
         address = result.get("address", environment.address)
         await self.replicas.observer.observe(environment.name, address)
         await self.changes.end_surplus(environment)
-        scales = await self._store.read(under_way("scale", environment.name))
-        self.autoscaler.serve(environment, is_changing=bool(scales))
+        is_changing = scaling_of(environment.spec) is not None and bool(
+            await self._store.read(under_way("scale", environment.name))
+        )
+        self.autoscaler.serve(environment, is_changing=is_changing)
 
     async def _latest_down(
         self, environment: Environment, launch: Request | None

@@ -94,6 +94,11 @@ class ReplicaWatch:
         return self.run_file.request_id
 
     @property
+    def is_followed(self) -> bool:
+        """Whether its server runs and is followed, so that no later attempt has its run file."""
+        return self._writer is not None and self.status.get("state") != "exited"
+
+    @property
     def max_sessions(self) -> int | None:
         """The number of sessions that its server can have, once the server has reported it."""
         return max_sessions_of(self.status)

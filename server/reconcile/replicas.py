@@ -16,19 +16,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from ...environments import run_files
 from ...environments.gateway.process import AFTER_SET_ASIDE
-from ...environments.run_files import RunFile, SetAside
+from ...environments.run_files import LOCAL, RunFile, SetAside
 from ...environments.shim.client import Fork
 from ...requests_db.async_store import AsyncStore
-from ...requests_db.records import Environment, Generation, Replica, RequestError
+from ...requests_db.records import Environment, Generation, Replica, RequestError, launch_of
 from ...requests_db.sql import queries
 from ...requests_db.transactions import observing
 from ...schema.errors import EngineFailed
@@ -83,13 +84,13 @@ class Observer:
             environment = await self.store.read(queries.environment(name))
             if environment is None or environment.state is EnvironmentState.STOPPING:
                 return  # its replicas were requested to stop
-            found = await self.store.read(queries.replicas(name))
+            found = await self.store.read(queries.replica_states(name))
             launch = environment.request_id
             kept = {w.replica.id: w.is_kept.is_set() for w in self.watches.of(name)}
             # Replicas of an update are among them once they serve.
-            own = [each for each in found if kept.get(each.id, each.request_id == launch)]
-            replicas = [each.state for each in own]
-            aside = [self.set_aside[each.id] for each in own if each.id in self.set_aside]
+            own = {id_: s for id_, s in found.items() if kept.get(id_, launch_of(id_) == launch)}
+            replicas = list(own.values())
+            aside = [self.set_aside[id_] for id_ in own if id_ in self.set_aside]
             if environment.spec.get("gateway") and self.gateway_aside is not None:
                 aside.append(self.gateway_aside)
             is_in_doubt = bool(aside) or (name in self.changing and not replicas)
@@ -102,12 +103,15 @@ class Observer:
                 hint = f"launch it again: openenv launch {name}"
                 text = f"{name} has no replicas left"
                 error = RequestError(ErrorKind.WORKER_LOST, text, hint)
-            address = self._moved_to(name, launch) or address
-            await self.status.set_environment(name, state, address=address, error=error)
+            address = self._moved_to(environment) or address
+            if observing.in_state(environment, state, address, error) != environment:
+                await self.status.set_environment(name, state, address=address, error=error)
 
-    def _moved_to(self, name: str, launch: str | None) -> str | None:
+    def _moved_to(self, environment: Environment) -> str | None:
         """The address of a replica that serves: on some engines each start changes it."""
-        own = (watch for watch in self.watches.of(name) if watch.request_id == launch)
+        if environment.spec.get("provider") == LOCAL:
+            return None
+        own = self.watches.of(environment.name, environment.request_id)
         serving = (watch for watch in own if watch.replica.state is ReplicaState.READY)
         return next((w.run_file.address for w in serving if not w.run_file.is_local), None)
 
@@ -132,6 +136,8 @@ class ReplicaManager:
     on_status: Callable[[ReplicaWatch], None]  # called after each status
     fork: Fork | None = None  # forks shims
     _adopting: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    # Run files by environment, which were just read for all environments.
+    _read: dict[str, list[RunFile]] = field(init=False, default_factory=dict)
     _moves: dict[str, Moves] = field(init=False, default_factory=dict)  # by environment
     watches: Watches = field(init=False, default_factory=Watches)
     observer: Observer = field(init=False)
@@ -154,8 +160,7 @@ class ReplicaManager:
     async def adopt(self, name: str, request_id: str | None) -> None:
         """Watch every replica of this launch of an environment that has a run file."""
         async with self._adopting:
-            rows = await self.store.read(queries.replicas(name))
-            there = await self.look(name)
+            there = await self._look(name)
             found = [run_file for run_file in there if run_file.request_id == request_id]
             ids = {run_file.replica_id for run_file in found}
             await self._unwatch(
@@ -163,20 +168,24 @@ class ReplicaManager:
                 for watch in self.watched(name, request_id)
                 if watch.replica.state is ReplicaState.STOPPED and watch.replica.id not in ids
             )
-            await self._watch(found, {replica.id: replica for replica in rows})
+            if unknown := self._not_watched(found):
+                rows = await self.store.read(queries.replicas(name))
+                await self._watch(unknown, {replica.id: replica for replica in rows})
 
     async def adopt_started(self, started: list[RunFile]) -> None:
         """Watch replicas that have just been started; no other is looked at."""
         async with self._adopting:
-            await self._watch(started, {})
+            await self._watch(self._not_watched(started), {})
+
+    def _not_watched(self, found: list[RunFile]) -> list[RunFile]:
+        watched = self.watches
+        return [r for r in found if not ((w := watched.get(r.replica_id)) and w.is_of(r))]
 
     async def _watch(self, found: list[RunFile], known: dict[str, Replica]) -> None:
         """Watch replicas, whose rows are `known` if they have been watched before."""
         for run_file in found:
+            row = replica = known.get(run_file.replica_id)
             watch = self.watches.get(run_file.replica_id)
-            if watch is not None and watch.is_of(run_file):
-                continue
-            replica = known.get(run_file.replica_id)
             if watch is not None:  # of an earlier attempt of the same launch, as is its row
                 await self._unwatch([watch])
                 replica = None
@@ -190,7 +199,10 @@ class ReplicaManager:
             watch.on_status = partial(self._note_status, watch)
             self.watches.add(watch)
             watch.task = self.tasks.spawn(watch.run(), f"watch {replica.id}")
-            await self._record(replica)
+            if replica is row:
+                self._note(watch)
+            else:
+                await self._record(replica)
 
     def staying(self, name: str, request_id: str | None) -> list[ReplicaWatch]:
         """The replicas of a launch that are not taken away, the oldest first."""
@@ -227,9 +239,27 @@ class ReplicaManager:
         if (moves := self._moves.get(watch.replica.environment)) is not None:
             moves.add(watch)
 
-    async def look(self, name: str | None = None) -> list[RunFile]:
-        """The run files of an environment, or of all; those that cannot be used are set aside."""
-        found, aside = await asyncio.to_thread(run_files.look, self.runs, name)
+    @asynccontextmanager
+    async def reading_once(self) -> AsyncIterator[list[RunFile]]:
+        """Read all run files; within the block `adopt` does not read an environment's again.
+
+        Those that cannot be used are set aside.
+        """
+        found, aside = await asyncio.to_thread(run_files.look, self.runs)
+        self._note_set_aside(None, aside)
+        for run_file in found:
+            self._read.setdefault(run_file.environment, []).append(run_file)
+        try:
+            yield found
+        finally:
+            self._read.clear()
+
+    async def _look(self, name: str) -> list[RunFile]:
+        """The run files of an environment; those of watched servers are not read again."""
+        if name in self._read:
+            return self._read.pop(name)
+        known = {w.replica.id: w.run_file for w in self.watched(name) if w.is_followed}
+        found, aside = await asyncio.to_thread(run_files.look, self.runs, name, known)
         self._note_set_aside(name, aside)
         return found
 
@@ -304,6 +334,7 @@ class ReplicaManager:
 
         `on_sessions` is called by another thread: with a replica's id, and its sessions.
         """
+        self._read.pop(name, None)
         await self._unwatch(self.watched(name))
         stop = partial(run_files.stop_environment, on_sessions=on_sessions)
         loop = asyncio.get_running_loop()
@@ -321,6 +352,7 @@ class ReplicaManager:
         self, name: str, request_id: str | None, grace_seconds: float = GRACE_SECONDS
     ) -> None:
         """Stop one launch; return once nothing of it is left. Others of its name continue."""
+        self._read.pop(name, None)
         await self._unwatch(self.watched(name, request_id))
         stop = partial(run_files.stop_environment, request_id=request_id)
         await asyncio.to_thread(stop, self.runs, name, grace_seconds)
@@ -377,27 +409,37 @@ class Leftovers:
     # Replicas that no table knows.
     strays: list[RunFile | SetAside] = field(init=False, default_factory=list)
 
-    async def adopt_unknown(self) -> None:
+    async def adopt_unknown(self, found: list[RunFile]) -> None:
         """Write an environment for each launch that has run files and is in no table.
 
         The tables may have been lost: what was launched continues all the same.
         """
-        found = await self.replicas.look()
         launches = {(run_file.environment, run_file.request_id): run_file for run_file in found}
+        counts = Counter((run_file.environment, run_file.request_id) for run_file in found)
+        live = await self._live()
         # During an update, the generation that serves comes first; after it, the newer one.
-        for run_file in sorted(launches.values(), key=lambda r: (r.is_held, -r.created_at)):
-            row = await self.store.read(queries.environment(run_file.environment))
-            is_free = row is None or not row.state.is_live or _has_lost(row, launches)
+        for key, run_file in sorted(
+            launches.items(), key=lambda each: (each[1].is_held, -each[1].created_at)
+        ):
+            row = live.get(run_file.environment)
+            is_free = row is None or _has_lost(row, launches)
             if is_free and not await self._is_known(run_file, row):
-                await self.status.adopt(_adopted(run_file))
+                adopted = _adopted(run_file, counts[key])
+                await self.status.adopt(adopted)
+                live[adopted.name] = adopted
+
+    async def _live(self) -> dict[str, Environment]:
+        found = await self.store.read(queries.environments())
+        return {each.name: each for each in found if each.state.is_live}
 
     async def _is_known(self, run_file: RunFile, row: Environment | None) -> bool:
         """Return whether a table has its launch, which then says whether it is wanted."""
+        row = row or await self.store.read(queries.environment(run_file.environment))
         if row is not None and row.request_id == run_file.request_id:
             return True
         return await self.store.read(queries.request(run_file.request_id)) is not None
 
-    async def stop_ownerless(self, live: set[str]) -> None:
+    async def stop_ownerless(self, found: list[RunFile], live: set[str]) -> None:
         """Stop replicas that a launch left when it and the daemon died; keep what no table knows.
 
         The tables know that launch, and that it is not wanted. A launch that they do not know is
@@ -409,11 +451,12 @@ class Leftovers:
             for aside in self.replicas.observer.set_aside.values()
             if aside.environment not in live or aside.replica_id not in rows
         ]
-        left = []
-        for run_file in await asyncio.to_thread(run_files.all_of, self.replicas.runs):
-            row = await self.store.read(queries.environment(run_file.environment))
+        left, live_rows = [], await self._live()
+        for run_file in found:
+            row = live_rows.get(run_file.environment)
             extra = {"replica": run_file.replica_id, "environment": run_file.environment}
-            if not await self._is_known(run_file, row):
+            is_there = run_file.run_dir.exists()  # reconciling may have stopped it
+            if is_there and not await self._is_known(run_file, row):
                 log.warning("%s is a stray: no table knows it", run_file.replica_id, extra=extra)
                 self.strays.append(run_file)
             elif run_file.environment not in live:
@@ -436,11 +479,12 @@ def _has_lost(environment: Environment, launches: Collection[tuple[str, str]]) -
     )
 
 
-def _adopted(run_file: RunFile) -> Environment:
-    """Make the row of an environment from one of its run files."""
+def _adopted(run_file: RunFile, replicas: int) -> Environment:
+    """Make the row of an environment from one of its run files, of which there are so many."""
+    base = {"provider": run_file.provider, "host": run_file.host}
     return Environment(
         run_file.environment,
-        {"provider": run_file.provider, "host": run_file.host, **run_file.data.get("spec", {})},
+        {**base, **run_file.data.get("spec", {}), "replicas": replicas},
         EnvironmentState.STARTING,
         run_file.created_at,
         time.time(),

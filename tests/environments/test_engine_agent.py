@@ -809,7 +809,7 @@ def test_a_drain_outlives_the_agent(world: World) -> None:
 
 def test_another_share_of_the_sessions_holds_from_the_next_start_on(world: World) -> None:
     run_file = world.ready(max_sessions=6)
-    providers.share_out([run_file], [4], 1)
+    providers.share_out([run_file], [4])
     world.engine.signal(world.instance, signal.SIGKILL)
     wait_for(run_file, lambda status: status["state"] == "exited")
     with link_to(run_file) as client:

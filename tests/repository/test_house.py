@@ -14,16 +14,16 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_353,
-    "code lines": 47_697,
+    "shipped lines": 74_452,
+    "code lines": 47_763,
     "modules": 389,
-    "test lines": 66_159,
+    "test lines": 66_221,
     "words of pages": 25_009,
     "words of decisions": 7_659,
     "folders at the root": 15,
-    "large classes": 3,
+    "large classes": 4,
     "crowded folders": 0,
-    "dialect words": 18,
+    "dialect words": 19,
     "private names": 0,
 }
 

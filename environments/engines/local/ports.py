@@ -127,10 +127,10 @@ def _ports_of(owner: PortOwner) -> Iterator[int]:
         yield run_file.port
 
 
-def renew_reservations(runs: Path) -> None:
-    """Reserve the ports of a home's environments again, as the system may have emptied `/tmp`."""
+def renew_reservations(runs: Path, replicas: Iterable[run_files.RunFile]) -> None:
+    """Reserve the ports of a home's replicas again, as the system may have emptied `/tmp`."""
     owners = {port: PortOwner(GATEWAY, runs) for port in _ports_of(PortOwner(GATEWAY, runs))}
-    for run_file in run_files.all_of(runs):
+    for run_file in replicas:
         owners.setdefault(run_file.port, PortOwner(run_file.environment, runs))
     for port, owner in owners.items():
         if port and _read_reservation(port) != owner and reserved_for(port) is None:

@@ -133,7 +133,7 @@ def test_ports_are_reserved_again_with_one_look_at_each_run_file(
         write_port(own, ordinal, 21001 + ordinal)
     for _ in range(2):
         read_folders.clear()
-        renew_reservations(own.runs)
+        renew_reservations(own.runs, run_files.all_of(own.runs))
         assert len(read_folders) == len(set(read_folders)) == 20
         reserved = {int(file.name) for file in reservations.iterdir()}
         assert reserved == set(range(21000, 21011))
@@ -146,7 +146,7 @@ def test_a_port_that_another_home_has_is_not_reserved_again_for_this_one(
     other = reserve(21000)
     owner = PortOwner("echo", tmp_path / "home" / "run")
     write_port(owner, 0, 21000)
-    renew_reservations(owner.runs)
+    renew_reservations(owner.runs, run_files.all_of(owner.runs))
     assert reserved_for(21000) == other
 
 
@@ -163,7 +163,7 @@ def test_a_free_port_among_many_reserved_ones_is_found_with_few_reads(
         write_port(owner, 0, first_port + number)
     for number in range(100, 200):
         write_port(PortOwner("many", tmp_path / "run"), number, first_port + number)
-    renew_reservations(tmp_path / "run")
+    renew_reservations(tmp_path / "run", run_files.all_of(tmp_path / "run"))
     monkeypatch.setattr("random.sample", lambda every, _: reversed(every))
     many = run_files.of_environment(tmp_path / "run", "many")
     read_folders.clear()

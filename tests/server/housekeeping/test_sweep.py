@@ -10,10 +10,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from openenvd.client import daemon
+from openenvd.environments import run_files
 from openenvd.environments.engines.providers import RUN_DIR_VARIABLE
 from openenvd.environments.preparation.project_venv import COMPLETE
 from openenvd.environments.preparation.venv_cleanup import UNUSED
@@ -67,6 +69,21 @@ def start_stray(paths: Paths) -> Iterator[StartStray]:
 def has_run_file(paths: Paths, replica_id: str) -> None:
     (paths.runs / replica_id).mkdir()
     (paths.runs / replica_id / "replica.json").write_text("{}")
+
+
+def test_a_sweep_reads_each_run_file_once(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, look_at = list[str](), run_files.look_at
+
+    def note(run_dir: Path, *version: Any) -> object:
+        read.append(run_dir.name)
+        return look_at(run_dir, *version)
+
+    monkeypatch.setattr(run_files, "look_at", note)
+    folders = [f"echo-{ordinal}-1" for ordinal in range(3)]
+    for folder in folders:
+        has_run_file(paths, folder)
+    Sweeper(paths).sweep()
+    assert sorted(read) == folders
 
 
 def test_a_folder_without_a_run_file_is_removed_at_the_second_look(paths: Paths) -> None:

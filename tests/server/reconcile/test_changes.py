@@ -22,7 +22,7 @@ from openenvd.environments.shim.client import (
     clean_up_after_shim,
     read_status_file,
 )
-from openenvd.environments.shim.files import STATUS_FILE_NAME
+from openenvd.environments.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import observing
@@ -208,6 +208,9 @@ async def test_a_share_holds_for_sessions_and_after_a_restart_of_the_server(tria
     await trial.run("scale", replicas=2)
     only, youngest = trial.replicas()
     assert [r.max_sessions for r in trial.replicas()] == [2, 2]
+    written = [(r.run_dir / RUN_FILE_NAME).stat().st_ino for r in trial.replicas()]
+    await trial.run("scale", replicas=2)  # no other share: no file is written
+    assert written == [(r.run_dir / RUN_FILE_NAME).stat().st_ino for r in trial.replicas()]
     await trial.run("scale", replicas=1, drain_timeout_seconds=0)
     await trial.world.until(lambda: not youngest.run_dir.exists())  # it would refuse sessions
     await asyncio.to_thread(wait_for, only, lambda s: size_of(s) == 4)

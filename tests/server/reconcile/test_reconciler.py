@@ -662,6 +662,50 @@ async def test_the_second_attempt_of_a_launch_is_adopted_however_the_first_ended
     await world.becomes(S.READY)
 
 
+@pytest.fixture
+def read_folders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders whose run files were read."""
+    read, look_at = list[str](), run_files.look_at
+
+    def note(run_dir: Path, *version: Any) -> object:
+        read.append(run_dir.name)
+        return look_at(run_dir, *version)
+
+    monkeypatch.setattr(run_files, "look_at", note)
+    return read
+
+
+async def test_a_daemon_that_starts_reads_each_run_file_once_and_writes_nothing_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, read_folders: list[str]
+) -> None:
+    for name in ("trial", "other"):
+        await world.serving(name, replicas=2)
+    await world.reconcilers.pop().stop()
+    writes, write = list[str](), world.store.write
+
+    async def note(work: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        writes.append(work.__name__)
+        return await write(work, *args, **more)
+
+    monkeypatch.setattr(world.store, "write", note)
+    read_folders.clear()
+    await world.reconcile()
+    replicas = sorted(folder for folder in read_folders if folder != process.NAME)
+    assert replicas == sorted(server.run_file["replica_id"] for server in world.servers)
+    assert writes == []
+
+
+async def test_a_request_that_changes_an_environment_reads_no_run_file_of_its_replicas(
+    world: World, read_folders: list[str]
+) -> None:
+    await world.serving(replicas=2)
+    manager = world.reconcilers[-1].replicas
+    await world.until(lambda: all(watch.is_followed for watch in manager.watched("trial")))
+    read_folders.clear()
+    await world.reconcilers[-1].reconcile("trial")
+    assert read_folders == []
+
+
 async def test_the_second_attempt_of_a_launch_is_watched_instead_of_the_first(
     world: World,
 ) -> None:
@@ -832,8 +876,6 @@ async def test_what_was_read_of_a_generation_is_not_written_of_the_one_that_take
     manager = (await world.reconcile()).replicas
     [old] = await world.serving()
     update, _ = await world.updating()
-    old.link.send("stop", grace_seconds=0.0)
-    await world.becomes(S.FAILED)
     [generation, _] = await world.store.read(queries.generations("trial"))
     has_read, goes_on, move = asyncio.Event(), asyncio.Event(), manager.status.set_environment
 
@@ -843,12 +885,12 @@ async def test_what_was_read_of_a_generation_is_not_written_of_the_one_that_take
         await move(*args, **more)
 
     monkeypatch.setattr(manager.status, "set_environment", set_environment)
-    observing_old = asyncio.create_task(manager.observer.observe("trial"))
+    old.link.send("stop", grace_seconds=0.0)
     await has_read.wait()
     switching = asyncio.create_task(manager.observer.switch(generation, update.payload, ADDRESS))
     await asyncio.wait([switching], timeout=0.5)
     goes_on.set()
-    await asyncio.gather(observing_old, switching)
+    await switching
     assert await world.generations() == {2: "SERVING", 1: "FAILED"}
 
 
