@@ -68,7 +68,10 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A point of a session, for `restore`. `by` is its tier, as in `branched_by` of a session."""
+    """A point of a session, for `restore` in it or its branches, until the session ends.
+
+    `by` is its tier, as in `branched_by` of a session.
+    """
 
     by: str | None
     checkpoint_id: str | None = field(repr=False)  # the server's; None: by replay

@@ -254,7 +254,7 @@ def test_sessions_agree_with_a_model_of_their_history(
     with ExitStack() as ends, Session(address) as root:
         root.reset(seed=5)
         sessions: list[tuple[Session, tuple[int, ...]]] = [(root, ())]
-        nodes: list[tuple[Checkpoint, tuple[int, ...]]] = [(root.checkpoint(), ())]
+        nodes: list[tuple[Checkpoint, tuple[int, ...], Session]] = [(root.checkpoint(), (), root)]
         for what, number in moves:
             at = number % len(sessions)
             session, history = sessions[at]
@@ -267,12 +267,13 @@ def test_sessions_agree_with_a_model_of_their_history(
                 made = session.branch(2, keep=True)  # a branch of what is closed goes on
                 sessions += [(ends.enter_context(branch), history) for branch in made]
             elif what == "checkpoint":
-                nodes.append((session.checkpoint(), history))
+                nodes.append((session.checkpoint(), history, session))
             elif what == "restore":
-                node, history = nodes[number % len(nodes)]
+                node, history, _ = nodes[number % len(nodes)]
                 seen = session.restore(node).observation["total"]
                 assert seen == totals.get(history, 0)
                 sessions[at] = session, history
             elif at:  # the first one stays
                 session.close()
                 del sessions[at]
+                nodes = [each for each in nodes if each[2] is not session]  # they end with it
