@@ -60,6 +60,14 @@ def test_the_class_is_launched_and_episodes_are_collected(machine: Machine) -> N
     assert printed.splitlines()[-1] == "32 episodes, mean reward 1.00"
 
 
+def test_a_tree_search_wins_more_games_with_a_larger_budget(machine: Machine) -> None:
+    address = run(machine, "launch_and_wait.py", "connect_four:ConnectFour").strip()
+    lines = run(machine, "tree_search.py", address, "10").splitlines()
+    rates = {line.partition(":")[0]: int(line.split()[-1].rstrip("%")) for line in lines}
+    assert list(rates) == ["budget   1", "budget   4", "budget  16"]
+    assert rates["budget  16"] >= 80 > rates["budget   1"]
+
+
 def test_a_policy_is_trained_by_comparing_episodes_of_a_group(machine: Machine) -> None:
     address = run(machine, "launch_and_wait.py", "echo").strip()
     lines = run(machine, "train_grpo.py", address, "12").splitlines()

@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_452,
+    "shipped lines": 74_455,
     "code lines": 47_763,
     "modules": 389,
-    "test lines": 66_221,
-    "words of pages": 25_009,
+    "test lines": 66_230,
+    "words of pages": 25_021,
     "words of decisions": 7_659,
     "folders at the root": 15,
     "large classes": 4,
