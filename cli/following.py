@@ -28,7 +28,7 @@ from ..schema.operation_options import RequestOptions
 from ..schema.states import RequestState
 from ..system.text.json_lines import Json
 from ..system.text.safe_text import coloured, plain
-from . import exit_codes
+from . import exit_codes, extras
 from .help_pages import in_words
 from .options import Command, declared_options, given_options, reconnect
 from .output import phrases
@@ -54,8 +54,9 @@ _ESTIMATES = {
 
 
 def submit_options(command: Command) -> Command:
-    """Give a command the flags of a request: `--async` and `--retry-oom`."""
-    return async_option(declared_options(RequestOptions, only=("retry_oom",))(command))
+    """Give a command the flags of a request: `--async`, `--retry-oom` and `--yes`."""
+    command = declared_options(RequestOptions, only=("retry_oom",))(command)
+    return async_option(extras.yes_option(command))
 
 
 async_option = click.option(
@@ -198,6 +199,7 @@ def follow_request(
         screen.log("", is_end=True)
     if final["state"] != RequestState.SUCCEEDED:
         output.note(*request_failure(final, shown=screen.seen))
+        extras.offer(client, final, output)
     return final
 
 

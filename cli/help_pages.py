@@ -40,7 +40,6 @@ class GroupedCommand(click.Command):
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
         rows = {option.opts[-1]: _row(option, ctx) for option in options}
         width = max(len(flags) for flags, _ in rows.values())
-        formatter.write_paragraph()
         for title, words in self.groups.items():
             formatter.write_heading(title)
             with formatter.indentation():

@@ -33,7 +33,7 @@ GROUPS = {
     "Sessions": "--max-sessions --shards --isolate --session-memory --step-timeout",
     "Replicas": "--replicas --min --max --idle-timeout --gateway --memory --cpus --gpus --provider "
     "--engine-option --sandbox",
-    "Command": "--async --watch --retry-oom --set --json --help",
+    "Command": "--async --watch --retry-oom --yes --set --json --help",
 }
 RARE = (
     *("admission_timeout_seconds", "reset_first", "http_session_idle_seconds", "max_message_mb"),

@@ -37,7 +37,7 @@ GROUPS = {
     "Episodes": "--out --episodes --concurrency --max-steps --seed --policy --env --env-file",
     "Groups of episodes": "--tree --group --advantages --filter",
     "Limits": "--step-timeout --retries --keep-failed --memory",
-    "Command": "--launch --async --retry-oom --set --json --help",
+    "Command": "--launch --async --retry-oom --yes --set --json --help",
 }
 RARE = (
     *("policy_timeout_seconds", "episode_timeout_seconds", "buffer_mb"),

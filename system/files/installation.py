@@ -12,8 +12,10 @@ package index has that. The installer has recorded the source in `direct_url.jso
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -44,12 +46,16 @@ def _identify(folder: Path) -> list[int]:
 
 
 _NAME = "openenvd"
+_OF_UVX = re.compile(r"(archive|environments)-v\d+")  # folders of uv's cache
+_UV_RECEIPT = "uv-receipt.toml"  # `uv tool install` writes it into the environment it makes
 
 
 def install_command(extra: str) -> str:
-    """Return a command line that installs an extra into the environment of this very Python.
+    """Return a command line that installs an extra, or several, for this very Python.
 
-    `/venv/bin/python -m pip install '/home/me/openenvd[gateway]'`
+    `/venv/bin/python -m pip install '/home/me/openenvd[gateway]'`, or what `uv tool install` was
+    given with the extra added. Under `uvx`, whose environments are not to be changed, it is the
+    beginning of a command line that runs openenvd with the extra.
     """
     # The build in a clone leaves an `openenvd.egg-info` there, which comes first for `python -c`.
     from importlib import metadata  # takes 4 ms
@@ -57,9 +63,25 @@ def install_command(extra: str) -> str:
     found = (each.read_text("direct_url.json") for each in metadata.distributions(name=_NAME))
     origin = next((json.loads(text) for text in found if text), None)
     own = shlex.quote(sys.executable)  # a daemon's may differ from the shell's
+    if is_of_uvx():
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return f"uvx -p {version} --from {shlex.quote(requirement(extra, origin))} {_NAME}"
+    if (receipt := Path(sys.prefix) / _UV_RECEIPT).is_file():
+        tool = tomllib.loads(receipt.read_text())["tool"]
+        others = [each["name"] for each in tool["requirements"] if each["name"] != _NAME]
+        known = [e for r in tool["requirements"] if r["name"] == _NAME for e in r.get("extras", ())]
+        wanted = shlex.quote(requirement(",".join(dict.fromkeys([*known, extra])), origin))
+        more = "".join(f" --with {shlex.quote(each)}" for each in others)
+        more += f" -p {shlex.quote(tool['python'])}" if "python" in tool else ""
+        return f"uv tool install {wanted}{more}"
     # `uv venv` makes environments without pip
     program = f"{own} -m pip install" if find_spec("pip") else f"uv pip install -p {own}"
     return f"{program} {shlex.quote(requirement(extra, origin))}"
+
+
+def is_of_uvx() -> bool:
+    """Return whether this Python's environment is one that `uvx` keeps in its cache."""
+    return any(map(_OF_UVX.fullmatch, Path(sys.prefix).parts))
 
 
 def requirement(extra: str, origin: dict[str, Any] | None) -> str:

@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_455,
-    "code lines": 47_763,
-    "modules": 389,
-    "test lines": 66_230,
+    "shipped lines": 74_572,
+    "code lines": 47_843,
+    "modules": 390,
+    "test lines": 66_336,
     "words of pages": 25_021,
     "words of decisions": 7_659,
     "folders at the root": 15,

@@ -3,6 +3,7 @@
 
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +41,23 @@ def test_the_command_names_this_python_whatever_the_shells_is(
     *words, wanted = shlex.split(installation.install_command("otel"))
     assert words == program.format(sys.executable).split()
     assert "[otel]" in wanted
+
+
+def test_a_tool_of_uv_is_installed_with_what_it_has_and_uvx_runs_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The environment that `uvx` caches is left as it is."""
+    receipt = """[tool]
+    requirements = [{name = "openenvd", extras = ["docker"]}, {name = "numpy"}]
+    python = "3.12"
+    """
+    (tmp_path / "uv-receipt.toml").write_text(receipt)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    *words, more, numpy, option, version = shlex.split(installation.install_command("otel"))
+    assert words[:3] == ["uv", "tool", "install"]
+    assert "[docker,otel]" in words[3]
+    assert (more, numpy, option, version) == ("--with", "numpy", "-p", "3.12")
+    monkeypatch.setattr(sys, "prefix", "/home/me/.cache/uv/archive-v0/Xy")
+    words = shlex.split(installation.install_command("otel"))
+    assert (words[0], words[3], words[-1]) == ("uvx", "--from", "openenvd")
+    assert "[otel]" in words[4]
