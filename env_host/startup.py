@@ -61,6 +61,7 @@ class ChildConfig:
     connection_fd: int | None = None  # an isolated session's
     state_address: str | None = None  # of the state process, if sessions share a state
     since: int = 0  # when the connection began to wait, on the scoreboard's clock
+    imported_fds: Sequence[int] = ()  # that the environment opened at its import; a session's only
     partial_messages_bytes: int = 0  # it may keep of unfinished messages; 0: not known
     accepted: str | None = None  # headers with which the project's middleware accepted it
 

@@ -6,7 +6,8 @@
     checkpoint  looks, copies ─▶ a parked copy, which has no slot
     restore     copies the parked copy into the session; answers the observation of that point
 
-All of it happens between two calls of the session. `copying.py` decides how a session is copied.
+All of it happens between two calls of the session. `copying.py` decides how a session is copied;
+one with a process of its own is forked instead (`session_process.py`).
 What happens when
 
     nothing copies the session safely   BRANCH_UNSUPPORTED; the session is untouched
@@ -28,16 +29,17 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...system.memory.cgroup_tree import free_memory_bytes
 from ...system.text.units import MB
-from ..environment.instances import Calls
+from ..environment.instances import MCP_ATTRIBUTES, Calls
 from ..errors import BranchRefused, WSErrorCode
 from . import copying
 from .copying import Reason, Tier, unsupported
+from .session_process import RemoteEnvironment, SessionProcess, detach
 
 if TYPE_CHECKING:
     from .session import Session
@@ -48,6 +50,7 @@ MAX_CHECKPOINTS = 1024  # of one process
 CHECKPOINT_SECONDS = 3600.0  # from its making, or from the last return to it
 MAX_TTL_SECONDS = 3600.0
 UNCHECKED_BYTES = 4 * MB  # copies that need less are made without a look at the free memory
+FORKED_BYTES = 2 * MB  # that a forked copy is expected to need for itself
 MAX_REMEMBERED = 4096  # dropped checkpoints
 
 NOTHING_SEEN = b'{"type":"observation","data":{"observation":{},"reward":null,"done":false}}'
@@ -92,7 +95,7 @@ class Checkpoint:
 
     session_id: str  # of the session that it was made of
     tier: Tier
-    copy: Any  # an instance, or the state that one has exported
+    copy: Any  # an instance, the state that one has exported, or a `SessionProcess`
     seen: bytes
     may_step: bool | None
     made_at: float  # on the loop's clock
@@ -133,15 +136,21 @@ class Checkpoints:
     def drop_of(self, session_id: str) -> None:
         """Drop the checkpoints of a session that has ended."""
         if self._by_id:
-            kept = ((k, each) for k, each in self._by_id.items() if each.session_id != session_id)
-            self._by_id = dict(kept)
+            for checkpoint_id, each in list(self._by_id.items()):
+                if each.session_id == session_id:
+                    self._discard(checkpoint_id)
 
     def _drop_old(self, now: float) -> None:
         for checkpoint_id, each in list(self._by_id.items()):
             if len(self) <= MAX_CHECKPOINTS and now - each.made_at <= CHECKPOINT_SECONDS:
                 return
-            del self._by_id[checkpoint_id]
+            self._discard(checkpoint_id)
             self._dropped.append(checkpoint_id)
+
+    def _discard(self, checkpoint_id: str) -> None:
+        parked = self._by_id.pop(checkpoint_id).copy
+        if isinstance(parked, SessionProcess):
+            parked.discard()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +171,21 @@ def check_memory(size_bytes: int, count: int, free_bytes: int | None) -> None:
         raise BranchRefused(text, WSErrorCode.BRANCH_MEMORY)
 
 
+class Forks(Protocol):
+    """The process that holds the sessions which have processes of their own."""
+
+    life_fd: int  # a pipe whose other end is closed when this process exits
+
+    async def take_slots(self, count: int) -> None:
+        """Take slots for branches; raises `BranchRefused`: there are too few."""
+
+    def free_slot(self) -> None:
+        """Give back the slot of a session that has ended while others continue."""
+
+    def own_fds(self) -> set[int]:
+        """Return the descriptors that the environment has not opened."""
+
+
 class Branches:
     """Makes branches and checkpoints of the sessions of one process. On the event loop only."""
 
@@ -169,6 +193,14 @@ class Branches:
         self._table = table
         self._loop = asyncio.get_running_loop()
         self.checkpoints = Checkpoints()
+        self.forks: Forks | None = None  # None: the sessions of this process share it
+        self.platform = ""  # that forks no sessions, if each has a process of its own
+
+    def session_ended(self, session: Session) -> None:
+        """Drop the checkpoints of a session, and free its slot."""
+        self.checkpoints.drop_of(session.id)
+        if self.forks is not None and len(self._table):
+            self.forks.free_slot()
 
     async def answer(self, session: Session, kind: str, data: dict[str, Any]) -> Any:
         """Answer a request: with a message as plain data, or with that of an observation, written.
@@ -192,10 +224,14 @@ class Branches:
         return await self._restore(session, RestoreRequest.model_validate(data).checkpoint_id)
 
     async def _branch(self, parent: Session, request: BranchRequest) -> tuple[Tier, list[Session]]:
-        look = await self._look_at(parent, request.count)
+        if self.forks is None:
+            tier = (await self._look_at(parent, request.count)).tier
+        else:
+            tier, _ = Tier.FORK, await self._process_of(parent, request.count)
+            await self.forks.take_slots(request.count)
         made = self._table.begin_branches(request.count)
         try:
-            await self._fill(parent, made, look.tier)
+            await self._fill(parent, made, tier)
             for number, each in enumerate(made):
                 if (seed := request.seed_of(number)) is not None:
                     await _on_thread(each, _reseed, each.env, seed)
@@ -207,10 +243,25 @@ class Branches:
             each.seen, each.may_step = parent.seen, parent.may_step
             each.close_when_detached = True
             each.expiry = self._loop.call_later(request.ttl_s, self._table.expire, each)
-        return look.tier, made
+        return tier, made
+
+    async def _process_of(self, session: Session, count: int) -> SessionProcess:
+        """Return the bare process of a session, from now on its own; `count` copies are wanted."""
+        assert self.forks is not None
+        check_memory(FORKED_BYTES, count, free_memory_bytes())
+        if not isinstance(session.env, RemoteEnvironment):
+            if any(getattr(session.env, name, None) is not None for name in MCP_ATTRIBUTES):
+                raise unsupported(Reason.SOCKETS, ["the connection of its MCP client or server"])
+            forks = self.forks
+            process = await _on_thread(session, detach, session.env, forks.own_fds(), forks.life_fd)
+            session.hand_to(RemoteEnvironment(process))
+        env: RemoteEnvironment = session.env
+        return env.process
 
     async def _look_at(self, session: Session, count: int) -> Look:
         definition = self._table.definition
+        if self.platform:
+            raise unsupported(Reason.PLATFORM, [self.platform])
         if getattr(definition.env_class, "SHARED_STATE", False):
             raise unsupported(Reason.SHARED_STATE, ["the sessions of this class share one state"])
         if self._table.exclusive:
@@ -223,6 +274,11 @@ class Branches:
 
     async def _fill(self, parent: Session, made: list[Session], tier: Tier) -> None:
         """Give each new session an instance with the parent's state, ready to be called."""
+        if tier is Tier.FORK:
+            copies = await _on_thread(parent, parent.env.process.fork, len(made))
+            for each, process in zip(made, copies, strict=True):
+                each.hand_to(RemoteEnvironment(process))
+            return
         if tier is Tier.COPY:
             envs = await _on_thread(parent, copying.copies_of, parent.env, len(made))
             for each, env in zip(made, envs, strict=True):
@@ -235,18 +291,24 @@ class Branches:
             await _on_thread(each, copying.import_state, each.env, state)
 
     async def _checkpoint(self, session: Session) -> tuple[Tier, str]:
-        look = await self._look_at(session, 1)
-        if look.tier is Tier.COPY:
+        parked: Any
+        if self.forks is not None:
+            tier, process = Tier.FORK, await self._process_of(session, 1)
+            [parked] = await _on_thread(session, process.fork, 1)
+        elif (tier := (await self._look_at(session, 1)).tier) is Tier.COPY:
             [parked] = await _on_thread(session, copying.copies_of, session.env, 1)
         else:
             parked = await _on_thread(session, copying.export_state, session.env)
         now, seen = self._loop.time(), session.seen or NOTHING_SEEN
-        made = Checkpoint(session.id, look.tier, parked, seen, session.may_step, now)
-        return look.tier, self.checkpoints.add(made)
+        made = Checkpoint(session.id, tier, parked, seen, session.may_step, now)
+        return tier, self.checkpoints.add(made)
 
     async def _restore(self, session: Session, checkpoint_id: str) -> bytes:
         found = self.checkpoints.find(checkpoint_id, self._loop.time())
-        if found.tier is Tier.COPY:
+        if found.tier is Tier.FORK:
+            [process] = await _on_thread(session, found.copy.fork, 1)
+            await session.replace(RemoteEnvironment(process))
+        elif found.tier is Tier.COPY:
             [env] = await _on_thread(session, copying.copies_of, found.copy, 1)
             await session.replace(env)
         else:
@@ -269,4 +331,7 @@ def _look(env: Any) -> Look:
 
 
 def _reseed(env: Any, seed: int) -> None:
-    copying.reseed(copying.examine(env).generators, seed)
+    if isinstance(env, RemoteEnvironment):
+        env.process.ask("seed", seed)
+    else:
+        copying.reseed(copying.examine(env).generators, seed)

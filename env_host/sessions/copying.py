@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of an environment instance: which way is safe (`choose_tier`), and the copying itself.
 
+    fork    the session has a process of its own, which is forked (`session_process.py`)
     state   the class exports its state, and a new instance imports it
     copy    `copy.deepcopy`: the class declares `BRANCH = "copy"`, or the instance is plain data
 
@@ -58,6 +59,7 @@ class Tier(StrEnum):
 
     STATE = "state"
     COPY = "copy"
+    FORK = "fork"
 
 
 class Reason(StrEnum):
@@ -103,7 +105,7 @@ def unsupported(reason: Reason, found: Iterable[str], why: str = "") -> BranchRe
     text = why or f"This session cannot be copied safely ({reason}): {', '.join(names)}."
     hint = (
         ' Give the class export_state() and import_state(state), or declare BRANCH = "copy" if '
-        "copy.deepcopy copies all of its state."
+        "copy.deepcopy copies all of its state; or launch it with --isolate, which forks sessions."
     )
     code = WSErrorCode.BRANCH_UNSUPPORTED
     return BranchRefused(text + hint, code, reason=str(reason), found=names)

@@ -86,6 +86,7 @@ class Session:
         self._factory = factory
         self._threads = threads
         self._thread = threads.shared
+        self._kept: Any = None  # its finalizers concern what its copy in another process uses
         self._holding: _HeldContext | None = None
         self._context: contextvars.Context | None = None
 
@@ -163,6 +164,18 @@ class Session:
             await (await self.leave())
         self._holding, self.env = None, env
         await self.begin()
+
+    def hand_to(self, env: Any) -> None:
+        """Continue with the environment in another process; the one here is kept, unclosed."""
+        self._kept, self.env = self.env, env
+        self.release_thread()
+        self._thread = SessionThread()
+        self._set_ready(Calls(env))
+
+    def kill_hung(self) -> None:
+        """Kill the process of a session that has ended, if a call of it still runs there."""
+        if self.running and self.env is not None:
+            self.env.kill()
 
     def cancel_expiry(self) -> None:
         """Let a branch that has got its client, or has ended, live on without a time limit."""

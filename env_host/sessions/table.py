@@ -24,6 +24,7 @@ from ..environment.instances import Calls, Factory
 from ..errors import BranchRefused, CallTimedOut, CapacityReached, SessionEnded, UnknownSession
 from .branches import Branches
 from .session import Session, Threads
+from .session_process import RemoteEnvironment
 
 if TYPE_CHECKING:
     from ..environment.definition import Definition
@@ -187,7 +188,8 @@ class SessionTable:
 
     def begin_branches(self, count: int) -> list[Session]:
         """Take slots for branches, all or none; raises `BranchRefused`: there are too few."""
-        if self._stopping or count > self.admission.room:
+        has_slots = self.branches.forks is not None  # the supervisor has given them
+        if self._stopping or not (has_slots or count <= self.admission.room):
             taken, most = self.admission.totals
             refused = CapacityReached(taken, most)
             text = f"{count} branches do not fit here: {refused}"
@@ -245,7 +247,7 @@ class SessionTable:
         if self._sessions.pop(session.id, None) is None:
             return None
         self._closing += 1
-        self.branches.checkpoints.drop_of(session.id)
+        self.branches.session_ended(session)
         session.cancel_expiry()
         if not self._sessions:
             self.occupied.clear()
@@ -262,6 +264,8 @@ class SessionTable:
                 session.note_slow_creation()
             text = "session %s ended while %s was still running, after %.1f s"
             log.warning(text, session.id, call, seconds, extra={"session": session.id})
+            if isinstance(session.env, RemoteEnvironment):
+                asyncio.get_running_loop().call_later(CLOSE_SECONDS, session.kill_hung)
         if after is None and not abandoned and not session.needs_closing:
             self._closed(session)
             return None

@@ -21,20 +21,24 @@ import asyncio
 import logging
 import os
 import socket
+import sys
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...system.net.connection_limit import turn_away
+from ...system.process import forking
 from ...system.process.descriptors import Message
 from ...system.process.prctl import adopt_orphans
 from ...system.process.proc import kill_descendants
-from ..errors import CapacityReached
+from ..errors import BranchRefused, CapacityReached
 from ..ipc.fd_messages import MAX_CARRIED_BYTES, MessageChannel, carried_bytes, connection_message
 from ..ipc.scoreboard import Field, now_microseconds
 from ..serving.mcp import Give, Peers
 from .base import ServingProcess
 
 if TYPE_CHECKING:
+    from ...system.text.json_lines import Json
     from .connections import Arrival
 
 STARTING_SECONDS = 1.0  # for a further shard to start
@@ -155,7 +159,8 @@ class IsolatedSession(ServingProcess):
     """Serves one session, and exits with it, together with the programs that the session started.
 
     It leads a process group, which the environment may signal, and adopts orphans. If it is killed
-    itself, the supervisor ends group and orphans (`supervisor/isolated_sessions.py`).
+    itself, the supervisor ends group and orphans (`supervisor/isolated_sessions.py`). It also holds
+    the session's branches, whose environments are in `sessions/session_process.py`.
     """
 
     async def run(self, head: bytes) -> None:
@@ -164,6 +169,13 @@ class IsolatedSession(ServingProcess):
         adopt_orphans()
         await self.start()
         own = self._own
+        self._asking: deque[asyncio.Future[Json]] = deque()  # for slots
+        if sys.platform == "linux":
+            self.life_fd, _ = os.pipe()  # the other end is closed when this process exits
+            self._base_fds = forking.open_fds() - {*own.imported_fds}
+            self.table.branches.forks = self
+        else:
+            self.table.branches.platform = sys.platform
         assert own.connection_fd is not None
         arrival = await self.arrivals.open(own.connection_fd, own.since, head, own.accepted)
         watching = asyncio.create_task(self._watch(arrival.transport), name="watch-connection")
@@ -183,8 +195,32 @@ class IsolatedSession(ServingProcess):
                     await self.registry.is_over.wait()
                 await asyncio.sleep(LEAVING_POLL_INTERVAL_SECONDS)
 
+    async def take_slots(self, count: int) -> None:
+        """Ask the supervisor for slots of branches; raises `BranchRefused`: there are too few."""
+        answer = asyncio.get_running_loop().create_future()
+        self._asking.append(answer)
+        self.link.send(Message({"branches": count}))
+        told = await answer
+        if not told["granted"]:
+            refused = CapacityReached(told["taken"], told["most"])
+            text = f"{count} branches do not fit here: {refused}"
+            raise BranchRefused(text, refused.code, **refused.details)
+
+    def free_slot(self) -> None:
+        """Give back the slot of a session that has ended while others continue."""
+        self.link.send(Message({"branches": -1}))
+
+    def own_fds(self) -> set[int]:
+        """Return the descriptors that the environment has not opened."""
+        transports: list[Any] = [each.transport for each in self.server.server_state.connections]
+        sockets = [each.get_extra_info("socket") for each in transports]
+        return {*self._base_fds, *(each.fileno() for each in sockets if each is not None)}
+
     def _on_link(self, message: Message) -> None:
         """Take over a connection for the session that the front-end shard has accepted."""
-        if message.fds:
+        if "granted" in message.head:
+            if not (answer := self._asking.popleft()).done():
+                answer.set_result(message.head)
+        elif message.fds:
             accepted = message.head.get("accepted")
             self._take_connection(message.fds[0], message.head["since"], message.body, accepted)

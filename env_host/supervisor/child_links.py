@@ -93,13 +93,11 @@ class ChildLinks:
     def _handle(self, child: Child, message: Message) -> None:
         head = message.head
         if "isolate" in head:
-            if self._context.is_stopping:
-                for fd in message.fds:
-                    refuse(fd, STOPPING)
-            else:
-                self.add(self._context.isolated.begin(message))
+            self._isolate(message)
         elif "for" in head:
             self._context.isolated.forward(message)
+        elif "branches" in head:
+            self._context.isolated.count_branches(child, head["branches"])
         elif "ready" in head:
             child.is_ready = True
             if time.monotonic() - child.started_at > QUICK_START_SECONDS:
@@ -113,6 +111,13 @@ class ChildLinks:
             self._context.copies.update(child, message)
         if head.get("sessions") == 0:
             self._context.isolated.free_slot(child)
+
+    def _isolate(self, message: Message) -> None:
+        if self._context.is_stopping:
+            for fd in message.fds:
+                refuse(fd, STOPPING)
+        else:
+            self.add(self._context.isolated.begin(message))
 
     def _report_ready(self) -> None:
         shards = (each for each in self._context.children if not each.is_isolated)
@@ -132,7 +137,7 @@ class ChildLinks:
         """Return how many sessions a child that has exited had, with a WebSocket or without."""
         row = self._context.scoreboard[child.index]
         if child.is_isolated:
-            return max(int(child.holds_slot), row[Field.ENDED])
+            return max(int(child.holds_slot), row[Field.ENDED]) + child.branches
         if self._context.plan.isolates:  # its row counts sessions that have their own processes
             return 0
         return max(row[Field.SESSIONS], row[Field.ENDED])

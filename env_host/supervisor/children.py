@@ -43,6 +43,7 @@ class Child:
     kills: KillCount | None = None  # in its group, if it has one
     cap_bytes: int | None = None  # of memory, of an isolated session
     holds_slot: bool = True
+    branches: int = 0  # further sessions of an isolated session's process, each with a slot
     is_ready: bool = False
     retire_at: float | None = None  # when it is stopped, because it is not needed any more
     is_retired: bool = False  # asked to exit: it is not needed any more

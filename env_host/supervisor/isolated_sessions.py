@@ -57,7 +57,7 @@ class IsolatedSessions:
         self.over = 0  # ended sessions not yet reported to the front-end shard
 
     def __len__(self) -> int:
-        held = sum(each.is_isolated and each.holds_slot for each in self._children)
+        held = sum(e.is_isolated * e.holds_slot + e.branches for e in self._children)
         return held + len(self._waiting)
 
     def begin(self, message: Message) -> Child | None:
@@ -100,7 +100,20 @@ class IsolatedSessions:
         """Count a session as over: it has ended, or its process has exited; the first counts."""
         if child.is_isolated and child.holds_slot:
             child.holds_slot = False
-            self.over += 1
+            self.over += 1 + child.branches
+            child.branches = 0
+
+    def count_branches(self, child: Child, change: int) -> None:
+        """Give a session's process slots for branches, all or none; or take some back."""
+        taken, most = len(self), self._spawner.plan.max_sessions
+        is_granted = change < 0 or taken + change <= most
+        if is_granted:
+            child.branches += change
+            self.over -= change
+        if change > 0:
+            with contextlib.suppress(OSError):
+                answer = {"granted": is_granted, "taken": taken, "most": most}
+                send_message(child.link, Message(answer))
 
     def notify_front_end(self) -> None:
         """Report the free slots to the front-end shard; again later if it cannot read now."""

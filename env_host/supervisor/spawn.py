@@ -122,6 +122,7 @@ class Spawner:
                 group,
                 max_sessions=1,
                 connection_fd=fd,
+                imported_fds=tuple(self.imported_fds) if self.can_fork else (),
                 since=message.head["since"],
                 accepted=message.head.get("accepted"),
             )

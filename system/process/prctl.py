@@ -8,6 +8,7 @@ Linux these functions do nothing.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _NAME_BYTES = 15  # the kernel keeps no more
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_F_SETSIG = 10  # of Linux's `fcntl`
 
 
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
@@ -39,6 +41,18 @@ def adopt_orphans(wanted: bool = True) -> None:
 def set_thread_name(name: str) -> None:
     """Set what `top` and `ps -o comm` show of this thread, or of the process if it is its first."""
     _prctl(_PR_SET_NAME, name.encode()[:_NAME_BYTES])
+
+
+def die_with_writer(fd: int) -> int:
+    """Have the kernel kill this process when the last writing end of a pipe is closed. On Linux.
+
+    `fd` is a reading end, whose settings other processes share; returns one of this process alone.
+    """
+    own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)  # last: it takes effect now
+    return own
 
 
 def _prctl(option: int, value: int | bytes) -> None:

@@ -14,16 +14,16 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_572,
-    "code lines": 47_843,
-    "modules": 390,
-    "test lines": 66_336,
+    "shipped lines": 75_123,
+    "code lines": 48_222,
+    "modules": 392,
+    "test lines": 66_857,
     "words of pages": 25_021,
-    "words of decisions": 7_659,
+    "words of decisions": 7_941,
     "folders at the root": 15,
     "large classes": 4,
     "crowded folders": 0,
-    "dialect words": 19,
+    "dialect words": 24,
     "private names": 0,
 }
 

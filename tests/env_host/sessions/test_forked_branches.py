@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Branches and checkpoints of sessions with processes of their own: by forking them."""
+
+import random
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ..conftest import StartHost
+from ..hosts import Host, wait_until_exited
+from .test_branches import attach, branch, step
+
+MODULE = """
+import asyncio, os, random, signal, socket, sqlite3, subprocess, sys, tempfile, threading
+import multiprocessing.shared_memory, mmap
+from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
+
+class Do(Action):
+    by: int = 1
+    how: str = ""
+
+class Seen(Observation):
+    at: int = 0
+    drawn: float = 0.0
+    read: str = ""
+    pid: int = 0
+
+class Forked(Environment[Do, Seen, State]):
+    "Nothing copies it but a fork: it holds a lock, a closure, and the process's random numbers."
+
+    def __init__(self):
+        self.lock, self.at = threading.Lock(), 0
+        self.add = lambda by: by
+        self.held = []
+        with open("numbers", "w") as file:
+            file.write("0123456789")
+        self.file = open("numbers")
+
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        random.seed(seed)
+        self.at, self.thread = 0, threading.get_ident()
+        return Seen(pid=os.getpid())
+
+    def step(self, action, timeout_s=None, **kwargs):
+        assert self.thread == threading.get_ident()
+        if action.how:
+            self.held.append(getattr(self, "do_" + action.how)())
+        with self.lock:
+            self.at += self.add(action.by)
+        read = self.file.read(1)
+        return Seen(at=self.at, drawn=random.random(), read=read, pid=os.getpid())
+
+    def do_threads(self):
+        thread = threading.Thread(target=threading.Event().wait, daemon=True)
+        thread.start()
+        return thread
+
+    def do_children(self):
+        return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.DEVNULL)
+
+    def do_sockets(self):
+        return socket.socketpair()
+
+    def do_files(self):
+        return open("log", "a")
+
+    def do_database(self):
+        return sqlite3.connect(":memory:")
+
+    def do_shared_state(self):
+        return mmap.mmap(-1, 4096)
+
+    def do_kill(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def do_raise(self):
+        raise LookupError("no such door")
+
+    def do_hang(self):
+        threading.Event().wait()
+
+    @property
+    def state(self):
+        return State(step_count=self.at)
+
+    def close(self):
+        with open("closed", "a") as file:
+            file.write(".")
+
+class AsyncForked(Forked):
+    async def reset_async(self, seed=None, episode_id=None, **kwargs):
+        return self.reset(seed)
+
+    async def step_async(self, action, timeout_s=None, **kwargs):
+        await asyncio.sleep(0)
+        return self.step(action)
+"""
+
+
+REASONS = ("threads", "children", "sockets", "files", "shared_state")
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path) -> None:
+    (tmp_path / "forked.py").write_text(MODULE)
+
+
+@pytest.fixture
+def host(serve: StartHost) -> Host:
+    return serve("forked:Forked", max_sessions=6)
+
+
+@pytest.mark.parametrize("name", ["Forked", "AsyncForked"])
+def test_forked_branches_continue_as_their_parent_would(serve: StartHost, name: str) -> None:
+    host = serve(f"forked:{name}", max_sessions=6)
+    with host.open() as parent, ExitStack() as stack:
+        parent.ask("reset", {"seed": 7})
+        before = step(parent, 2)
+        answer = parent.ask("branch", {"count": 3})["data"]
+        assert answer.get("by") == "fork", answer
+        ids = [each["session_id"] for each in answer["branches"]]
+        clients = [parent, *(stack.enter_context(attach(host, each)) for each in ids)]
+        answers = [step(each) for each in clients]
+        pids = {each.pop("pid") for each in answers}
+        assert len({before["pid"], *pids}) == 5
+        assert answers == answers[:1] * 4
+        assert (answers[0]["at"], answers[0]["read"]) == (3, "1")
+        step(clients[1], 10)
+        assert [step(each)["at"] for each in clients] == [4, 14, 4, 4]
+        assert parent.ask("state")["data"]["step_count"] == 4
+        [grandchild] = branch(clients[1])
+        parent.leave()
+        with attach(host, grandchild) as client:
+            assert step(client)["at"] == 15
+        assert step(clients[2])["at"] == 5
+    host.emptied()
+
+
+def test_seeds_set_the_random_numbers_of_the_process_too(host: Host) -> None:
+    with host.open() as parent, ExitStack() as stack:
+        parent.ask("reset", {"seed": 7})
+        ids = branch(parent, seeds=[5, 6, 5])
+        drawn = [step(stack.enter_context(attach(host, each)))["drawn"] for each in ids]
+        assert drawn[0] == drawn[2] == random.Random(5).random()
+        assert drawn[1] == random.Random(6).random()
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("database", "files"),
+        *((e, e) for e in ["threads", "children", "sockets", "files", "shared_state"]),
+    ],
+)
+@pytest.mark.parametrize("is_bare", [False, True])
+def test_what_a_copy_would_share_or_lack_forbids_a_fork(
+    host: Host, how: str, reason: str, is_bare: bool
+) -> None:
+    with host.open() as client:
+        client.ask("reset", {})
+        if is_bare:
+            assert branch(client)
+        client.ask("step", {"how": how})
+        told = client.ask("branch", {})["data"]
+        assert (told["code"], told["reason"]) == ("BRANCH_UNSUPPORTED", reason), told
+        assert told["found"]
+        assert step(client)["at"] == 2
+
+
+def test_slots_of_forked_branches_are_the_hosts(host: Host) -> None:
+    with host.open() as parent, host.open() as other:
+        parent.ask("reset", {})
+        other.ask("reset", {})
+        assert parent.ask("branch", {"count": 5})["data"]["code"] == "CAPACITY_REACHED"
+        assert len(branch(parent, count=4, ttl_s=0.5)) == 4
+        assert other.ask("branch", {})["data"]["code"] == "CAPACITY_REACHED"
+        with host.open() as refused:
+            assert refused.receive()["data"]["code"] == "CAPACITY_REACHED"
+        host.until(lambda capacity: capacity["sessions"] == 2)
+        assert len(branch(other, count=4)) == 4
+    host.emptied()
+
+
+def test_a_killed_branch_harms_neither_parent_nor_siblings_nor_does_a_killed_parent(
+    host: Host,
+) -> None:
+    with host.open() as parent, ExitStack() as stack:
+        parent.ask("reset", {})
+        one, other = (stack.enter_context(attach(host, e)) for e in branch(parent, count=2))
+        for each in (one, parent):
+            each.send("step", {"how": "kill"})
+            told, _ = each.last_word()
+            assert told["data"]["code"] == "SESSION_ERROR"
+            assert "process of this session has ended" in told["data"]["message"]
+        assert step(other)["at"] == 1
+        with attach(host, *branch(other)) as grandchild:
+            assert step(grandchild)["at"] == 2
+    host.emptied()
+
+
+def test_an_error_of_a_branch_is_answered_and_the_branch_continues(host: Host) -> None:
+    with host.open() as parent:
+        parent.ask("reset", {})
+        with attach(host, *branch(parent)) as client:
+            told = client.ask("step", {"how": "raise"})["data"]
+            assert (told["code"], told["message"]) == ("EXECUTION_ERROR", "no such door")
+            assert step(client)["at"] == 1
+
+
+def test_a_session_returns_to_a_parked_copy_of_its_process(host: Host) -> None:
+    with host.open() as client:
+        client.ask("reset", {"seed": 3})
+        seen = client.ask("step", {"by": 4})
+        made = client.ask("checkpoint")["data"]
+        assert made["by"] == "fork"
+        node, nexts = {"checkpoint_id": made["checkpoint_id"]}, []
+        for _ in range(3):
+            nexts.append({**step(client), "pid": 0})
+            step(client, 50)
+            assert client.ask("restore", node) == seen
+        assert nexts == nexts[:1] * 3
+        with attach(host, *branch(client)) as other:
+            step(other, 9)
+            assert other.ask("restore", node) == seen
+            assert step(other)["at"] == step(client)["at"] == 5
+
+
+@pytest.mark.parametrize("how", ["ends", "is killed", "with its host"])
+def test_nothing_is_left_of_branches_and_checkpoints(host: Host, how: str) -> None:
+    with host.open() as parent, ExitStack() as stack:
+        parent.ask("reset", {})
+        for each in branch(parent, count=2):
+            step(stack.enter_context(attach(host, each)))
+        for _ in range(3):
+            assert parent.ask("checkpoint")["type"] == "checkpoint"
+        _, holder = sorted(host.children(), key=lambda each: each.pid)
+        family = [holder, *holder.children(recursive=True)]
+        assert len(family) == 1 + 3 + 3
+        if how == "is killed":
+            holder.kill()
+        elif how == "with its host":
+            host.process.kill()
+        else:
+            parent.leave()
+            stack.close()
+            host.emptied()
+        wait_until_exited(family)
+
+
+def test_a_branch_whose_step_hangs_ends_at_its_time_limit_alone(serve: StartHost) -> None:
+    host = serve("forked:Forked", max_sessions=3, step_timeout_seconds=0.5)
+    with host.open() as parent:
+        parent.ask("reset", {})
+        with attach(host, *branch(parent)) as client:
+            client.send("step", {"how": "hang"})
+            assert "did not finish within" in client.last_word()[0]["data"]["message"]
+        assert step(parent)["at"] == 1
+
+
+def test_many_branches_in_a_row_leave_no_descriptor_process_or_slot(host: Host) -> None:
+    def counts() -> tuple[int, int]:
+        (holder,) = (e for e in host.children() if e.children())
+        alive = [e for e in holder.children(True) if e.status() != psutil.STATUS_ZOMBIE]
+        return holder.num_fds(), len(alive)
+
+    with host.open() as parent:
+        parent.ask("reset", {})
+        for number in range(60):
+            for each in branch(parent, count=3):
+                with attach(host, each) as client:
+                    client.leave()
+            host.until(lambda capacity: capacity["sessions"] == 1)
+            if number == 5:
+                before = counts()
+        fds, processes = counts()
+        assert processes <= before[1] + 1
+        assert fds <= before[0] + 3
+        (holder,) = (e for e in host.children() if e.children())
+        assert len(holder.children(recursive=True)) <= 8
