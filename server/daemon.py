@@ -23,6 +23,7 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import syslog
@@ -37,10 +38,13 @@ import uvloop
 from setproctitle import setproctitle
 
 from .. import __version__
+from ..environments import run_files
 from ..executor.spawning.zygote import PreforkedZygote
 from ..executor.supervisor.memory import sweep_cgroups
 from ..schema.settings import Given, Paths, Settings
+from ..system.files import installation
 from ..system.memory.limits import is_no_room, no_room_text, read_limits
+from ..system.text.terminals import write_to_terminals
 from .api.app import create_app
 from .api.dependencies import Dependencies
 from .api.security import BrowserSessions, Guard
@@ -53,6 +57,7 @@ from .listening import HomeLock, HttpServer, bind, hold_lock, identity_of, write
 
 log = logging.getLogger(__name__)
 
+LOOKS_GONE = 10  # in a row, until openenvd counts as uninstalled: an update takes seconds
 HOME_SECONDS = 2.0  # between looks at whether the home is still there
 VITAL_THREADS = frozenset({"dispatcher", "executor-supervisor"})
 
@@ -171,16 +176,34 @@ class Daemon:
         threading.excepthook = died
 
     async def _watch_home(self) -> None:
-        """Return when the home was removed or moved.
+        """Return when the home was removed or moved; report once that openenvd was uninstalled.
 
         No client finds this daemon any more then, requests would be lost with the folder, and the
         port is in the next daemon's way.
         """
-        while self.lock.is_ours():  # noqa: ASYNC110  no event tells of it on every system
+        looks_gone = 0
+        while self.lock.is_ours():  # no event tells of it on every system
             await asyncio.sleep(HOME_SECONDS)
+            looks_gone = looks_gone + 1 if installation.is_removed() else 0
+            if looks_gone == LOOKS_GONE:
+                await asyncio.to_thread(self._report_uninstalled)
         text = f"the state folder {self.paths.home} was removed; the daemon exits"
         log.critical("%s", text)
         syslog.syslog(syslog.LOG_CRIT, f"openenvd: {text}")  # our own log went with the folder
+
+    def _report_uninstalled(self) -> None:
+        """Report what still runs in the log, and on the user's terminals, since no command can."""
+        usable, aside = run_files.look(self.paths.runs)
+        found = {each.environment for each in usable} | {each.environment for each in aside}
+        names = ", ".join(sorted(found)) or "none"
+        text = (
+            f"openenvd was uninstalled, and still runs: its daemon (pid {os.getpid()}), and the "
+            f"environments: {names}. To end and forget all of it: rm -r "
+            f"{shlex.quote(str(self.paths.home))}. Or install it again; then openenv down --all, "
+            "openenv stop."
+        )
+        log.critical("%s", text)
+        write_to_terminals(f"\n{text}\n")
 
 
 @contextmanager

@@ -114,7 +114,8 @@ def stop(output: Output) -> int:
     """Stop the daemon. Its environments continue, and the next daemon adopts them.
 
     Examples:
-      openenv stop  # environments continue
+      openenv stop                            # environments continue
+      openenv down --all && openenv stop      # nothing is left: before an uninstall
     """
     identity = daemon.stop(Paths.from_environment())
     pid = (identity or {}).get("pid")

@@ -30,6 +30,11 @@ def mark() -> dict[str, str | list[int]]:
     return {"folder": str(_PACKAGE), "file": _identify(_PACKAGE)}
 
 
+def is_removed() -> bool:
+    """Return whether the files of this installation are gone, as they are during an update."""
+    return not (_PACKAGE / _FILE).exists()
+
+
 def is_as_it_was(marked: object) -> bool:
     """Return whether the installation of a `mark` is still there; False for any other value."""
     if not isinstance(marked, dict) or not isinstance(folder := marked.get("folder"), str):

@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_123,
-    "code lines": 48_222,
-    "modules": 392,
-    "test lines": 66_857,
+    "shipped lines": 75_184,
+    "code lines": 48_266,
+    "modules": 393,
+    "test lines": 66_907,
     "words of pages": 25_021,
     "words of decisions": 7_941,
     "folders at the root": 15,

@@ -389,6 +389,29 @@ def test_a_daemon_whose_home_is_removed_logs_why_it_stops(home: Path) -> None:
     assert process.returncode == 0
 
 
+UNINSTALLED = """
+import runpy, sys
+from openenvd.server import daemon
+daemon.HOME_SECONDS = 0.01
+daemon.installation.is_removed = lambda: True
+daemon.write_to_terminals = lambda text: print("terminals:", text.strip(), file=sys.stderr)
+runpy.run_module("openenvd.server", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_daemon_that_was_uninstalled_says_what_still_runs_and_how_to_end_it(home: Path) -> None:
+    command = [sys.executable, "-c", UNINSTALLED, "--port=0"]
+    environ = {**os.environ, "OPENENV_HOME": str(home)}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while not (line := process.stderr.readline()).startswith("terminals:"):
+            assert process.poll() is None
+        shutil.rmtree(home)  # as it says
+        process.communicate(timeout=WAIT_SECONDS)
+    assert f"daemon (pid {process.pid}), and the environments: none. " in line
+    assert f"rm -r {home}." in line
+
+
 def test_a_daemon_whose_home_was_moved_leaves_the_next_one_alone(home: Path) -> None:
     paths = Paths(home)
     first = daemon.connect(paths, settings={"port": 0}).identity["pid"]
