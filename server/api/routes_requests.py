@@ -141,7 +141,7 @@ async def submit(body: Annotated[SubmitBody, Body()], deps: Injected) -> Json:
     new = request_of(registry.by_name(fields.operation), payload, **options)
     request = await deps.submitter.submit(new)
     # How many are before it is not counted.
-    room = deps.executor.room(request.schedule)
+    room = deps.dispatcher.claimer.room(request.schedule)
     view = request_view(request, reason_of(0, room=room, is_short=False))
     return {"request_id": request.id, "request": view}
 
@@ -239,7 +239,7 @@ async def _reasons(deps: Dependencies, requests: Sequence[Request]) -> dict[str,
     queues = {s: await deps.store.read(queries.places(s, MAX_COUNTED)) for s in schedules}
     found = {}
     for request in pending:
-        places, room = queues[request.schedule], deps.executor.room(request.schedule)
+        places, room = queues[request.schedule], deps.dispatcher.claimer.room(request.schedule)
         found[request.id] = "about to start"  # also where it was claimed meanwhile
         if len(places) >= MAX_COUNTED or request.seq in places:
             ahead = places.get(request.seq, MAX_COUNTED + 1)

@@ -69,7 +69,7 @@ class RequestSource:
         shown: dict[str, Json] = {}
         late: list[Json] = []
         for schedule in Schedule:
-            room = self._deps.executor.room(schedule)
+            room = self._deps.dispatcher.claimer.room(schedule)
             waiting = await read(queries.first_pending(schedule, MAX_WAITING))
             too_long = sum(
                 now - request.created_at > environments.WAITING_SECONDS for request in waiting

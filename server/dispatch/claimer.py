@@ -69,6 +69,7 @@ class Claimer:
         self._before_id, self._after_id = str(context.paths.request_log("*")).rsplit("*", 1)
         self._queues = {schedule: _Queue() for schedule in CLAIM_ORDER}
         self._cancelled: set[str] = set()
+        self._under_way = 0  # LONG requests that the daemon carries out
         self._unreleased: list[str] = []  # claimed without room, and not yet requeued
 
     def note_pending(self, *schedules: Schedule) -> None:
@@ -104,6 +105,14 @@ class Claimer:
         return min(
             (q.look_at for q in self._queues.values() if q.look_at is not None), default=math.inf
         )
+
+    def room(self, schedule: Schedule) -> int:
+        """Return how many requests may begin, less those that the daemon carries out (any thread).
+
+        The latter are as of the last `claim` with a pending request.
+        """
+        under_way = self._under_way if schedule is Schedule.LONG else 0
+        return self._executor.room(schedule) - under_way
 
     def claim(self, ended: Ended) -> None:
         """Claim and submit the requests for which there is room; those that `ended` free some.
@@ -151,9 +160,8 @@ class Claimer:
             queue.full_at = time.time()
 
     def _room(self, schedule: Schedule) -> int:
-        """Return how many requests may begin, given those that the daemon itself carries out."""
-        under_way = len(self._in_daemon()) if schedule is Schedule.LONG else 0
-        return self._executor.room(schedule) - under_way
+        self._under_way = len(self._in_daemon())
+        return self.room(schedule)
 
     def _in_daemon(self) -> list[Request]:
         """Return the LONG requests that the daemon carries out; the others start nothing."""

@@ -169,6 +169,24 @@ def test_an_environment_is_scaled(dashboard: Dashboard, launched: str) -> None:
     assert len(dashboard.machine.environment(launched)["replicas"]) == 2
 
 
+def test_environments_are_sorted_by_a_column_and_a_page_has_source_and_options(
+    dashboard: Dashboard, launched: str
+) -> None:
+    dashboard.machine.ok("launch", "echo", "--name", "zebra", "--replicas", "2")
+    page = dashboard.show("/")
+    row_of(page, "environments", "zebra").get_by_text("2/2").wait_for()
+    first = body_of(page, "environments").locator("tbody tr").first
+    assert "zebra" not in first.inner_text()
+    page.get_by_role("columnheader", name="Replicas").get_by_role("button").click()
+    first.get_by_text("zebra").wait_for()
+    page.locator("th[aria-sort=descending]").get_by_text("Replicas").wait_for()
+    first.get_by_role("link", name="zebra").click()
+    body_of(page, "page-environment").locator("dd").get_by_text("echo", exact=True).wait_for()
+    page.get_by_text("Options of the newest generation").click()
+    page.get_by_text('"replicas": 2').wait_for()
+    dashboard.machine.ok("down", "zebra")
+
+
 def test_a_launch_that_dies_of_memory_cannot_be_missed(dashboard: Dashboard) -> None:
     """The form launches with too little memory; the button launches again with more."""
     page = dashboard.show("/launch")
@@ -314,6 +332,23 @@ def test_a_running_request_is_cancelled(dashboard: Dashboard, tmp_path: Path) ->
     row_of(page, "ended", "launch stuck").get_by_text("cancelled").wait_for()
 
 
+def test_all_requests_are_listed_by_state_and_filtered(
+    dashboard: Dashboard, killed: str, launched: str
+) -> None:
+    dashboard.machine.run("launch", "json:nonesuch", "--name", "no-such")
+    page = dashboard.show("/")
+    page.get_by_role("link", name="All requests").click()
+    rows = body_of(page, "page-requests").locator("tbody tr")
+    rows.filter(has_text=f"launch {launched}").first.wait_for()
+    page.get_by_label("State").select_option("failed")
+    rows.filter(has_text=f"launch {launched}").first.wait_for(state="detached")
+    rows.filter(has_text="no-such").first.wait_for()
+    page.get_by_label("Filter requests").fill(killed)
+    rows.filter(has_text="no-such").first.wait_for(state="detached")
+    rows.get_by_text("launch killed").wait_for()
+    assert rows.count() == 1
+
+
 def test_an_answer_that_comes_late_is_not_shown_for_the_newest(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
@@ -378,7 +413,7 @@ def test_a_live_rollout_is_followed(dashboard: Dashboard, rollout: str, tmp_path
 
 
 PLACES = (
-    *("/", "/launch", "/rollouts", "/rollouts/{rollout}/000003"),
+    *("/", "/launch", "/requests", "/rollouts", "/rollouts/{rollout}/000003"),
     *("/environment/maze", "/request/{rollout}", "/request/{killed}"),
 )
 
@@ -393,6 +428,8 @@ def settled(dashboard: Dashboard, place: str, rollout: str, killed: str) -> Any:
         page.get_by_role("link", name=re.compile("^[0-9a-f]{8}$")).wait_for()
     elif place == "/request/{killed}":
         body_of(page, "page-request").get_by_text("failed").first.wait_for()
+    elif place == "/requests":
+        body_of(page, "page-requests").locator("tbody tr").first.wait_for()
     elif place.startswith("/request"):
         page.get_by_text("succeeded").first.wait_for()
     return page

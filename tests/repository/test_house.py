@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_184,
-    "code lines": 48_266,
+    "shipped lines": 75_252,
+    "code lines": 48_270,
     "modules": 393,
-    "test lines": 66_907,
-    "words of pages": 25_021,
+    "test lines": 67_135,
+    "words of pages": 25_027,
     "words of decisions": 7_941,
     "folders at the root": 15,
     "large classes": 4,

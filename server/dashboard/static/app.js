@@ -148,7 +148,7 @@ themeButton.addEventListener("click", () => {
 });
 showTheme();
 
-const SHORTCUTS = { "g e": ["#/", "environments"], "g l": ["#/launch", "launch"], "g r": ["#/rollouts", "rollouts"] };
+const SHORTCUTS = { "g e": ["#/", "environments"], "g l": ["#/launch", "launch"], "g q": ["#/requests", "all requests"], "g r": ["#/rollouts", "rollouts"] };
 const showShortcuts = () => ask({ title: "Shortcuts", action: "Close", text: ["?   this list", "/   search or filter",
   ...Object.entries(SHORTCUTS).map(([keys, [, title]]) => `${keys}   ${title}`)].join("\n") });
 document.getElementById("shortcuts").addEventListener("click", showShortcuts);

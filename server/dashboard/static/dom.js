@@ -59,10 +59,11 @@ export function keyed(parent, items, key, make) {
   rows.set(parent, after);
 }
 
-/** 1.4 GB, 310 MB. */
+/** 1.4 GB, 310 MB, 4 kB. */
 export function size(bytes) {
   if (bytes === null || bytes === undefined) return "–";
   const megabytes = bytes / 2 ** 20;
+  if (megabytes < 0.05) return `${Math.ceil(bytes / 1024)} kB`;
   if (megabytes >= 9999.5) return `${(megabytes / 1024).toFixed(0)} GB`;
   if (megabytes >= 999.5) return `${(megabytes / 1024).toFixed(1)} GB`;
   return `${megabytes.toFixed(megabytes < 9.95 ? 1 : 0)} MB`;
@@ -161,10 +162,11 @@ export function copyButton(app, label, what) {
 
 export const DELAY = "How late its server gets to its work, but for the slowest hundredth";
 
-/** A table: `columns` are [title, class, help]; returns its element and its body. */
-export function table(caption, columns) {
+/** A table: `columns` are [title, class, help]; returns its element and its body. A click on one of the first `count` columns calls `sort` with it. */
+export function table(caption, columns, count = 0, sort = null) {
   const body = h("tbody");
-  const head = h("tr", {}, columns.map(([title, kind, help]) => h("th", { scope: "col", class: kind, title: help }, title)));
+  const head = h("tr", {}, columns.map(([title, kind, help], at) => h("th", { scope: "col", class: kind, title: help },
+    at < count ? h("button", { type: "button", class: "sort", onclick: () => sort(at, head.children) }, title) : title)));
   const element = h("table", {}, h("caption", { class: "unseen" }, caption), h("thead", {}, head), body);
   return { element: h("div", { class: "scroll" }, element), body, table: element };
 }

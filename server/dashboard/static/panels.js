@@ -14,5 +14,6 @@ export const pages = {
   request: later("request", "Request", ["requests", "faults"]),
   launch: later("launch", "Launch an environment", []),
   play: later("play", "Play", []),
+  requests: later("requests", "All requests", ["requests"]),
   rollouts: later("rollouts", "Rollouts", ["rollouts"]),
 };

@@ -110,7 +110,7 @@ function titleOf(name) {
 }
 
 /** An option's description, without what is said for the command line alone. */
-const noteOf = (description = "") => description.replace(/: \d+M, \d+G\.$/, ".").replace(/ Repeatable\.$/, "");
+const noteOf = (description = "") => description.replace(/: (\d+M, )?\d+G\./, ".").replace(/( Without a value, the one it has here\.)? Repeatable\.$/, "");
 
 /** One field: its element, `read()`, `fail(message)`. */
 function makeField(id, name, schema, isRequired, controlOf) {

@@ -198,8 +198,8 @@ async def test_a_failed_launch_is_no_fault_once_its_name_was_launched_with_succe
     store: AsyncStore, dispatch: WriteConnection, tmp_path: Path
 ) -> None:
     faults = Faults(tmp_path / "seen.json")
-    executor = SimpleNamespace(room=lambda _: None)
-    source = RequestSource(cast(Any, SimpleNamespace(store=store, executor=executor)), faults)
+    dispatcher = SimpleNamespace(claimer=SimpleNamespace(room=lambda _: None))
+    source = RequestSource(cast(Any, SimpleNamespace(store=store, dispatcher=dispatcher)), faults)
 
     async def shown(name: str, state: RequestState) -> set[str]:
         new = records.NewRequest(

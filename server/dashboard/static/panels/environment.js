@@ -50,8 +50,8 @@ export default {
     const shown = state("");
     const facts = h("dl", { class: "facts" });
     const fact = (title) => { const value = h("dd"); facts.append(h("div", {}, h("dt", {}, title), value)); return value; };
-    const [how, provider, generation, ready, sessions, steps, restarts, late, memory, serving] =
-      ["State", "Provider", "Generation", "Replicas", "Sessions", "Steps/s", "Restarts", "Delay", "Memory", "Served by"].map(fact);
+    const [how, source, provider, generation, ready, sessions, steps, restarts, late, memory, serving] =
+      ["State", "Source", "Provider", "Generation", "Replicas", "Sessions", "Steps/s", "Restarts", "Delay", "Memory", "Served by"].map(fact);
     how.append(shown);
     const problem = h("p", { class: "notice bad", role: "status" });
     let now = null;
@@ -68,8 +68,9 @@ export default {
       h("p", {}, h("code", { class: "address" }), " ", copyButton(app, "address", () => addressOf(app, name))), ownRoutes, snippets);
     const replicas = table(`Replicas of ${name}`, REPLICA);
     Object.assign(replicas.element, { tabIndex: 0, role: "region", ariaLabel: "Replicas" }); // it has no link: else no key scrolls it
+    const options = h("pre");
     const generations = table(`Generations of ${name}`, [["Generation"], ["State"], ["Age", "number p2"], ["Launch"], ["Why", "p2"]]);
-    const known = h("div", {}, facts, h("p", { class: "buttons" }, play, buttons), address, h("h3", {}, "Replicas"), replicas.element, h("h3", {}, "Generations"), generations.element);
+    const known = h("div", {}, facts, h("p", { class: "buttons" }, play, buttons), address, h("h3", {}, "Replicas"), replicas.element, h("h3", {}, "Generations"), generations.element, h("details", {}, h("summary", {}, "Options of the newest generation"), options));
     body.append(problem, known, h("h3", {}, "Log"));
     const log = logView(app, `environments/${name}`);
     body.append(log.element);
@@ -78,6 +79,7 @@ export default {
     const showGenerations = async () => {
       let answer;
       try { answer = await app.api("GET", `/v1/environments/${encodeURIComponent(name)}`); } catch (error) { text(problem, error.message); return; }
+      text(options, JSON.stringify(answer.environment.generations[0]?.spec, null, 2));
       generations.body.replaceChildren(...answer.environment.generations.map((each) => h("tr", {},
         h("th", { scope: "row" }, String(each.number)), h("td", {}, state(each.state)), h("td", { class: "number p2" }, age(each.created_at)),
         h("td", {}, h("a", { href: `#/request/${each.request_id}` }, each.request_id.slice(0, 8))), h("td", { class: "why p2" }, each.error ?? ""))));
@@ -91,6 +93,7 @@ export default {
         now = environment;
         const isOver = IS_OVER.has(environment.state);
         shown.update(environment.state);
+        text(source, environment.source);
         text(provider, environment.provider ?? "local");
         text(generation, environment.generation);
         text(ready, `${environment.ready} ready of ${environment.replicas}`);

@@ -8,6 +8,7 @@ const COLUMNS = [
   ["Name"], ["State"], ["Provider", "p3"], ["Replicas", "number"], ["Sessions", "number"],
   ["Steps/s", "number p2"], ["Restarts", "number p3"], ["Delay", "number p3", DELAY], ["Memory", "number p2"], ["Address", "p2"], ["Actions", "p2"],
 ];
+const BY = ["name", "state", "provider", "replicas", "sessions", "steps_per_second", "restarts", "lag_p99_seconds", "memory_bytes"];
 export const IS_OVER = new Set(["FAILED", "STOPPED"]);
 const SERVES = new Set(["READY", "FAILING", "DEGRADED", "ASLEEP"]);
 
@@ -56,7 +57,12 @@ export default {
   title: "Environments",
   kinds: ["environments"],
   mount(body, app) {
-    const { element, body: rows } = table("Environments", COLUMNS);
+    const { element, body: rows } = table("Environments", COLUMNS, BY.length, (column, heads) => {
+      [by, isDown] = [BY[column], by === BY[column] ? !isDown : column > 2]; // figures: the largest first
+      [...heads].forEach((head, at) => attribute(head, "aria-sort", at === column && (isDown ? "descending" : "ascending")));
+      show();
+    });
+    let [by, isDown] = ["name", false];
     const first = h("button", { type: "button", class: "primary", onclick: async () => {
       try { app.go(`#/request/${(await app.submit("launch", { source: "echo" })).id}`); } catch (error) { app.say(error.message); }
     } }, "Launch echo");
@@ -65,7 +71,8 @@ export default {
     const filter = h("input", { type: "search", "data-search": "", placeholder: "Filter", "aria-label": "Filter environments", oninput: () => show() });
     body.append(filter, element, none);
     function show() {
-      const all = [...app.store.all("environments").values()].sort((a, b) => (a.name < b.name ? -1 : 1)); // not by localeCompare, whose first call loads locales for 18 ms
+      const order = (a, b) => (a[by] === b[by] ? (a.name < b.name ? -1 : 1) : (a[by] ?? "") < (b[by] ?? "") === isDown ? 1 : -1);
+      const all = [...app.store.all("environments").values()].sort(order); // not by localeCompare, whose first call loads locales for 18 ms
       const words = filter.value.toLowerCase();
       const found = all.filter(({ name, state: how, source }) => `${name} ${how} ${source}`.toLowerCase().includes(words));
       element.hidden = found.length === 0;

@@ -61,16 +61,18 @@ function past(app, first) {
   const why = h("span", { class: "clamp" });
   const again = h("button", { type: "button", class: "quiet small", "aria-label": `Retry ${first.label} ${first.id.slice(0, 8)}`, onclick: () => retry(app, first.id, first.label) }, "Retry");
   const heading = link(first);
+  const since = age(first.created_at);
   const count = heading.appendChild(h("strong"));
-  const element = h("tr", {}, heading, h("td", {}, shown), h("td", { class: "number p2" }, age(first.finished_at)), took, h("td", { class: "why" }, why), peak, h("td", {}, again));
+  const element = h("tr", {}, heading, h("td", {}, shown), h("td", { class: "number p2" }, since), took, h("td", { class: "why" }, why), peak, h("td", {}, again));
   element.update = (request) => {
     shown.update(request.state);
+    since.dataset.since = request.finished_at ?? request.created_at;
     text(count, request.count > 1 ? ` × ${request.count}` : "");
-    text(took, request.started_at ? duration(request.finished_at - request.started_at) : "–");
-    text(why, request.error?.message.split("\n")[0]);
+    text(took, request.started_at && request.finished_at ? duration(request.finished_at - request.started_at) : "–");
+    text(why, request.error?.message.split("\n")[0] ?? request.pending_reason);
     why.title = request.error?.message ?? "";
     text(peak, size(request.peak_bytes));
-    again.hidden = request.state === "SUCCEEDED";
+    again.hidden = request.state === "SUCCEEDED" || ACTIVE.has(request.state);
   };
   return element;
 }
@@ -87,21 +89,62 @@ function byCause(requests) {
   return [...found.values()];
 }
 
+const ENDED = [["Request"], ["State"], ["Ago", "number p2"], ["Took", "number p2"], ["Why"], ["Peak", "number p2"], ["Action"]];
+const STATES = ["FAILED", "RUNNING", "PENDING", "SUCCEEDED", "CANCELLED"];
+const MANY = 200; // requests that are read at once
+
+/** All requests, at `#/requests`. */
+export default {
+  mount(body, app) {
+    const which = h("select", { "aria-label": "State", onchange: () => read() }, h("option", { value: "" }, "every state"), STATES.map((each) => h("option", { value: each }, each.toLowerCase())));
+    const filter = h("input", { type: "search", "data-search": "", placeholder: "Filter", "aria-label": "Filter requests", oninput: () => show() });
+    const { element, body: rows } = table("Requests, newest first", ENDED);
+    const more = h("button", { type: "button", onclick: () => { many += MANY; read(); } }, "Older ones");
+    const none = h("p", { class: "empty" }, "There is no such request.");
+    body.append(h("p", { class: "buttons" }, filter, which), element, none, more);
+    let [found, many, asked, isStale] = [[], MANY, "", false];
+
+    async function read() {
+      isStale = false;
+      const query = (asked = String(new URLSearchParams({ limit: Math.min(many, 1000), ...(which.value && { state: which.value }) })));
+      try {
+        const { requests } = await app.api("GET", `/v1/requests?${query}`);
+        if (query !== asked) return; // another state was chosen meanwhile
+        found = requests;
+        show();
+      } catch (error) { app.say(error.message); }
+    }
+
+    function show() {
+      const words = filter.value.toLowerCase();
+      const fits = found.filter((each) => `${each.label} ${each.id} ${each.state} ${each.error?.message ?? ""}`.toLowerCase().includes(words));
+      keyed(rows, fits, ({ id }) => id, (first) => past(app, first));
+      none.hidden = fits.length > 0;
+      element.hidden = !fits.length;
+      more.hidden = found.length < many || many >= 1000;
+    }
+    read();
+    return { update() { isStale = true; }, tick() { if (isStale) read(); } };
+  },
+};
+
 export const ended = {
   id: "ended",
   title: "Ended lately",
   kinds: ["requests"],
   mount(body, app) {
-    const { element, body: rows } = table("Requests that ended lately", [["Request"], ["State"], ["Ago", "number p2"], ["Took", "number p2"], ["Why"], ["Peak", "number p2"], ["Action"]]);
+    const { element, body: rows } = table("Requests that ended lately", ENDED);
     const none = h("p", { class: "empty" }, "Nothing has ended yet.");
-    body.append(element, none);
+    const all = h("p", { class: "more" }, h("a", { href: "#/requests" }, "All requests"));
+    body.append(element, none, all);
     return {
       update() {
-        const all = [...app.store.all("requests").values()].filter((each) => !ACTIVE.has(each.state)).sort((a, b) => b.finished_at - a.finished_at);
-        const found = byCause(all);
+        const known = [...app.store.all("requests").values()].filter((each) => !ACTIVE.has(each.state)).sort((a, b) => b.finished_at - a.finished_at);
+        const found = byCause(known);
         keyed(rows, found, ({ id }) => id, (first) => past(app, first));
         element.hidden = found.length === 0;
         none.hidden = found.length > 0;
+        all.hidden = !found.length;
       },
     };
   },
