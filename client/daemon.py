@@ -61,7 +61,7 @@ def connect(
     paths: Paths | None = None,
     *,
     settings: Mapping[str, Any] | None = None,
-    on_start: Callable[[Json], None] | None = None,
+    on_start: Callable[[Json], object] = lambda _: None,
     before_start: Callable[[], None] = lambda: None,
 ) -> DaemonClient:
     """Connect to the running daemon, or start one.
@@ -83,15 +83,17 @@ def connect(
     with _start_lock(paths):
         deadline = time.monotonic() + START_SECONDS
         replaced: dict[str, str] = {}
+        is_service = False
         while True:
             try:
                 if (client := find(paths)) is not None:
                     return client
-                if not is_running(paths):
+                if not is_service and not is_running(paths):
                     before_start()
-                    line = _start(paths, settings or {})
-                    if on_start is not None:
-                        on_start({**line, **replaced})
+                    from .service import resume  # when there is no daemon
+
+                    if not (is_service := resume(paths.home)):
+                        on_start({**_start(paths, settings or {}), **replaced})
                     continue
             except errors.InstallationGone as exc:
                 replaced = {"replaced": exc.message}

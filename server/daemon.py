@@ -197,10 +197,9 @@ class Daemon:
         found = {each.environment for each in usable} | {each.environment for each in aside}
         names = ", ".join(sorted(found)) or "none"
         text = (
-            f"openenvd was uninstalled, and still runs: its daemon (pid {os.getpid()}), and the "
-            f"environments: {names}. To end and forget all of it: rm -r "
-            f"{shlex.quote(str(self.paths.home))}. Or install it again; then openenv down --all, "
-            "openenv stop."
+            f"openenvd was uninstalled, and still runs: daemon (pid {os.getpid()}), environments: "
+            f"{names}\n  to end and forget all of it: rm -r {shlex.quote(str(self.paths.home))}"
+            "\n  or install it again, then: openenv down --all && openenv stop"
         )
         log.critical("%s", text)
         write_to_terminals(f"\n{text}\n")

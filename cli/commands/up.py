@@ -15,6 +15,7 @@ import click
 
 from ...client import daemon
 from ...client.errors import DaemonNotStarted
+from ...client.service import service_of
 from ...schema.settings import SETTINGS, Paths, Setting, Settings, flags_of_killed, given_settings
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
@@ -22,7 +23,6 @@ from .. import exit_codes
 from ..options import Command, Duration, connect, json_option
 from ..output import phrases
 from ..output.output import Output, Table, good
-from ..service import service_of
 
 DEFAULT = "default"
 SERVICE_SECONDS = 30.0  # until a service answers

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.cli.service import unit_text
+from openenvd.client.service import unit_text
 
 from .conftest import PROGRAM
 
@@ -23,7 +23,7 @@ here = Path(__file__).parent
 _, verb, *rest = sys.argv[1:]  # after `--user`
 if (here / "refuse").exists():
     sys.exit("Failed to connect to bus")
-if verb == "restart":
+if verb in ("restart", "start"):
     text = (Path(os.environ["XDG_CONFIG_HOME"]) / "systemd" / "user" / rest[0]).read_text()
     given = dict(shlex.split(line.partition("=")[2])[0].split("=", 1)
                  for line in text.splitlines() if line.startswith("Environment="))
@@ -69,6 +69,16 @@ def test_the_daemon_is_started_as_a_service_and_removed(
         assert unit.stat().st_mode & 0o077 == 0  # it has the variables
         assert (systemctl.parent / "pid").read_text() in started.stdout
         assert "bursting to 3 and" in started.stdout
+        assert run("stop").returncode == 0
+        again = json.loads(run("info", "--json").stdout)["daemon"]  # of the service, and no other
+        assert str(again["pid"]) == (systemctl.parent / "pid").read_text()
+        assert run("stop").returncode == 0
+        (systemctl.parent / "refuse").touch()
+        other = json.loads(run("info", "--json").stdout)["daemon"]
+        assert str(other["pid"]) != (systemctl.parent / "pid").read_text()
+        assert run("stop").returncode == 0
+        (systemctl.parent / "refuse").unlink()
+        assert run("up").returncode == 0
         assert run("up", "--no-service").returncode == 0
         assert not unit.exists()
     finally:

@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_252,
-    "code lines": 48_270,
+    "shipped lines": 75_275,
+    "code lines": 48_282,
     "modules": 393,
-    "test lines": 67_135,
+    "test lines": 67_146,
     "words of pages": 25_027,
     "words of decisions": 7_941,
     "folders at the root": 15,

@@ -406,10 +406,11 @@ def test_a_daemon_that_was_uninstalled_says_what_still_runs_and_how_to_end_it(ho
         assert process.stderr is not None
         while not (line := process.stderr.readline()).startswith("terminals:"):
             assert process.poll() is None
+        line += process.stderr.readline()
         shutil.rmtree(home)  # as it says
         process.communicate(timeout=WAIT_SECONDS)
-    assert f"daemon (pid {process.pid}), and the environments: none. " in line
-    assert f"rm -r {home}." in line
+    assert f"daemon (pid {process.pid}), environments: none\n" in line
+    assert f": rm -r {home}\n" in line
 
 
 def test_a_daemon_whose_home_was_moved_leaves_the_next_one_alone(home: Path) -> None:

@@ -4,6 +4,7 @@
     openenv up --service      is there a service manager? ─▶ stop the daemon ─▶ write the file
                               ─▶ enable and start ─▶ wait for it
     openenv up --no-service   stop and disable ─▶ remove the file; environments continue
+    any other command         is no daemon there, and the file is? ─▶ start the service (`resume`)
 
 The service manager ends the daemon alone, never its environments, and delegates the memory
 controller, so that replicas have memory limits. Each home has a service of its own. A manager that
@@ -22,8 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from ..client.errors import DaemonNotStarted
 from ..schema.settings import Paths
+from .errors import DaemonNotStarted
 
 MANAGER_SECONDS = 60.0
 _HINT = "without a service manager, openenv up starts the daemon until the machine is shut down"
@@ -40,6 +41,9 @@ class Service(Protocol):
 
     def start(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
         """Write the file, and start the service now and with each session of the user."""
+
+    def resume(self) -> None:
+        """Start the service, whose daemon was stopped, as its file says."""
 
     def remove(self) -> None:
         """Stop and disable the service, and remove its file."""
@@ -70,6 +74,10 @@ class SystemdUnit:
     def check(self) -> None:
         """Ask for the user's service manager."""
         _run("systemctl", "--user", "show-environment")
+
+    def resume(self) -> None:
+        """Start the unit."""
+        _run("systemctl", "--user", "start", self._unit)
 
     def remove(self) -> None:
         """Disable and stop the unit, and remove it."""
@@ -108,6 +116,10 @@ class LaunchdAgent:
         """Ask for the session of this user, which `ssh` alone does not begin."""
         _run("launchctl", "print", self._domain)
 
+    def resume(self) -> None:
+        """Start the agent, which stays loaded."""
+        _run("launchctl", "kickstart", f"{self._domain}/{self._label}")
+
     def remove(self) -> None:
         """Unload the agent, and remove its file."""
         _check_exists(self.path)
@@ -120,6 +132,16 @@ def service_of(home: Path) -> Service:
     digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:8]
     name = "openenvd" if home == Paths.from_environment({}).home else f"openenvd-{digest}"
     return LaunchdAgent(name) if sys.platform == "darwin" else SystemdUnit(name)
+
+
+def resume(home: Path) -> bool:
+    """Start the service of a home; returns False if it has none, or no service manager answers."""
+    service = service_of(home)
+    with suppress(DaemonNotStarted, OSError):
+        if service.path.exists():
+            service.resume()
+            return True
+    return False
 
 
 def unit_text(command: Sequence[str], variables: Mapping[str, str]) -> str:
