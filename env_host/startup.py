@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
+from ..system.text.units import MB
+
 HOME = 0  # the shard that answers the project's own routes (`serving/own_app.py`)
 STOPPING = "This replica of the environment is stopping."  # why sessions end, or do not begin
 
@@ -142,6 +144,11 @@ def contained_import(seconds: float = 10.0) -> Iterator[None]:
             unwatch()
     if (took := time.monotonic() - began) > seconds:
         log.warning("the import took %.0f s; the stack is that after %g s", took, seconds)
+
+
+def cap_sentence(limit_bytes: int) -> str:
+    """Return the words for the end of a session that exceeded its cap."""
+    return f"was killed for memory: it needed more than {limit_bytes / MB:g} MB (--session-memory)"
 
 
 def sessions_of_process(limit: int) -> int:

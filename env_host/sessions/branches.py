@@ -42,6 +42,7 @@ from .copying import Reason, Tier, unsupported
 from .session_process import RemoteEnvironment, SessionProcess, detach
 
 if TYPE_CHECKING:
+    from ...system.memory.cgroups import Cgroup
     from .session import Session
     from .table import SessionTable
 
@@ -176,8 +177,11 @@ class Forks(Protocol):
 
     life_fd: int  # a pipe whose other end is closed when this process exits
 
-    async def take_slots(self, count: int) -> None:
-        """Take slots for branches; raises `BranchRefused`: there are too few."""
+    async def take_slots(self, count: int, processes: int) -> list[Cgroup]:
+        """Take slots for branches; raises `BranchRefused`: there are too few.
+
+        Returns a memory cgroup for each of so many `processes`, or none where sessions have none.
+        """
 
     def free_slot(self) -> None:
         """Give back the slot of a session that has ended while others continue."""
@@ -224,14 +228,15 @@ class Branches:
         return await self._restore(session, RestoreRequest.model_validate(data).checkpoint_id)
 
     async def _branch(self, parent: Session, request: BranchRequest) -> tuple[Tier, list[Session]]:
+        groups: list[Cgroup] = []
         if self.forks is None:
             tier = (await self._look_at(parent, request.count)).tier
         else:
             tier, _ = Tier.FORK, await self._process_of(parent, request.count)
-            await self.forks.take_slots(request.count)
+            groups = await self.forks.take_slots(request.count, request.count)
         made = self._table.begin_branches(request.count)
         try:
-            await self._fill(parent, made, tier)
+            await self._fill(parent, made, tier, groups)
             for number, each in enumerate(made):
                 if (seed := request.seed_of(number)) is not None:
                     await _on_thread(each, _reseed, each.env, seed)
@@ -253,7 +258,10 @@ class Branches:
             if any(getattr(session.env, name, None) is not None for name in MCP_ATTRIBUTES):
                 raise unsupported(Reason.SOCKETS, ["the connection of its MCP client or server"])
             forks = self.forks
-            process = await _on_thread(session, detach, session.env, forks.own_fds(), forks.life_fd)
+            groups = await forks.take_slots(0, 1)
+            process = await _on_thread(
+                session, detach, session.env, forks.own_fds(), forks.life_fd, groups
+            )
             session.hand_to(RemoteEnvironment(process))
         env: RemoteEnvironment = session.env
         return env.process
@@ -272,10 +280,12 @@ class Branches:
             check_memory(look.size_bytes, count, free_memory_bytes())
         return look
 
-    async def _fill(self, parent: Session, made: list[Session], tier: Tier) -> None:
+    async def _fill(
+        self, parent: Session, made: list[Session], tier: Tier, groups: list[Cgroup]
+    ) -> None:
         """Give each new session an instance with the parent's state, ready to be called."""
         if tier is Tier.FORK:
-            copies = await _on_thread(parent, parent.env.process.fork, len(made))
+            copies = await _on_thread(parent, parent.env.process.fork, len(made), groups)
             for each, process in zip(made, copies, strict=True):
                 each.hand_to(RemoteEnvironment(process))
             return

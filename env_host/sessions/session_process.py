@@ -40,15 +40,18 @@ import struct
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Never
 
+from ...system.memory.cgroups import Cgroup
 from ...system.net.websocket import INTERNAL_ERROR_CLOSE
 from ...system.process import forking
 from ...system.process.prctl import die_with_writer
 from ...system.process.proc import kill
+from ...system.text.json_lines import Json
 from ..environment.instances import Calls, keep_accepted
 from ..errors import SessionEnded
+from ..startup import cap_sentence
 from . import copying
 from .copying import unsupported
 from .fork_checks import Found, find_obstacles, reopen_files
@@ -56,15 +59,16 @@ from .threads import outcome_of
 
 _LENGTH = struct.Struct("!Q")
 _PID = struct.Struct("!I")
-_LOST = "The process of this session has ended"
 
 
 class SessionProcess:
     """The holder's end of a session process; called on one thread at a time."""
 
-    def __init__(self, pid: int, end: socket.socket) -> None:
+    def __init__(self, pid: int, end: socket.socket, group: Cgroup | None = None) -> None:
         self.pid = pid
+        self.killed_for = ""  # by us
         self._end = end
+        self._group = group  # its own, or that of the process that it was forked from
         self._forking = threading.Lock()  # sessions may return to one checkpoint at once
 
     def ask(self, what: str, *args: Any) -> Any:
@@ -76,22 +80,34 @@ class SessionProcess:
             _send(self._end, (what, args))
             result, error = _receive(self._end)
         except (EOFError, OSError) as exc:
-            raise SessionEnded(f"{_LOST} (pid {self.pid}).", INTERNAL_ERROR_CLOSE) from exc
+            raise self._lost() from exc
         if error is not None:
             raise error
         return result
 
-    def fork(self, count: int) -> list[SessionProcess]:
-        """Make copies of the process; raises `BranchRefused`: something forbids it."""
-        with self._forking:
-            refuse_if(self.ask("fork", count))
-            return [self._receive_copy() for _ in range(count)]
+    def fork(self, count: int, groups: Sequence[Cgroup] = ()) -> list[SessionProcess]:
+        """Make copies of the process, which move into the groups, if any.
 
-    def _receive_copy(self) -> SessionProcess:
+        Raises `BranchRefused`: something forbids it.
+        """
+        places: list[Cgroup | None] = [*groups] or [None] * count
+        with self._forking:
+            refuse_if(self.ask("fork", [each and each.to_json() for each in places]))
+            return [self._receive_copy(each) for each in places]
+
+    def _receive_copy(self, group: Cgroup | None) -> SessionProcess:
         data, fds, _, _ = socket.recv_fds(self._end, _PID.size, 1)
         if not fds:
-            raise SessionEnded(f"{_LOST} (pid {self.pid}).", INTERNAL_ERROR_CLOSE)
-        return SessionProcess(_PID.unpack(data)[0], socket.socket(fileno=fds[0]))
+            raise self._lost()
+        end = socket.socket(fileno=fds[0])
+        return SessionProcess(_PID.unpack(data)[0], end, group or self._group)
+
+    def _lost(self) -> SessionEnded:
+        why, group = self.killed_for or "has ended", self._group
+        if group is not None and group.oom_kills() and (limit := group.limit_bytes()):
+            why = cap_sentence(limit)
+        text = f"The process of this session (pid {self.pid}) {why}."
+        return SessionEnded(text, INTERNAL_ERROR_CLOSE)
 
     def discard(self) -> None:
         """Let the process exit: it reads the end of its socket pair."""
@@ -138,7 +154,9 @@ def refuse_if(found: list[Found]) -> None:
         raise unsupported(reason, [name for each, name in found if each is reason])
 
 
-def detach(env: Any, own_fds: Collection[int], life_fd: int) -> SessionProcess:
+def detach(
+    env: Any, own_fds: Collection[int], life_fd: int, groups: Sequence[Cgroup] = ()
+) -> SessionProcess:
     """Fork a process that has this environment from now on; call it where `env` is called.
 
     `own_fds` are the holder's; `life_fd` is a pipe whose other end is closed when the holder exits,
@@ -147,9 +165,12 @@ def detach(env: Any, own_fds: Collection[int], life_fd: int) -> SessionProcess:
     known = {os.getpid(), threading.get_native_id()}
     refuse_if([*_pending_tasks(), *find_obstacles(env, own_fds, known, ())])
     ours, theirs = socket.socketpair()
-    pid = _fork(lambda: _begin(env, theirs, {*own_fds, ours.fileno()}, life_fd))
+    group = groups[0] if groups else None
+    place = None if group is None else group.to_json()
+    foreign = {*own_fds, ours.fileno()}
+    pid = _fork(functools.partial(_begin, env, theirs, foreign, life_fd, place))
     theirs.close()
-    return SessionProcess(pid, ours)
+    return SessionProcess(pid, ours, group)
 
 
 def _pending_tasks() -> list[Found]:
@@ -188,10 +209,14 @@ def _begin(
     end: socket.socket,
     foreign_fds: Collection[int],
     life_fd: int,
+    place: Json | None,
     own_fds: Collection[int] = (),
 ) -> Never:
     """In a copy: replace the holder's descriptors, and those of its parent; serve."""
     life_fd = die_with_writer(life_fd)
+    if place is not None:
+        with contextlib.suppress(OSError):  # it has ended by now, or the group may not be entered
+            Cgroup.from_json(place).add(os.getpid())
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in foreign_fds:
         if fd not in (0, 1, 2, end.fileno(), life_fd):
@@ -224,13 +249,13 @@ def _serve(env: Any, end: socket.socket, own_fds: set[int], life_fd: int) -> Nev
 
 
 def _fork_copies(
-    env: Any, end: socket.socket, own_fds: set[int], life_fd: int, count: int
+    env: Any, end: socket.socket, own_fds: set[int], life_fd: int, places: list[Json | None]
 ) -> Iterator[int]:
     """Fork, and send the holder pid and socket of each copy as soon as it is made."""
-    for _ in range(count):
+    for place in places:
         held, theirs = socket.socketpair()
         foreign = {end.fileno(), held.fileno()}
-        pid = _fork(functools.partial(_begin, env, theirs, foreign, life_fd, own_fds))
+        pid = _fork(functools.partial(_begin, env, theirs, foreign, life_fd, place, own_fds))
         theirs.close()
         socket.send_fds(end, [_PID.pack(pid)], [held.fileno()])
         held.close()

@@ -147,6 +147,7 @@ class ServingProcess:
         scoreboard: Scoreboard,
     ) -> None:
         self._own = own
+        self._cap_bytes = config.session_memory_bytes
         self._token = (config.token or "").encode()
         self._scoreboard = scoreboard
         self._counters = scoreboard[own.index]

@@ -26,15 +26,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ...system.memory.cgroups import Cgroup
 from ...system.net.connection_limit import turn_away
 from ...system.process import forking
 from ...system.process.descriptors import Message
 from ...system.process.prctl import adopt_orphans
-from ...system.process.proc import kill_descendants
+from ...system.process.proc import kill_descendants, rollup_bytes
 from ..errors import BranchRefused, CapacityReached
 from ..ipc.fd_messages import MAX_CARRIED_BYTES, MessageChannel, carried_bytes, connection_message
 from ..ipc.scoreboard import Field, now_microseconds
 from ..serving.mcp import Give, Peers
+from ..sessions.session_process import RemoteEnvironment
+from ..startup import cap_sentence
 from .base import ServingProcess
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 STARTING_SECONDS = 1.0  # for a further shard to start
 STARTING_POLL_INTERVAL_SECONDS = 0.005
 LEAVING_POLL_INTERVAL_SECONDS = 0.05  # between two checks whether the session is over
+MEMORY_CHECK_SECONDS = 0.25  # between two checks of sessions without a cgroup
 BEGIN_SECONDS = 30.0  # for an isolated session to begin
 
 log = logging.getLogger("openenvd.env_host")
@@ -169,6 +173,7 @@ class IsolatedSession(ServingProcess):
         adopt_orphans()
         await self.start()
         own = self._own
+        self._is_watching = False
         self._asking: deque[asyncio.Future[Json]] = deque()  # for slots
         if sys.platform == "linux":
             self.life_fd, _ = os.pipe()  # the other end is closed when this process exits
@@ -195,20 +200,41 @@ class IsolatedSession(ServingProcess):
                     await self.registry.is_over.wait()
                 await asyncio.sleep(LEAVING_POLL_INTERVAL_SECONDS)
 
-    async def take_slots(self, count: int) -> None:
-        """Ask the supervisor for slots of branches; raises `BranchRefused`: there are too few."""
+    async def take_slots(self, count: int, processes: int) -> list[Cgroup]:
+        """Ask the supervisor for slots of branches; raises `BranchRefused`: there are too few.
+
+        Returns memory cgroups for so many `processes`, or none where sessions have none.
+        """
         answer = asyncio.get_running_loop().create_future()
         self._asking.append(answer)
-        self.link.send(Message({"branches": count}))
+        self.link.send(Message({"branches": count, "processes": processes}))
         told = await answer
         if not told["granted"]:
             refused = CapacityReached(told["taken"], told["most"])
             text = f"{count} branches do not fit here: {refused}"
             raise BranchRefused(text, refused.code, **refused.details)
+        if (group := told["group"]) is None:
+            if self._cap_bytes and not self._is_watching:
+                self._is_watching = True
+                self._begin(self._watch_memory(self._cap_bytes))
+            return []
+        path, _, first = group["directory"].rpartition("-")
+        numbers = range(int(first), int(first) + processes)
+        return [Cgroup(f"{path}-{number}", "", group["version"]) for number in numbers]
+
+    async def _watch_memory(self, cap_bytes: int) -> None:
+        """Kill session processes that are over the cap and have no cgroup."""
+        while True:
+            await asyncio.sleep(MEMORY_CHECK_SECONDS)
+            envs = [each.env for each in self.table if isinstance(each.env, RemoteEnvironment)]
+            for env in envs:
+                if (rollup_bytes(env.process.pid, "Pss") or 0) > cap_bytes:
+                    env.process.killed_for = cap_sentence(cap_bytes)
+                    env.kill()
 
     def free_slot(self) -> None:
         """Give back the slot of a session that has ended while others continue."""
-        self.link.send(Message({"branches": -1}))
+        self.link.send(Message({"branches": -1, "processes": 0}))
 
     def own_fds(self) -> set[int]:
         """Return the descriptors that the environment has not opened."""

@@ -97,7 +97,7 @@ class ChildLinks:
         elif "for" in head:
             self._context.isolated.forward(message)
         elif "branches" in head:
-            self._context.isolated.count_branches(child, head["branches"])
+            self._context.isolated.count_branches(child, head["branches"], head["processes"])
         elif "ready" in head:
             child.is_ready = True
             if time.monotonic() - child.started_at > QUICK_START_SECONDS:
@@ -184,6 +184,6 @@ class ChildLinks:
         else:
             row[Field.MAX_SESSIONS] = self._context.plan.share(child.index)
             self._context.distributor.shard_exited(child.index)
-        if child.group is not None:
-            child.group.kill()
-            child.group.remove()
+        for group in (*child.groups, *child.new_groups, *([child.group] if child.group else [])):
+            group.kill()
+            group.remove()

@@ -21,7 +21,8 @@ from ...system.memory.cgroups import Cgroup
 from ...system.process.diagnose import explain_child
 from ...system.process.proc import exit_sentence, reap
 from ...system.text.json_lines import Json
-from .memory import KillCount, cap_sentence
+from ..startup import cap_sentence
+from .memory import KillCount
 
 if TYPE_CHECKING:
     from ..startup import ChildConfig
@@ -44,6 +45,9 @@ class Child:
     cap_bytes: int | None = None  # of memory, of an isolated session
     holds_slot: bool = True
     branches: int = 0  # further sessions of an isolated session's process, each with a slot
+    groups: list[Cgroup] = field(default_factory=list)  # of its bare processes
+    new_groups: list[Cgroup] = field(default_factory=list)  # the last given, perhaps still empty
+    ended: int = 0  # sessions, since empty groups were looked for
     is_ready: bool = False
     retire_at: float | None = None  # when it is stopped, because it is not needed any more
     is_retired: bool = False  # asked to exit: it is not needed any more

@@ -103,17 +103,29 @@ class IsolatedSessions:
             self.over += 1 + child.branches
             child.branches = 0
 
-    def count_branches(self, child: Child, change: int) -> None:
-        """Give a session's process slots for branches, all or none; or take some back."""
+    def count_branches(self, child: Child, change: int, processes: int) -> None:
+        """Give a session's process slots for branches, all or none; or take some back.
+
+        It is given memory cgroups for so many `processes`, where sessions have them.
+        """
         taken, most = len(self), self._spawner.plan.max_sessions
-        is_granted = change < 0 or taken + change <= most
+        is_granted = change <= 0 or taken + change <= most
         if is_granted:
             child.branches += change
             self.over -= change
-        if change > 0:
+        if processes:
+            groups = self._spawner.session_groups(processes) if is_granted else []
+            child.groups += child.new_groups
+            child.new_groups = groups
+            first = groups[0].to_json() if groups else None
+            answer = {"granted": is_granted, "taken": taken, "most": most, "group": first}
             with contextlib.suppress(OSError):
-                answer = {"granted": is_granted, "taken": taken, "most": most}
                 send_message(child.link, Message(answer))
+            return
+        child.ended += 1
+        if child.ended * 4 > len(child.groups):
+            child.groups = [each for each in child.groups if not each.remove()]
+            child.ended = 0
 
     def notify_front_end(self) -> None:
         """Report the free slots to the front-end shard; again later if it cannot read now."""

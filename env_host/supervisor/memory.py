@@ -44,6 +44,7 @@ from ...system.process.diagnose import explain_child, of_cgroup
 from ...system.process.oom_evidence import kernel_log_kills, killed_process
 from ...system.text.json_lines import Json
 from ...system.text.units import MB
+from ..startup import cap_sentence
 
 if TYPE_CHECKING:
     from ...schema.protocol import HostConfig
@@ -220,11 +221,6 @@ class MemoryWatchdog:
 def private_bytes(pid: int) -> int:
     """Return what would be free again if the process exited: the pages it shares with no other."""
     return proc.rollup_bytes(pid, "Private_Clean", "Private_Dirty") or 0
-
-
-def cap_sentence(limit_bytes: int) -> str:
-    """Return the words for the end of a session that exceeded its cap."""
-    return f"was killed for memory: it needed more than {limit_bytes / MB:g} MB (--session-memory)"
 
 
 def _is_uncapped(child: Child) -> bool:

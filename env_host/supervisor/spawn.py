@@ -107,13 +107,7 @@ class Spawner:
 
     def isolated(self, message: Message, counters: Counters) -> Child:
         """Start a process for a connection; after an `OSError` the caller still owns it."""
-        fd, group, limit = message.fds[0], None, self.config.session_memory_bytes
-        if self._groups is not None and limit is not None:
-            self._number += 1
-            try:
-                group = self._groups.create(f"session-{os.getpid()}-{self._number}", limit)
-            except OSError as exc:
-                log.warning("no memory cgroup for an isolated session: %s", exc)
+        fd, group = message.fds[0], next(iter(self.session_groups(1)), None)
         counters[Field.PID] = -1  # taken
         try:
             return self._start(
@@ -131,6 +125,22 @@ class Spawner:
             if group is not None:
                 group.remove()
             raise
+
+    def session_groups(self, count: int) -> list[Cgroup]:
+        """Make memory cgroups with the cap of a session, numbered one after another, or none."""
+        limit, made = self.config.session_memory_bytes, list[Cgroup]()
+        if self._groups is None or limit is None:
+            return []
+        try:
+            for _ in range(count):
+                self._number += 1
+                made.append(self._groups.create(f"session-{os.getpid()}-{self._number}", limit))
+        except OSError as exc:
+            log.warning("no memory cgroup for an isolated session: %s", exc)
+            for each in made:
+                each.remove()
+            return []
+        return made
 
     def _start(
         self, counters: Counters, head: bytes, group: Cgroup | None = None, **place: Any

@@ -14,16 +14,16 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_275,
-    "code lines": 48_282,
+    "shipped lines": 75_366,
+    "code lines": 48_355,
     "modules": 393,
-    "test lines": 67_146,
+    "test lines": 67_178,
     "words of pages": 25_027,
     "words of decisions": 7_941,
     "folders at the root": 15,
     "large classes": 4,
     "crowded folders": 0,
-    "dialect words": 24,
+    "dialect words": 28,
     "private names": 0,
 }
 

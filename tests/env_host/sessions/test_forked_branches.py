@@ -8,6 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from openenvd.system.memory.cgroups import GroupsBelow
+
 from ..conftest import StartHost
 from ..hosts import Host, wait_until_exited
 from .test_branches import attach, branch, step
@@ -75,6 +77,10 @@ class Forked(Environment[Do, Seen, State]):
     def do_kill(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def do_eat(self):
+        self.held.append([os.urandom(2**20) for _ in range(200)])
+        threading.Event().wait()
+
     def do_raise(self):
         raise LookupError("no such door")
 
@@ -99,6 +105,11 @@ class AsyncForked(Forked):
 """
 
 
+WITHOUT_CGROUPS = """
+from openenvd.system.memory import cgroups
+
+cgroups.locate = lambda *_: None
+"""
 REASONS = ("threads", "children", "sockets", "files", "shared_state")
 
 
@@ -193,10 +204,31 @@ def test_a_killed_branch_harms_neither_parent_nor_siblings_nor_does_a_killed_par
             each.send("step", {"how": "kill"})
             told, _ = each.last_word()
             assert told["data"]["code"] == "SESSION_ERROR"
-            assert "process of this session has ended" in told["data"]["message"]
+            assert "has ended" in told["data"]["message"]
         assert step(other)["at"] == 1
         with attach(host, *branch(other)) as grandchild:
             assert step(grandchild)["at"] == 2
+    host.emptied()
+
+
+@pytest.mark.parametrize("is_watched", [False, True], ids=["by the kernel", "by a watchdog"])
+def test_a_branch_over_its_cap_is_killed_alone(serve: StartHost, is_watched: bool) -> None:
+    if not is_watched and (why := GroupsBelow().why_not):
+        pytest.skip(f"no memory cgroups: {why}")
+    text = MODULE + WITHOUT_CGROUPS if is_watched else MODULE
+    host = serve("forked:Forked", files={"forked.py": text}, max_sessions=4, session_memory_mb=64)
+    with host.open() as parent, ExitStack() as stack:
+        parent.ask("reset", {})
+        hungry, other = (stack.enter_context(attach(host, e)) for e in branch(parent, count=2))
+        assert step(other)["at"] == 1
+        hungry.send("step", {"how": "eat"})
+        told, _ = hungry.last_word()
+        assert "killed for memory: it needed more than 64 MB" in told["data"]["message"]
+        assert step(other)["at"] == 2
+        assert step(parent)["at"] == 1
+        parent.send("step", {"how": "eat"})
+        assert "killed for memory" in parent.last_word()[0]["data"]["message"]
+        assert step(other)["at"] == 3
     host.emptied()
 
 
