@@ -132,7 +132,7 @@ class DaemonClient:
         Args:
             request_id: The request's id, or its beginning.
             tail: Begin this many lines from the end; None: from the beginning.
-            since: Begin with what was printed in the last so many seconds.
+            since: Begin with what was printed in the last `since` seconds.
             follow: Continue until the request is final.
         """
         return self._http.text(f"{_request(request_id)}/logs", _log_query(tail, since, follow))
@@ -169,7 +169,7 @@ class DaemonClient:
         Args:
             name: The environment's name.
             tail: Begin this many lines from the end; None: from the beginning.
-            since: Begin with what was printed in the last so many seconds.
+            since: Begin with what was printed in the last `since` seconds.
             follow: Follow the log as it grows, until the environment is down; when other replicas
                 replace the youngest one, continue with the youngest of those.
             replica: The replica's id; None: the youngest.

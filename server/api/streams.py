@@ -39,7 +39,7 @@ WAIT_SECONDS = 15.0  # for a request that is followed, before it is looked up ag
 PAGE = 1000  # events read at once
 NEWEST = 20  # events of a request, among which its last progress is looked for
 TAIL = Query(ge=0, description="Start with this many lines from the end.")
-SINCE = Query(ge=0, description="Start with what was printed in the last so many seconds.")
+SINCE = Query(ge=0, description="Start with what was printed this many seconds ago.")
 TEXT = "text/plain; charset=utf-8"
 
 

@@ -115,7 +115,7 @@ class Changes:
         if environment is None or environment.state is not EnvironmentState.STOPPING:
             # An earlier daemon took it down, and another environment may have the name by now.
             return {"environment": {"name": name, "state": "STOPPED"}, "stopped": []}
-        sessions = {w.replica.id: w.sessions for w in self.replicas.watched(name)}
+        sessions = {w.replica.id: w.sessions for w in self.replicas.watches.of(name)}
         left = SessionsLeft(context, sessions, grace_seconds)
         stopped = await self.replicas.stop_all(name, grace_seconds, left.note)
         for replica_id in stopped:
@@ -169,10 +169,10 @@ class Changes:
         name, launch = generation.environment, generation.request_id
         try:
             await self.replicas.adopt(name, launch)
-            watches = self.replicas.watched(name, launch)
+            watches = self.replicas.watches.of(name, launch)
             unready = [w for w in watches if not is_leaving(w) and not replacing.is_ready(w)]
             await self.replicas.drop(unready if state is GenerationState.FAILED else [])
-            ending = self.replicas.watched(name, launch)
+            ending = self.replicas.watches.of(name, launch)
             for watch in ending:
                 if not is_leaving(watch):
                     await watch.drain(seconds, leaves=True)
@@ -259,7 +259,7 @@ class _Launch(replacing.Change):
     @property
     def _address(self) -> str:
         """The gateway's, or that of a replica."""
-        watched = self._replicas.watched(self.name, self._context.request_id)
+        watched = self._replicas.watches.of(self.name, self._context.request_id)
         return str(self._prepared["address"] or watched[0].run_file.address)
 
     async def _start(self, count: int) -> None:
@@ -295,7 +295,7 @@ class _Launch(replacing.Change):
                 await self._wait()
             self._check_ready()
             if self._prepared["address"] is not None:
-                watched = self._replicas.watched(self.name, self._launch)
+                watched = self._replicas.watches.of(self.name, self._launch)
                 seconds = min(replacing.ACCEPT_SECONDS, self._spec.ready_timeout_seconds)
                 await self._gateway.until_reached(self.name, watched, seconds)
         except BaseException:  # also if the daemon stops: the next daemon starts over

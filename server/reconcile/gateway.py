@@ -231,7 +231,7 @@ class GatewayManager:
             found = {name: each for name, each in self._written.items() if name not in names}
             rows = [await self.store.read(queries.environment(name)) for name in names]
             wanted = [row for row in rows if row is not None and _is_at_gateway(row)]
-        holding, watched = str(self._held.path), self.replicas.watched
+        holding, watched = str(self._held.path), self.replicas.watches.of
         for e in wanted:
             weighed = self._weights.get(e.name, {})
             found[e.name] = backend_of(e, watched(e.name), holding, weighed)
@@ -242,7 +242,7 @@ class GatewayManager:
     def note(self, name: str) -> None:
         """Update the weights of an environment's replicas soon, if their loads call for it."""
         if name in self._written and name not in self._weighing:
-            self._weigh_later(name, loads_of(self.replicas.watched(name)), time.monotonic())
+            self._weigh_later(name, loads_of(self.replicas.watches.of(name)), time.monotonic())
 
     def _weigh_later(self, name: str, loads: dict[int, Load], since: float) -> None:
         self._weighing.add(name)
@@ -251,7 +251,7 @@ class GatewayManager:
 
     def _weigh(self, name: str, before: dict[int, Load], since: float) -> None:
         self._weighing.discard(name)
-        loads = loads_of(self.replicas.watched(name))
+        loads = loads_of(self.replicas.watches.of(name))
         found, written = weights(loads), self._written.get(name)
         if written is None or (written.full, self._weights.get(name, {})) == (_full(loads), found):
             return
@@ -280,7 +280,7 @@ class GatewayManager:
                             return None
                     else:
                         now = time.monotonic()
-                        problem = _common_problem(self.replicas.watched(name))
+                        problem = _common_problem(self.replicas.watches.of(name))
                         well_at = now if problem is None else well_at
                         if now - well_at >= PATIENCE_SECONDS:
                             return f"{name} has no replica: {problem}."

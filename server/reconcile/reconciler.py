@@ -107,7 +107,7 @@ class Reconciler:
         )
         self.leftovers = Leftovers(store, self._status, self.replicas)
         self.autoscaler = Autoscaler(self._tasks, self.replicas.watches.occupancy, submit)
-        self.successors = Successors(self._tasks, self.replicas.watched, submit)
+        self.successors = Successors(self._tasks, self.replicas.watches.of, submit)
         self.queue = WorkQueue(store, bus, self._tasks, self._status, self.reconcile, timing)
         self.gateway = GatewayManager(store, bus, self._tasks, self.replicas, paths, timing)
         self.changes = Changes(store, self.replicas, self.gateway, submit)

@@ -103,7 +103,7 @@ class Change:
 
     def _joining(self) -> list[ReplicaWatch]:
         """The new replicas that are not kept yet."""
-        watched = self._replicas.watched(self.name)
+        watched = self._replicas.watches.of(self.name)
         return [each for each in watched if self._is_new(each) and not each.is_kept.is_set()]
 
     def _is_new(self, watch: ReplicaWatch) -> bool:
@@ -159,7 +159,7 @@ class Change:
         seconds = like.data["spec"].get("ready_timeout_seconds") or READY_SECONDS
         self._note_start(seconds, len(shares))
         self._awaited.report(f"{plural(len(shares), 'replica')} starting")
-        watched = {each.replica.id: each.run_file for each in self._replicas.watched(self.name)}
+        watched = {each.replica.id: each.run_file for each in self._replicas.watches.of(self.name)}
         by = self._context.request_id
         started = await self._call(
             like.provider,

@@ -165,21 +165,17 @@ class ReplicaManager:
             ids = {run_file.replica_id for run_file in found}
             await self._unwatch(
                 watch
-                for watch in self.watched(name, request_id)
+                for watch in self.watches.of(name, request_id)
                 if watch.replica.state is ReplicaState.STOPPED and watch.replica.id not in ids
             )
-            if unknown := self._not_watched(found):
+            if unknown := self.watches.without(found):
                 rows = await self.store.read(queries.replicas(name))
                 await self._watch(unknown, {replica.id: replica for replica in rows})
 
     async def adopt_started(self, started: list[RunFile]) -> None:
         """Watch replicas that have just been started; no other is looked at."""
         async with self._adopting:
-            await self._watch(self._not_watched(started), {})
-
-    def _not_watched(self, found: list[RunFile]) -> list[RunFile]:
-        watched = self.watches
-        return [r for r in found if not ((w := watched.get(r.replica_id)) and w.is_of(r))]
+            await self._watch(self.watches.without(started), {})
 
     async def _watch(self, found: list[RunFile], known: dict[str, Replica]) -> None:
         """Watch replicas, whose rows are `known` if they have been watched before."""
@@ -206,7 +202,7 @@ class ReplicaManager:
 
     def staying(self, name: str, request_id: str | None) -> list[ReplicaWatch]:
         """The replicas of a launch that are not taken away, the oldest first."""
-        own = [watch for watch in self.watched(name, request_id) if not is_leaving(watch)]
+        own = [watch for watch in self.watches.of(name, request_id) if not is_leaving(watch)]
         return sorted(own, key=lambda watch: (watch.run_file.created_at, watch.replica.ordinal))
 
     @contextmanager
@@ -258,7 +254,7 @@ class ReplicaManager:
         """The run files of an environment; those of watched servers are not read again."""
         if name in self._read:
             return self._read.pop(name)
-        known = {w.replica.id: w.run_file for w in self.watched(name) if w.is_followed}
+        known = {w.replica.id: w.run_file for w in self.watches.of(name) if w.is_followed}
         found, aside = await asyncio.to_thread(run_files.look, self.runs, name, known)
         self._note_set_aside(name, aside)
         return found
@@ -279,18 +275,14 @@ class ReplicaManager:
         """Stop watching an earlier environment of its name."""
         await self._unwatch(
             watch
-            for watch in self.watched(environment.name)
+            for watch in self.watches.of(environment.name)
             if watch.request_id != environment.request_id
         )
 
     def let_go(self, name: str) -> None:
         """Restart no replica of this environment any more."""
-        for watch in self.watched(name):
+        for watch in self.watches.of(name):
             watch.is_kept.clear()
-
-    def watched(self, name: str, request_id: str | None = None) -> list[ReplicaWatch]:
-        """The watches of an environment's replicas, or of one launch of it."""
-        return self.watches.of(name, request_id)
 
     async def _unwatch(self, chosen: Iterable[ReplicaWatch]) -> None:
         watches = list(chosen)
@@ -335,7 +327,7 @@ class ReplicaManager:
         `on_sessions` is called by another thread: with a replica's id, and its sessions.
         """
         self._read.pop(name, None)
-        await self._unwatch(self.watched(name))
+        await self._unwatch(self.watches.of(name))
         stop = partial(run_files.stop_environment, on_sessions=on_sessions)
         loop = asyncio.get_running_loop()
         stopped = await loop.run_in_executor(_THREADS, stop, self.runs, name, grace_seconds)
@@ -353,7 +345,7 @@ class ReplicaManager:
     ) -> None:
         """Stop one launch; return once nothing of it is left. Others of its name continue."""
         self._read.pop(name, None)
-        await self._unwatch(self.watched(name, request_id))
+        await self._unwatch(self.watches.of(name, request_id))
         stop = partial(run_files.stop_environment, request_id=request_id)
         await asyncio.to_thread(stop, self.runs, name, grace_seconds)
 
@@ -376,7 +368,7 @@ class ReplicaManager:
 
         Replicas that a request under way has started, and may still drop, are left out.
         """
-        own = self.watched(environment.name, environment.request_id)
+        own = self.watches.of(environment.name, environment.request_id)
         left = [watch for watch in own if not watch.is_kept.is_set()]
         found = [
             await self.store.read(queries.request(request_id))
@@ -480,7 +472,7 @@ def _has_lost(environment: Environment, launches: Collection[tuple[str, str]]) -
 
 
 def _adopted(run_file: RunFile, replicas: int) -> Environment:
-    """Make the row of an environment from one of its run files, of which there are so many."""
+    """Make the row of an environment from one of its run files, whose number is `replicas`."""
     base = {"provider": run_file.provider, "host": run_file.host}
     return Environment(
         run_file.environment,

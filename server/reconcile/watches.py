@@ -22,6 +22,7 @@ from typing import NamedTuple
 import anyio
 
 from ...environments.replica_policy import Occupancy
+from ...environments.run_files import RunFile
 from ...schema.states import ReplicaState
 from .replica_watch import BEGIN_SESSIONS, ReplicaWatch
 
@@ -65,6 +66,10 @@ class Watches(dict[str, "ReplicaWatch"]):
         """The watches of an environment's replicas, or of one launch of it."""
         found = self._by_environment.get(name, {}).values()
         return [watch for watch in found if request_id in (None, watch.request_id)]
+
+    def without(self, found: list[RunFile]) -> list[RunFile]:
+        """Return the replicas of these run files that are not watched."""
+        return [r for r in found if not ((w := self.get(r.replica_id)) and w.is_of(r))]
 
     def add(self, watch: ReplicaWatch) -> None:
         """Watch a replica, which was not watched."""

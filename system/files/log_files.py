@@ -110,8 +110,8 @@ def keep_newest_half(path: str, limit_bytes: int) -> int:
 def offset_since(path: str | os.PathLike[str], since: float) -> int:
     """Return the offset of the first line that may have been written since that Unix time.
 
-    All lines since then follow; up to 10 s of earlier lines may precede them, and more where nobody
-    wrote marks meanwhile. Of a log without marks, that is all of it if it was written to since.
+    All lines since then follow. Up to 10 s of earlier lines may precede them, and more of a time
+    without marks. A log that has no marks is returned whole if it was written to since then.
     """
     with suppress(OSError), open(path, "rb") as file:
         status = os.fstat(file.fileno())

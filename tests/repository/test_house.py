@@ -14,16 +14,16 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_366,
-    "code lines": 48_355,
+    "shipped lines": 75_363,
+    "code lines": 48_353,
     "modules": 393,
-    "test lines": 67_178,
+    "test lines": 67_180,
     "words of pages": 25_027,
     "words of decisions": 7_941,
     "folders at the root": 15,
-    "large classes": 4,
+    "large classes": 3,
     "crowded folders": 0,
-    "dialect words": 28,
+    "dialect words": 22,
     "private names": 0,
 }
 

@@ -333,7 +333,9 @@ async def test_sessions_that_are_left_are_told_with_the_time_that_they_have(tria
     address = await trial.launch()
     with session(address) as client:
         await trial.world.until(
-            lambda: trial.world.reconcilers[-1].replicas.watched("trial")[0].status.get("sessions")
+            lambda: (
+                trial.world.reconcilers[-1].replicas.watches.of("trial")[0].status.get("sessions")
+            )
         )
         trial.after = lambda told: client.close() if told.get("phase") == "draining" else None
         await trial.run("restart")

@@ -601,7 +601,7 @@ async def test_nothing_is_started_again_while_its_environment_is_taken_down(
     reconciler = await world.reconcile()
     [server] = await world.serving()
     down = await world.down()
-    [watch] = reconciler.replicas.watched("trial")
+    [watch] = reconciler.replicas.watches.of("trial")
     await world.until(lambda: not watch.is_kept.is_set())
     server.tell("exit 0")
     await asyncio.to_thread(server.wait_state, "exited")
@@ -700,7 +700,7 @@ async def test_a_request_that_changes_an_environment_reads_no_run_file_of_its_re
 ) -> None:
     await world.serving(replicas=2)
     manager = world.reconcilers[-1].replicas
-    await world.until(lambda: all(watch.is_followed for watch in manager.watched("trial")))
+    await world.until(lambda: all(watch.is_followed for watch in manager.watches.of("trial")))
     read_folders.clear()
     await world.reconcilers[-1].reconcile("trial")
     assert read_folders == []

@@ -37,7 +37,7 @@ export default {
     let steps = []; // {number, action, answer} of this episode
     let total = 0;
 
-    /** Call the environment; whoever waits sees that. */
+    /** Call the environment, and show that its answer is awaited. */
     async function call(kind, data = {}) {
       text(problem, "");
       text(waiting, "Waiting for the environment…");
