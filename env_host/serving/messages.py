@@ -56,10 +56,12 @@ _NOT_SCHEMAS = frozenset({"cls", "default", "expected", "fields", "members", "me
 _writers: dict[type, Writer | None] = {}
 
 
+# Built when the first malformed message comes: it would be a tenth of what a host imports.
+_CONFIG = ConfigDict(extra="forbid", defer_build=True)
+
+
 def _model(**fields: Any) -> type[BaseModel]:
-    return create_model(
-        "_Message", __config__=ConfigDict(extra="forbid"), type=(str, ...), **fields
-    )
+    return create_model("_Message", __config__=_CONFIG, type=(str, ...), **fields)
 
 
 _MODELS = {

@@ -3,6 +3,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -71,6 +73,18 @@ def test_an_odd_message_is_answered_and_the_session_goes_on(
     assert answers[0]["type"] == "observation"
     assert [answer["data"]["code"] for answer in answers[1:4]] == [code] * 3
     assert answers[4]["type"] == "state"
+
+
+def test_a_host_builds_no_model_before_the_first_malformed_message() -> None:
+    """The models would be a tenth of what it imports."""
+    code = (
+        "from openenvd.env_host.serving.messages import _MODELS, data_of\n"
+        "print(any(model.__pydantic_complete__ for model in _MODELS.values()))\n"
+        "try: data_of({'type': 'reset', 'data': 1})\n"
+        "except ValueError as exc: print(exc.errors()[0]['loc'])"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=True)
+    assert done.stdout.decode() == "False\n('data',)\n"
 
 
 @pytest.mark.parametrize("text", ["7" * 5000, DEEP, "{" * 50_000], ids=["huge", "deep", "open"])
