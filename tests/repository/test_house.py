@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_363,
-    "code lines": 48_353,
+    "shipped lines": 75_374,
+    "code lines": 48_360,
     "modules": 393,
-    "test lines": 67_180,
+    "test lines": 67_215,
     "words of pages": 25_027,
     "words of decisions": 7_941,
     "folders at the root": 15,

@@ -5,11 +5,12 @@ A listening socket reserves its port: two launches at once cannot get the same. 
 shims that hold it. For an environment that is started again later, a small file continues to
 reserve the port, in a folder that all homes of this user share:
 
-    /tmp/openenvd-<uid>-ports/21000    {"environment": "echo", "runs": "<home>/run"}
+    /tmp/openenvd-<uid>-ports/21000    {"environment": "echo", "runs": "<home>/run", "replica": ID}
 
-Such a reservation holds as long as a run file in `runs` has the environment at the port; the
-gateway has one, too. Only a process that has bound the port writes its file, so no two write the
-same. The folder counts only if this user alone can write to it.
+Such a reservation holds as long as a run file in `runs` has the environment at the port; that of
+the named replica, if there is one, is read first. The gateway has a reservation, too. Only a
+process that has bound the port writes its file, so no two write the same. The folder counts only if
+this user alone can write to it.
 
 A free port is searched among the first ports of the range, then at random, so that the search does
 not take longer among thousands of environments.
@@ -25,7 +26,7 @@ import os
 import random
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ....schema.errors import PortInUse
@@ -54,6 +55,7 @@ class PortOwner:
 
     environment: str
     runs: Path  # the home's run files
+    replica: str | None = field(default=None, compare=False)  # one that has had the port
 
 
 def open_listeners(
@@ -102,9 +104,11 @@ def reserved_for(
 ) -> PortOwner | None:
     """Return the owner that has a port, or will be started at it, unless it is `besides`."""
     owner = _read_reservation(port)
-    if owner is None or owner == besides or port not in (ports_of or _ports_of)(owner):
+    if owner is None or owner == besides:
         return None
-    return owner
+    named = read_run_file(owner.runs / owner.replica) if owner.replica else None
+    has_it = named is not None and named.get("port") == port
+    return owner if has_it or port in (ports_of or _ports_of)(owner) else None
 
 
 def _read_reservation(port: int) -> PortOwner | None:
@@ -112,7 +116,9 @@ def _read_reservation(port: int) -> PortOwner | None:
     try:
         check_private(RESERVATIONS)
         data = read_json(RESERVATIONS / str(port))
-        return None if data is None else PortOwner(data["environment"], Path(data["runs"]))
+        if data is None:
+            return None
+        return PortOwner(data["environment"], Path(data["runs"]), data.get("replica"))
     except (OSError, LookupError, TypeError):
         return None
 
@@ -131,9 +137,12 @@ def renew_reservations(runs: Path, replicas: Iterable[run_files.RunFile]) -> Non
     """Reserve the ports of a home's replicas again, as the system may have emptied `/tmp`."""
     owners = {port: PortOwner(GATEWAY, runs) for port in _ports_of(PortOwner(GATEWAY, runs))}
     for run_file in replicas:
-        owners.setdefault(run_file.port, PortOwner(run_file.environment, runs))
+        owner = PortOwner(run_file.environment, runs, run_file.replica_id)
+        owners.setdefault(run_file.port, owner)
     for port, owner in owners.items():
-        if port and _read_reservation(port) != owner and reserved_for(port) is None:
+        written = _read_reservation(port) if port else owner
+        is_same = written == owner and written.replica == owner.replica
+        if not is_same and reserved_for(port, owner) is None:
             reserve(port, owner)
 
 
@@ -141,7 +150,7 @@ def reserve(port: int, owner: PortOwner) -> None:
     """Write the reservation of a port that the owner has bound."""
     try:
         make_private_in_shared(RESERVATIONS)
-        data = {"environment": owner.environment, "runs": str(owner.runs)}
+        data = {"environment": owner.environment, "runs": str(owner.runs), "replica": owner.replica}
         write_json(str(RESERVATIONS / str(port)), data)
     except OSError as exc:
         _warn_once(RESERVATIONS, exc.strerror or str(exc))

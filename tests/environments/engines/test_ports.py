@@ -24,6 +24,7 @@ from openenvd.environments.engines.local.ports import (
     reserved_for,
 )
 from openenvd.environments.shim.client import read_run_file
+from openenvd.environments.shim.files import RUN_FILE_NAME
 from openenvd.schema.errors import PortInUse
 
 from ..conftest import write_run_file
@@ -62,6 +63,7 @@ def read_folders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return read_run_file(run_dir)
 
     monkeypatch.setattr("openenvd.environments.shim.client.read_run_file", note)
+    monkeypatch.setattr(ports, "read_run_file", note)
     return read
 
 
@@ -134,10 +136,29 @@ def test_ports_are_reserved_again_with_one_look_at_each_run_file(
     for _ in range(2):
         read_folders.clear()
         renew_reservations(own.runs, run_files.all_of(own.runs))
-        assert len(read_folders) == len(set(read_folders)) == 20
+        assert len(read_folders) == len(set(read_folders)) == 20 + 1  # and the gateway's
         reserved = {int(file.name) for file in reservations.iterdir()}
         assert reserved == set(range(21000, 21011))
     assert (reserved_for(21000), reserved_for(21007)) == (shared, own)
+
+
+def test_a_reserved_port_is_known_by_one_run_file_among_a_hundred(
+    tmp_path: Path, reservations: Path, read_folders: list[str]
+) -> None:
+    many = PortOwner("many", tmp_path / "run")
+    for number in range(100):
+        write_port(many, number, FIRST_PORT + number)
+    renew_reservations(many.runs, run_files.all_of(many.runs))
+    read_folders.clear()
+    assert reserved_for(FIRST_PORT + 50) == many
+    assert read_folders == ["many-50-1"]
+    (many.runs / "many-50-1" / RUN_FILE_NAME).unlink()
+    write_port(many, 100, FIRST_PORT + 50)
+    assert reserved_for(FIRST_PORT + 50) == many
+    renew_reservations(many.runs, run_files.all_of(many.runs))
+    read_folders.clear()
+    assert reserved_for(FIRST_PORT + 50) == many
+    assert read_folders == ["many-100-1"]
 
 
 def test_a_port_that_another_home_has_is_not_reserved_again_for_this_one(
