@@ -80,7 +80,7 @@ class BenchmarkOptions:
 
 MEMORY_LIMITS = ("memory_mb", "session_memory_mb")  # that a request may be given when it is retried
 # Of `server/operations/testing/`.
-CHECK_NAMES = ("protocol", "memory", "blocking", "determinism", "processes", "leaks")
+CHECK_NAMES = ("protocol", "memory", "blocking", "determinism", "processes", "branching", "leaks")
 
 
 @dataclass(frozen=True, kw_only=True)

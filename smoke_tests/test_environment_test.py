@@ -102,7 +102,7 @@ def test_a_bundled_environment_passes(tester: Machine, name: str, words: tuple[s
     answer = tester.run("test", name, *FEW, *words)
     assert answer.code == 0, answer.text
     lines = answer.out.splitlines()
-    checks = 6 - (name == "brigade")
+    checks = 7 - (name == "brigade")
     assert [line[:1] for line in lines].count("✓") == checks, answer.text
     assert lines[-1] == "passed"
 

@@ -6,6 +6,7 @@
     protocol.py     what a client sends, and what has to come back
     blocking.py     steps that keep the event loop from everything else
     determinism.py  whether only the seed changes an episode, or also the process that serves it
+    branching.py    how a session is copied, and whether its copies answer as it does
     leaks.py        what a session holds, and what stays of many: memory, descriptors, threads, …
 
 A check plays as a client, and reads from outside what the server's processes hold. Decisions by

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Collection
 from ....system.process.exit_reason import ExitReason
 from ....system.text.json_lines import Json
 from ....system.text.units import MB
-from . import blocking, determinism, leaks, protocol
+from . import blocking, branching, determinism, leaks, protocol
 from .subject import CheckResult, Finding, Outcome, SessionFailed, Subject
 
 Check = Callable[[Subject, CheckResult], Awaitable[None]]
@@ -29,6 +29,7 @@ CHECKS: dict[str, Check] = {
     "blocking": blocking.check,
     "determinism": determinism.check,
     "processes": determinism.check_processes,
+    "branching": branching.check,
     "leaks": leaks.check,
 }
 MEASURING = ("memory", "blocking", "leaks")
