@@ -127,7 +127,7 @@ class RolloutCollector(Rules):
         if self.group < 1:
             raise ValueError(f"a group has at least one episode, not {self.group}")
         if self.tree is not None:
-            trees.check_tree(self.tree, self.concurrency)
+            trees.Tree.parse(self.tree)
         for address in addresses:
             session_pool.environment_url(address)
 
@@ -219,9 +219,8 @@ class RolloutCollector(Rules):
                     await self._episode(context, number, hold)
 
         try:
-            leaves = 1 if self.tree is None else trees.Tree.parse(self.tree).leaves
             async with asyncio.TaskGroup() as group:
-                for number in range(self.concurrency // leaves):
+                for number in range(self.concurrency):
                     group.create_task(slot(), name=f"slot-{number}")
         except BaseExceptionGroup as exc:
             # The first error: the sink's own precedes the errors that it caused.

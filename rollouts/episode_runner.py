@@ -157,17 +157,18 @@ class Attempt:
             self._memory = self._context.policy.memory()
         except Exception as exc:
             raise policy_failed(exc) from exc
-        await self._continue(await self._reset_somewhere())
-
-    async def _continue(self, session: EpisodeSession) -> None:
-        act = self._context.policy.player(self._context.threads, self._memory)
+        session = await self._reset_somewhere()
         try:
-            while not (self._answer.done or self._steps == self._rules.max_steps):
-                await self._step(session, act)
+            await self._go_on(session)
         except BaseException:
             self._pool.drop(self._address, session)
             raise
         self._pool.give_back(self._address, session)
+
+    async def _go_on(self, session: EpisodeSession) -> None:
+        act = self._context.policy.player(self._context.threads, self._memory)
+        while not (self._answer.done or self._steps == self._rules.max_steps):
+            await self._step(session, act)
 
     async def _reset_somewhere(self) -> EpisodeSession:
         fresh = False
@@ -207,7 +208,7 @@ class Attempt:
         await self._put(episodes.Step(*texts, after.reward, after.done, info, decided.arrays))
 
     async def _branch(self, session: EpisodeSession, decided: Encoded) -> None:
-        """Copy the session before the step if the policy asks for that."""
+        """Branch before the step if the policy asks for that."""
         if decided.branch is not None:
             text = "the policy branches, and the rollout has no --tree"
             raise EpisodeFailed(episodes.FailureReason.POLICY_ERROR, text)

@@ -139,7 +139,7 @@ async def roll_out(
     collector = RolloutCollector(
         addresses,
         await policy_named(config.policy, addresses[0]),
-        concurrency=min(config.concurrency, config.episodes if config.tree is None else 10**6),
+        concurrency=min(config.concurrency, config.episodes),
         retries=config.retries,
         group=config.stages.size,
         buffer_bytes=config.buffer_bytes // 2,

@@ -32,21 +32,13 @@ from typing import Any, Protocol
 
 import orjson
 
-from ..env_host.errors import WSErrorCode
 from ..system.net.access import without_token
 from .answers import Answer, answer_of
 from .episodes import FailureReason
 from .errors import EpisodeFailed, NoEnvironment
-from .session.branching import REPLAYED, BranchFailed, Journal, branch_address
+from .session.branching import BranchFailed, Journal
 from .session.connection import Message
-from .session.session import (
-    CONNECT_SECONDS,
-    Server,
-    Session,
-    SessionFailed,
-    error_text,
-    session_url,
-)
+from .session.session import CONNECT_SECONDS, Server, Session, SessionFailed, session_url
 
 CLOSED_AT_ONCE = 8
 SPARE_DESCRIPTORS = 64  # beside the sockets: files, pipes, a policy's descriptors
@@ -77,6 +69,9 @@ class Followed(Protocol):
         """
 
 
+Point = tuple[str | None, Journal]  # to which a session can return; its id on the server, if any
+
+
 class EpisodeSession(Session):
     """A session as episodes use it: its calls, and its errors as failures of an episode."""
 
@@ -95,16 +90,36 @@ class EpisodeSession(Session):
         return await self._answered(b'{"type":"step","data":%b}' % action_json, seconds, "step")
 
     async def _answered(self, text: bytes, seconds: float | None, what: str) -> Answer:
-        answer = await self.asked(text, seconds, what)
+        answer = await self._asked(text, seconds, what)
         if self.journal is not None:
             self.journal.add(what, text, answer)
         return answer_of(answer)
 
-    async def asked(self, text: str | bytes, seconds: float | None, what: str) -> Message:
-        """Send a message, and return the text of the answer.
+    async def checkpoint(self, *, seconds: float | None) -> Point:
+        """Keep the present point: on the server if it copies the session, and as a journal.
 
         Raises `EpisodeFailed`: the session has ended.
         """
+        assert self.journal is not None
+        answer = orjson.loads(await self._asked(b'{"type":"checkpoint"}', seconds, "checkpoint"))
+        return (answer.get("data") or {}).get("checkpoint_id"), self.journal.copy()
+
+    async def restore(self, point: Point, *, seconds: float | None) -> None:
+        """Return to a point; by replay if the server has no copy, or dropped it.
+
+        Raises `EpisodeFailed`: a repeated step was answered otherwise, or the session has ended.
+        """
+        checkpoint_id, journal = point
+        text = orjson.dumps({"type": "restore", "data": {"checkpoint_id": checkpoint_id}})
+        restored = checkpoint_id and orjson.loads(await self._asked(text, seconds, "restore"))
+        try:
+            if not restored or restored["type"] != "observation":
+                await journal.repeat(partial(self._asked, seconds=seconds, what="step"))
+        except BranchFailed as exc:
+            raise EpisodeFailed(FailureReason.BRANCH_FAILED, str(exc)) from exc
+        self.journal = journal.copy()
+
+    async def _asked(self, text: str | bytes, seconds: float | None, what: str) -> Message:
         try:
             return await self.ask(text, seconds, what)
         except SessionFailed as exc:
@@ -173,41 +188,6 @@ class SessionPool:
         self._in_use[address].discard(session)
         session.abort()
         self._wake(address)
-
-    async def branch(
-        self, address: str, session: EpisodeSession, count: int, *, seconds: float | None
-    ) -> list[EpisodeSession]:
-        """Return copies of a session that has a journal: by its server, or by replay.
-
-        Raises `EpisodeFailed`: not all can be made, and so none was.
-        """
-        text = orjson.dumps({"type": "branch", "data": {"count": count}})
-        frame = orjson.loads(await session.asked(text, seconds, "branch"))
-        data, made = frame.get("data") or {}, list[EpisodeSession]()
-        is_replayed = frame.get("type") == "error" and data.get("code") in REPLAYED
-        if frame.get("type") != "branches" and not is_replayed:
-            is_full = data.get("code") in (WSErrorCode.CAPACITY_REACHED, WSErrorCode.BRANCH_MEMORY)
-            reason = FailureReason.NO_CAPACITY if is_full else FailureReason.BRANCH_FAILED
-            raise EpisodeFailed(reason, error_text(data.get("message"), data.get("errors")))
-
-        async def copied(session_id: str | None) -> None:
-            assert session.journal is not None
-            if session_id is None:
-                made.append(copied := await self._open(address))
-                await session.journal.repeat(partial(copied.asked, seconds=seconds, what="step"))
-            else:
-                made.append(copied := await self._open(branch_address(address, session_id)))
-            copied.journal = session.journal.copy()
-
-        ids = [None] * count if is_replayed else [each["session_id"] for each in data["branches"]]
-        found = await asyncio.gather(*map(copied, ids), return_exceptions=True)
-        if failure := next(filter(None, found), None):
-            _abort(made)
-            if isinstance(failure, BranchFailed):
-                raise EpisodeFailed(FailureReason.BRANCH_FAILED, str(failure)) from failure
-            raise failure
-        self._in_use[address].update(made)
-        return made
 
     async def wait_for(self, address: str, failure: EpisodeFailed) -> bool:
         """Wait for a server that is full or does not answer; False: another try is useless."""

@@ -5,9 +5,11 @@
     000042.1           └──●──●──●     parent 000042, branched_at 2: has the steps from 2
     000042.1.1               └──●     parent 000042.1, branched_at 4
 
-A path branches before a step: its session is copied (`SessionPool.branch`), the policy decides anew
-in each copy, and the path itself continues. Where, the tree's shape says, or the policy by
-`Decision.branch`. A tree is a group: written as a whole, retried as a whole. It is not traced.
+A path branches before a step: the point is kept (`EpisodeSession.checkpoint`), and the path goes to
+its end. Then the session returns to the point, and the policy decides again, once for each branch.
+So a tree has one session, and as many trees as episodes are played at once. Where a path branches,
+the tree's shape says, or the policy by `Decision.branch`. A tree is a group: written as a whole,
+retried as a whole. It is not traced.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any, Self
 
 from .episode_runner import Attempt
 from .episodes import Episode
-from .policies.policy import Act, Encoded, policy_failed
+from .policies.policy import Act, Encoded, pause, policy_failed
 from .session.branching import Journal
 from .session_pool import EpisodeSession
 
@@ -67,34 +69,40 @@ class Tree:
         return self.width if step % every == 0 and 0 < step // every <= self.depth else 1
 
 
-def check_tree(text: str, concurrency: int) -> None:
-    """Check the value of `--tree`."""
-    if (leaves := Tree.parse(text).leaves) > concurrency:
-        raise ValueError(f"a tree of {leaves} leaves needs a concurrency of {leaves}, too")
-
-
 class TreeAttempt(Attempt):
     """An attempt at a tree, or one of its branches."""
-
-    _session: EpisodeSession | None = None  # of a branch, in which it continues
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._tree = Tree.parse(self._rules.tree or "")
-        self._grown: list[asyncio.Task[Episode]] = []  # the branches of the whole tree
         self._number = 0  # of branches of this path
+        # Of the whole tree: its finished branches, and those to be played, the next one last.
+        self._grown: list[Episode] = []
+        self._pending: list[TreeAttempt] = []
 
     async def run(self) -> Episode:
         """Play the tree, and return its first path with the others as `branches`."""
-        async with asyncio.TaskGroup() as self._tasks:
-            episode = await super().run()
-        return replace(episode, branches=tuple(task.result() for task in self._grown))
+        episode = await super().run()
+        return episode if self._parent else replace(episode, branches=tuple(self._grown))
 
     async def _play(self) -> None:
-        if self._session is None:
+        if self._parent is None:
             await super()._play()
-        else:
-            await self._continue(self._session)
+            return
+        self._started_at = time.time()
+        await self._session.restore(self._point, seconds=self._rules.step_timeout_seconds)
+        await self._go_on(self._session)
+
+    async def _go_on(self, session: EpisodeSession) -> None:
+        await super()._go_on(session)
+        if self._parent is not None:
+            return
+        pause(self._deadline)  # each branch has a limit of its own
+        while self._pending:
+            self._grown.append(await self._pending.pop().run())
+            if self._grown[-1].failure is not None:  # the tree fails as a whole
+                break
+        session.abort()  # with the session, the server drops its checkpoints
 
     async def _reset(self, session: EpisodeSession) -> None:
         session.journal = Journal()
@@ -109,27 +117,26 @@ class TreeAttempt(Attempt):
     async def _branch(self, session: EpisodeSession, decided: Encoded) -> None:
         width = self._tree.width_at(self._steps, self._rules.max_steps)
         width = width if decided.branch is None else decided.branch
-        width = min(width, self._tree.leaves - len(self._grown))
+        paths = len(self._grown) + len(self._pending) + (1 if self._parent is None else 2)
+        width = min(width, self._tree.leaves - paths + 1)
         if width < 2 or self._steps == self._branched_at:
             return
-        seconds = self._rules.step_timeout_seconds
-        made = await self._pool.branch(self._address, session, width - 1, seconds=seconds)
-        for number, copied in enumerate(made, 1):
-            self._number += 1
-            branch = copy.copy(self)
-            branch.become_branch(number, copied)
-            self._grown.append(self._tasks.create_task(Attempt.run(branch)))
-
-    def become_branch(self, number: int, session: EpisodeSession) -> None:
-        """Turn a copy of an attempt into a branch of it."""
-        self._parent, self._id = self._id, f"{self._id}.{self._number}"
-        self._branched_at, self._branch_number, self._number = self._steps, number, 0
         self._session = session
+        self._point = await session.checkpoint(seconds=self._rules.step_timeout_seconds)
+        made = [copy.copy(self) for _ in range(1, width)]
+        for number, branch in enumerate(made, 1):
+            branch.become_branch(self._number + number, number)
+        self._number += len(made)
+        self._pending += reversed(made)
+
+    def become_branch(self, number_of_path: int, number: int) -> None:
+        """Turn a copy of an attempt into a branch of it."""
+        self._parent, self._id = self._id, f"{self._id}.{number_of_path}"
+        self._branched_at, self._branch_number, self._number = self._steps, number, 0
         self._memory = (
             self._copied_memory() if self._before is None else copy.deepcopy(self._before)
         )
         self._odd_rewards, self._size_bytes = self._odd_rewards.copy(), 0
-        self._started_at = time.time()
         self._deadline = asyncio.timeout(self._rules.episode_timeout_seconds)
 
     def _copied_memory(self) -> Any:

@@ -60,16 +60,23 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
 
     # Each validator uses fields that are declared, and so validated, before its own.
 
-    @field_validator("tree", "group", "advantages", "filters")
+    @field_validator("tree")
+    @classmethod
+    def _is_tree(cls, value: str | None) -> str | None:
+        if value is not None:
+            from ...rollouts.trees import Tree
+
+            Tree.parse(value)
+        return value
+
+    @field_validator("group", "advantages", "filters")
     @classmethod
     def _is_possible(cls, value: Any, info: ValidationInfo) -> Any:
-        before = {"tree": "concurrency", "group": "episodes"}.get(str(info.field_name), "group")
+        before = "episodes" if info.field_name == "group" else "group"
         if value and before in info.data:
-            from ...rollouts import trees
             from ...rollouts.stages import named_parts
 
-            where = trees if info.field_name == "tree" else named_parts
-            check = getattr(where, f"check_{info.field_name}")
+            check = getattr(named_parts, f"check_{info.field_name}")
             # A tree is a group by itself.
             check(value, info.data[before] or (1 if info.data.get("tree") else None))
         return value

@@ -14,16 +14,16 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_374,
-    "code lines": 48_360,
-    "modules": 393,
-    "test lines": 67_215,
+    "shipped lines": 75_469,
+    "code lines": 48_426,
+    "modules": 394,
+    "test lines": 67_214,
     "words of pages": 25_027,
     "words of decisions": 7_941,
     "folders at the root": 15,
     "large classes": 3,
     "crowded folders": 0,
-    "dialect words": 22,
+    "dialect words": 21,
     "private names": 0,
 }
 
