@@ -51,7 +51,7 @@ Kinds, and the fields of their entities (times are seconds since the epoch, size
                             waiting
     replicas      id        as there, and: environment, max_sessions, steps_per_second,
                             lag_p99_seconds, memory_bytes, shards
-    requests      id        as `GET /v1/requests`, without `payload` and `result`: the first 50
+    requests      id        as `GET /v1/requests`, without `payload` and `result`: the first 10
                             waiting of each schedule, with their `place`, those that run, with
                             their last `progress`, and those that ended lately
     faults        cause     what is wrong, one entity per cause: {ids, count, kind, at, subject,

@@ -320,15 +320,14 @@ def death_of_attempt(request: Request, event: Event) -> Json:
     }
 
 
-def waiting_request(request: Request, reason: str, count: int) -> Json:
-    """The first in the queue, when it and `count` of those shown have waited too long."""
+def waiting_request(request: Request, reason: str) -> Json:
+    """The first in the queue, when it has waited too long."""
     return _of_request(request) | {
         "id": f"{request.id}:waiting",
         "kind": FaultKind.WAITING,
         "at": request.created_at,
         "message": reason,
         "command": f"openenv cancel {request.id}",
-        "count": count,
     }
 
 

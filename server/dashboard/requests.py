@@ -2,7 +2,7 @@
 """The queue, what runs and what ended lately, and the faults of these.
 
 Only the head of each schedule's queue is shown, so that ten thousand waiting requests cost no more
-than fifty. A request is rendered again only when it has changed.
+than ten. A request is rendered again only when it has changed.
 
 Kind `rollouts` has the rollouts that run or ended lately, each with its last report.
 """
@@ -25,7 +25,7 @@ from ..api.views import error_view, short_request_view
 from . import environments
 from .live_state import LiveState, Turn
 
-MAX_WAITING = 50  # of each schedule
+MAX_WAITING = 10  # of each schedule
 MAX_RUNNING = 200
 LOOKED_AT = 60  # ended requests, of which some are shown
 MAX_FAILED = 100  # among which faults are looked for
@@ -78,7 +78,9 @@ class RequestSource:
                 reason = reason_at(self._deps, request, place, room)
                 shown[request.id] = self._view(request) | {"place": place, "pending_reason": reason}
                 if place == 0 and now - request.created_at > environments.WAITING_SECONDS:
-                    late.append(environments.waiting_request(request, reason, too_long))
+                    more = "at least " if too_long == MAX_WAITING else ""
+                    others = f"; so do {more}{too_long - 1} others" if too_long > 1 else ""
+                    late.append(environments.waiting_request(request, reason + others))
         self._faults.put(state, "queue", late)
         running = await read(
             queries.list_requests(states=[RequestState.RUNNING], limit=MAX_RUNNING)

@@ -14,8 +14,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_469,
-    "code lines": 48_426,
+    "shipped lines": 75_473,
+    "code lines": 48_427,
     "modules": 394,
     "test lines": 67_214,
     "words of pages": 25_027,

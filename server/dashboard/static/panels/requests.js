@@ -15,13 +15,13 @@ function queued(app, first) {
   const progress = h("span", { class: "progress" });
   let now = first;
   const stop = h("button", { type: "button", class: "quiet small", "aria-label": `Cancel ${first.label} ${first.id.slice(0, 8)}`, onclick: () => cancel(app, now) }, "Cancel");
-  const element = h("tr", {}, link(first), h("td", {}, shown), h("td", { class: "number" }, since), h("td", { class: "why" }, why, " ", progress), h("td", {}, stop));
+  const element = h("tr", {}, link(first), h("td", {}, shown), h("td", { class: "number p2" }, since), h("td", { class: "why" }, why, " ", progress), h("td", {}, stop));
   element.update = (request) => {
     now = request;
     const isRunning = request.state === "RUNNING";
     shown.update(request.state);
     since.dataset.since = isRunning ? request.started_at : request.created_at;
-    text(why, isRunning ? `on ${request.worker ?? "a worker"}${request.cancel_requested_at ? ", being cancelled" : ""}` : request.pending_reason);
+    text(why, isRunning ? `${[...app.store.all("workers").values()].some((each) => each.task_id === request.id) ? `on ${request.worker}` : "in the daemon"}${request.cancel_requested_at ? ", being cancelled" : ""}` : request.pending_reason);
     attribute(why, "data-tone", request.pending_reason?.includes("memory") ? "warn" : null);
     showProgress(progress, request);
     stop.disabled = request.operation === "down" || Boolean(request.cancel_requested_at);
@@ -32,11 +32,11 @@ function queued(app, first) {
 export const queue = {
   id: "queue",
   title: "Queue",
-  kinds: ["requests", "daemon"],
+  kinds: ["requests", "workers", "daemon"],
   mount(body, app) {
-    const { element, body: rows } = table("Requests that run or wait", [["Request"], ["State"], ["For", "number"], ["Why"], ["Action"]]);
+    const { element, body: rows } = table("Requests that run or wait", [["Request"], ["State"], ["For", "number p2"], ["Why"], ["Action"]]);
     const none = h("p", { class: "empty" }, "Nothing runs, and nothing waits.");
-    const more = h("p", { class: "more" });
+    const more = h("a", { class: "more", href: "#/requests" });
     body.append(element, more, none);
     return {
       update(kinds) {
@@ -44,7 +44,7 @@ export const queue = {
         text(app.heading, `Queue (${number(counts.RUNNING ?? 0)} running, ${number(counts.PENDING ?? 0)} waiting)`);
         const found = [...app.store.all("requests").values()].filter((each) => ACTIVE.has(each.state))
           .sort((a, b) => (a.state < b.state ? 1 : a.state > b.state ? -1 : (a.place ?? 0) - (b.place ?? 0) || a.created_at - b.created_at));
-        if (kinds.has("requests")) keyed(rows, found, ({ id }) => id, (first) => queued(app, first));
+        if (kinds.has("requests") || kinds.has("workers")) keyed(rows, found, ({ id }) => id, (first) => queued(app, first));
         const left = (counts.RUNNING ?? 0) + (counts.PENDING ?? 0) - found.length;
         text(more, left > 0 ? `and ${number(left)} more` : "");
         element.hidden = found.length === 0;
@@ -71,7 +71,7 @@ function past(app, first) {
     text(took, request.started_at && request.finished_at ? duration(request.finished_at - request.started_at) : "–");
     text(why, request.error?.message.split("\n")[0] ?? request.pending_reason);
     why.title = request.error?.message ?? "";
-    text(peak, size(request.peak_bytes));
+    text(peak, size(request.peak_bytes || null));
     again.hidden = request.state === "SUCCEEDED" || ACTIVE.has(request.state);
   };
   return element;
@@ -131,10 +131,10 @@ export default {
 export const ended = {
   id: "ended",
   title: "Ended lately",
-  kinds: ["requests"],
+  kinds: ["requests", "daemon"],
   mount(body, app) {
     const { element, body: rows } = table("Requests that ended lately", ENDED);
-    const none = h("p", { class: "empty" }, "Nothing has ended yet.");
+    const none = h("p", { class: "empty" });
     const all = h("p", { class: "more" }, h("a", { href: "#/requests" }, "All requests"));
     body.append(element, none, all);
     return {
@@ -144,7 +144,9 @@ export const ended = {
         keyed(rows, found, ({ id }) => id, (first) => past(app, first));
         element.hidden = found.length === 0;
         none.hidden = found.length > 0;
-        all.hidden = !found.length;
+        const counts = app.store.one("daemon")?.requests ?? {};
+        all.hidden = !(counts.SUCCEEDED || counts.FAILED || counts.CANCELLED);
+        text(none, all.hidden ? "Nothing has ended yet." : "Lately, nothing but short requests has ended.");
       },
     };
   },
