@@ -31,6 +31,7 @@ from ...requests_db.records import Environment
 from ...requests_db.sql import queries
 from ...schema.errors import NotReady, NotRunning
 from ...system.files.log_files import last_lines
+from ...system.text.safe_text import without_secrets
 from ...system.text.units import plural
 from ..dispatch.running import STOPPING
 from ..operations.base import OperationContext
@@ -236,7 +237,10 @@ class Change:
             counts = f"{len(self._ready)} of {len(self._ready) + count} are ready"
             self._awaited.on_lasting(f"{counts}; {count} {verb}: {why}", self._deadline - now)
         elif why is None:
-            self._awaited.on_line("".join(last_lines(first.run_file.log_path, 1)))
+            run_file = first.run_file
+            secrets = {"env": run_file.data["env"], "token": run_file.token}
+            [line] = last_lines(run_file.log_path, 1) or [""]
+            self._awaited.on_line(without_secrets(line, secrets))
 
     # Replacing
 

@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_473,
-    "code lines": 48_427,
+    "shipped lines": 75_477,
+    "code lines": 48_431,
     "modules": 394,
-    "test lines": 67_214,
+    "test lines": 67_228,
     "words of pages": 25_027,
     "words of decisions": 7_941,
     "folders at the root": 15,

@@ -20,7 +20,7 @@ import pytest
 from openenvd.client import daemon
 from openenvd.client.api import DaemonClient
 from openenvd.client.errors import ApiRefused
-from openenvd.client.following import run, wait
+from openenvd.client.following import follow, run, wait
 from openenvd.client.http import HttpClient
 from openenvd.env_host.ipc.reports import render_metrics as metrics_of_shards
 from openenvd.environments.sources.resolve import resolve
@@ -327,6 +327,20 @@ def test_the_log_of_a_replica_is_not_that_of_one_whose_number_begins_alike(
     with pytest.raises(ApiRefused, match=f"{name} has no replica '{name}-2'") as refused:
         "".join(client.environment_log(name, replica=f"{name}-2"))
     assert f"its replicas are {name}-0-" in str(refused.value.hint)
+
+
+def test_the_line_of_a_log_in_the_progress_has_no_secret_of_the_launch(
+    client: DaemonClient, tmp_path: Path, name: str
+) -> None:
+    text = "import os, time\nprint('with', os.environ['API_KEY'], flush=True)\ntime.sleep(2)\n"
+    (tmp_path / "slow_env.py").write_text(text + TALKING)
+    payload = {"source": "slow_env:Talking", "cwd": str(tmp_path), "name": name}
+    request = client.submit("launch", {**payload, "env": {"API_KEY": "hunter2hunter2"}})
+    events = [*follow(client, request["id"], reconnect=lambda: client)]
+    progress = [str(each.data) for each in events if each.name == "progress"]
+    assert any("ready: with ***" in each for each in progress), progress
+    assert not any("hunter2hunter2" in each for each in progress)
+    run(client, "down", {"name": name})
 
 
 def test_a_log_that_is_followed_goes_on_after_an_update_and_ends_when_it_is_down(
