@@ -70,6 +70,8 @@ def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
         "sessions": _total(shards, Field.SESSIONS),
         "max_sessions": _total(shards, Field.MAX_SESSIONS),
         "draining": any(counters[Field.DRAINING] for counters in shards),
+        "branches": _total(list(scoreboard), Field.BRANCHES),
+        "checkpoints": _total(list(scoreboard), Field.CHECKPOINTS),
         "waiting": _total(shards, Field.WAITING),
         "longest_wait_seconds": max(waited_seconds(counters, now) for counters in shards),
         "shards": [shard_of(counters, now) for counters in shards],
@@ -206,6 +208,13 @@ def render_metrics(name: str, capacity: Json) -> str:
     isolated = [({"environment": name}, len(capacity["isolated"]))]
     text = "Sessions with a process of their own."
     pages.append(metric_family("openenvd_isolated_sessions", text, isolated))
+    for key, text in (
+        ("branches", "Sessions that are copies of others."),
+        ("checkpoints", "Parked copies of sessions."),
+    ):
+        pages.append(
+            metric_family(f"openenvd_{key}", text, [({"environment": name}, capacity[key])])
+        )
     return "".join(pages)
 
 

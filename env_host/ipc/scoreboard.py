@@ -64,6 +64,8 @@ class Field(IntEnum):
     ABANDONED_SINCE = 27  # when the oldest of them began
     ENDED = 28  # sessions that ended because the process was stopped
     LIMITED = 29  # calls in progress that have a time limit
+    BRANCHES = 30  # sessions that are copies of others
+    CHECKPOINTS = 31  # parked copies of sessions
 
 
 _OF_THE_ROW = (Field.GENERATION, Field.DRAINING)

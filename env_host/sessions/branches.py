@@ -198,11 +198,13 @@ class Branches:
         self._loop = asyncio.get_running_loop()
         self.checkpoints = Checkpoints()
         self.forks: Forks | None = None  # None: the sessions of this process share it
+        self.live = 0  # branches
         self.platform = ""  # that forks no sessions, if each has a process of its own
 
     def session_ended(self, session: Session) -> None:
         """Drop the checkpoints of a session, and free its slot."""
         self.checkpoints.drop_of(session.id)
+        self.live -= session.is_branch
         if self.forks is not None and len(self._table):
             self.forks.free_slot()
 
@@ -235,6 +237,9 @@ class Branches:
             tier, _ = Tier.FORK, await self._process_of(parent, request.count)
             groups = await self.forks.take_slots(request.count, request.count)
         made = self._table.begin_branches(request.count)
+        for each in made:
+            each.is_branch = True
+        self.live += len(made)
         try:
             await self._fill(parent, made, tier, groups)
             for number, each in enumerate(made):

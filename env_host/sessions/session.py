@@ -76,6 +76,7 @@ class Session:
         self.close_when_detached = False
         self.may_step: bool | None = None  # None: as its environment's class says
         self.seen = b""  # the message of the last observation
+        self.is_branch = False
         self.expiry: asyncio.TimerHandle | None = None  # of a branch without a client
         self.busy = 0  # calls in progress; a busy session is never idle
         self.call_name = ""  # of the last one over its WebSocket, and when it began

@@ -85,6 +85,8 @@ class ProcessReport:
         counters[Field.HEARTBEAT] = now_microseconds()
         counters[Field.BUSY] = sum(session.busy for session in table)
         counters[Field.BEGUN] = table.begun
+        counters[Field.BRANCHES] = table.branches.live
+        counters[Field.CHECKPOINTS] = len(table.branches.checkpoints)
         counters[Field.STEPS] = table.steps
         counters[Field.STEP_TIMEOUTS] = table.step_timeouts
 

@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_477,
-    "code lines": 48_431,
+    "shipped lines": 75_496,
+    "code lines": 48_450,
     "modules": 394,
-    "test lines": 67_228,
-    "words of pages": 25_027,
+    "test lines": 67_255,
+    "words of pages": 25_042,
     "words of decisions": 7_941,
     "folders at the root": 15,
     "large classes": 3,

@@ -8,10 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from openenvd import client
 from openenvd.system.memory.cgroups import GroupsBelow
 
 from ..conftest import StartHost
 from ..hosts import Host, wait_until_exited
+from . import test_branches
 from .test_branches import attach, branch, step
 
 MODULE = """
@@ -149,6 +151,28 @@ def test_forked_branches_continue_as_their_parent_would(serve: StartHost, name: 
     host.emptied()
 
 
+@pytest.mark.parametrize(("isolate", "tier"), [(False, "copy"), (True, "fork")])
+def test_sessions_of_the_sdk_branch_and_return_on_the_server(
+    serve: StartHost, tmp_path: Path, isolate: bool, tier: str
+) -> None:
+    (tmp_path / "walks.py").write_text(test_branches.MODULE)
+    host = serve("walks:Walk", isolate=isolate, max_sessions=8)
+    with client.Session(f"http://127.0.0.1:{host.port}") as session:
+        session.reset(seed=7)
+        seen = session.step({"by": 2})
+        node = session.checkpoint()
+        assert (session.branched_by, session.branch_refusal) == (tier, None)
+        ats = []
+        for branch, by in zip(session.branch(3), (1, 2, 3), strict=True):
+            with branch:
+                ats.append(branch.step({"by": by}).observation["at"])
+        assert ats == [3, 4, 5]
+        session.step({"by": 50})
+        assert session.restore(node).observation == seen.observation
+        assert session.step({"by": 1}).observation["at"] == 3
+    host.emptied()
+
+
 def test_seeds_set_the_random_numbers_of_the_process_too(host: Host) -> None:
     with host.open() as parent, ExitStack() as stack:
         parent.ask("reset", {"seed": 7})
@@ -191,6 +215,9 @@ def test_slots_of_forked_branches_are_the_hosts(host: Host) -> None:
             assert refused.receive()["data"]["code"] == "CAPACITY_REACHED"
         host.until(lambda capacity: capacity["sessions"] == 2)
         assert len(branch(other, count=4)) == 4
+        other.ask("checkpoint")
+        host.until(lambda capacity: (capacity["branches"], capacity["checkpoints"]) == (4, 1))
+        assert 'openenvd_checkpoints{environment="sample"} 1' in host.http("GET", "/metrics")[1]
     host.emptied()
 
 
