@@ -63,11 +63,13 @@ async def base_url(name: str, deps: Injected) -> Json:
         error = error_view(environment.error, environment.spec)
         why = f"{environment.state}: {error['message']}" if error else environment.state
         raise NotFound(f"{name} has no address, it is {why}", f"openenv status {name}")
-    found = await asyncio.to_thread(run_files.that_serves, deps.paths.runs, name)
+    found = deps.reconciler.replicas.watches.that_serves(name)
+    if found is None:
+        found = await asyncio.to_thread(run_files.that_serves, deps.paths.runs, name)
     token = None if found is None else found.token
-    replicas = await deps.store.read(queries.replicas(name))
+    states = await deps.store.read(queries.replica_states(name))
     return {
-        "is_served": any(each.state in _SERVING for each in replicas),
+        "is_served": any(state in _SERVING for state in states.values()),
         "address": address,
         "token": token,
         "base_url": with_token(address, token),

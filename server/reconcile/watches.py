@@ -22,9 +22,9 @@ from typing import NamedTuple
 import anyio
 
 from ...environments.replica_policy import Occupancy
-from ...environments.run_files import RunFile
+from ...environments.run_files import RunFile, by_service
 from ...schema.states import ReplicaState
-from .replica_watch import BEGIN_SESSIONS, ReplicaWatch
+from .replica_watch import BEGIN_SESSIONS, ReplicaWatch, is_over
 
 _COUNTED = (*BEGIN_SESSIONS, ReplicaState.BACKING_OFF)
 
@@ -66,6 +66,11 @@ class Watches(dict[str, "ReplicaWatch"]):
         """The watches of an environment's replicas, or of one launch of it."""
         found = self._by_environment.get(name, {}).values()
         return [watch for watch in found if request_id in (None, watch.request_id)]
+
+    def that_serves(self, name: str) -> RunFile | None:
+        """Return the run file that `run_files.that_serves` finds, of a watched replica."""
+        own = (watch for watch in self.of(name) if not is_over(watch.replica.state))
+        return min((watch.run_file for watch in own), key=by_service, default=None)
 
     def without(self, found: list[RunFile]) -> list[RunFile]:
         """Return the replicas of these run files that are not watched."""

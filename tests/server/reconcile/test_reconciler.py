@@ -703,7 +703,9 @@ async def test_a_request_that_changes_an_environment_reads_no_run_file_of_its_re
     await world.until(lambda: all(watch.is_followed for watch in manager.watches.of("trial")))
     read_folders.clear()
     await world.reconcilers[-1].reconcile("trial")
+    serving = manager.watches.that_serves("trial")
     assert read_folders == []
+    assert serving == run_files.that_serves(world.paths.runs, "trial")
 
 
 async def test_the_second_attempt_of_a_launch_is_watched_instead_of_the_first(
