@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waits for changes of a project's files, for `openenv launch --watch`.
 
-The folder is listed four times a second, since no system reports the changes of network folders and
-of containers' mounts. A change counts when nothing was written for `QUIET_SECONDS`, so that the
-writes of a `git checkout` are one change. A project that writes files into its own folder, other
-than those that are ignored here, is updated by them.
+The folder is listed four times a second, with the folders that its links lead to, since no system
+reports the changes of network folders and of containers' mounts. A change counts when nothing was
+written for `QUIET_SECONDS`, so that the writes of a `git checkout` are one change. A project that
+writes files into its own folder, other than those that are ignored here, is updated by them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Files = dict[str, tuple[int, int]]  # the time of the last write and the size, b
 
 def files_below(folder: Path) -> Files:
     """Return the files of a project, except those that are not part of it."""
-    return dict(_files(str(folder)))
+    return dict(_files(str(folder), set()))
 
 
 def wait_for_change(folder: Path, known: Files) -> Files:
@@ -67,13 +67,18 @@ def describe_change(folder: Path, before: Files, after: Files) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {plural(len(names) - 1, 'other file')}"
 
 
-def _files(folder: str) -> Iterator[tuple[str, tuple[int, int]]]:
+def _files(folder: str, known: set[tuple[int, int]]) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the files; `known` are folders that were listed, where links may lead again."""
     with suppress(OSError), os.scandir(folder) as entries:  # it may be removed meanwhile
+        of_folder = os.stat(folder)  # noqa: PTH116  # a tenth of the time
+        if (identity := (of_folder.st_dev, of_folder.st_ino)) in known:
+            return
+        known.add(identity)
         for entry in entries:
             if entry.name in IGNORED or entry.name.endswith(IGNORED_ENDINGS):
                 continue
-            if entry.is_dir(follow_symlinks=False):
-                yield from _files(entry.path)
+            if entry.is_dir():
+                yield from _files(entry.path, known)
                 continue
             with suppress(OSError):
                 status = entry.stat()
