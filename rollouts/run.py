@@ -103,7 +103,8 @@ class Report:
         }
         parts += [f"{count} {what}" for what, count in counts.items() if count]
         lag = self.lag
-        parts.append(f"lag p99 {lag.p99_seconds * 1000:.0f} max {lag.max_seconds * 1000:.0f} ms")
+        late, longest = lag.p99_seconds * 1000, lag.max_seconds * 1000
+        parts.append(f"delay {late:.0f} ms, longest {longest:.0f} ms")
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:

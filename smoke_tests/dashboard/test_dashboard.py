@@ -435,11 +435,15 @@ def settled(dashboard: Dashboard, place: str, rollout: str, killed: str) -> Any:
     return page
 
 
+OF_AUTHORS = re.compile(r"zygote|\bLONG\b|\bSHORT\b|\bGen\.|p99")  # words
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_axe_finds_nothing_serious_and_nothing_is_wider_than_a_telephone(
     dashboard: Dashboard, rollout: str, killed: str, place: str
 ) -> None:
     page = settled(dashboard, place, rollout, killed)
+    assert not OF_AUTHORS.findall(page.locator("main").inner_text())
     for color_scheme in ("light", "dark"):
         page.emulate_media(color_scheme=color_scheme)
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")

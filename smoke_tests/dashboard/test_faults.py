@@ -21,6 +21,8 @@ import pytest
 
 from openenvd.client.errors import SessionError
 from openenvd.client.session import Session
+from openenvd.system.memory.limits import available_memory_bytes
+from openenvd.system.text.units import MB
 
 from ..conftest import Machine, eventually, new_machine
 from .conftest import Dashboard
@@ -162,4 +164,20 @@ def test_the_memory_of_the_last_hour_survives_a_restart_of_the_daemon(
         page.goto(machine.ok("dashboard", "--no-open").out.split()[0])
         page.locator("#memory summary").click()
         page.locator("#memory .chart").get_by_text(re.compile("^3[0-9] min$")).wait_for()
+        page.close()
+
+
+def test_memory_is_large_only_where_it_is_short(
+    dashboard: Dashboard, browser: Any, tmp_path: Path
+) -> None:
+    memory = dashboard.show("/").locator("#memory details")
+    memory.get_by_text("free").first.wait_for()
+    assert memory.get_attribute("open") is None
+    with new_machine(tmp_path / "home") as machine:
+        reserve = available_memory_bytes() // MB - 1000
+        machine.environ["OPENENV_RESERVE_MB"] = str(reserve)
+        page = browser.new_page()
+        page.goto(machine.ok("dashboard", "--no-open").out.split()[0])
+        page.locator("#memory details[open]").get_by_text("memory is short").wait_for()
+        page.locator("#memory .chart").wait_for()
         page.close()

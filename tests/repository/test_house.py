@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_508,
-    "code lines": 48_459,
+    "shipped lines": 75_509,
+    "code lines": 48_460,
     "modules": 394,
-    "test lines": 67_278,
+    "test lines": 67_333,
     "words of pages": 25_226,
     "words of decisions": 7_941,
     "folders at the root": 15,

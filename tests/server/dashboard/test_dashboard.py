@@ -21,6 +21,7 @@ from openenvd.client.http import parse_events
 from openenvd.schema.settings import Paths
 from openenvd.server.api.routes_environments import log_to_show
 from openenvd.server.dashboard.followed_log import MAX_BEHIND_BYTES, FollowedLog
+from openenvd.server.dashboard.play import MAX_PLAYERS
 from openenvd.server.dashboard.routes import FOLDER as STATIC
 from openenvd.server.dashboard.routes import SECURITY_HEADERS
 
@@ -103,6 +104,38 @@ def browser(client: DaemonClient) -> Browser:
     browser = Browser(client)
     browser.sign_in(client)
     return browser
+
+
+# Playing by hand.
+
+
+def test_a_few_pages_play_at_once_and_a_session_ends_with_its_page(
+    browser: Browser, client: DaemonClient
+) -> None:
+    wait(lambda: client, client.submit("launch", {"source": "echo", "name": "played"})["id"])
+
+    def call(page: int, kind: str, data: Json) -> tuple[int, Json]:
+        body = {"call": kind, "data": data}
+        status, _, answer = browser.call("POST", f"/v1/dashboard/play/{page:032x}", body)
+        return status, json.loads(answer)
+
+    assert call(1, "reset", {})[1]["error"]["message"].startswith("this play has ended")
+    assert call(1, "begin", {"environment": "nonesuch"})[0] == 404
+    for page in range(MAX_PLAYERS):
+        status, found = call(page, "begin", {"environment": "played"})
+        assert (status, found["required"]) == (200, ["message"])
+    status, refused = call(99, "begin", {"environment": "played"})
+    assert (status, refused["error"]["message"]) == (429, "8 pages play already")
+    assert call(0, "save", {"path": "x"})[1]["error"]["message"].startswith("nothing was played")
+    assert call(0, "reset", {"seed": 1})[1]["done"] is False
+    assert call(0, "step", {"message": "hi"})[1]["observation"]["value"]["echoed_message"] == "hi"
+    assert call(0, "step", {"message": 1})[1]["error"]["field"] == "message"
+    for page in range(MAX_PLAYERS):
+        assert browser.call("DELETE", f"/v1/dashboard/play/{page:032x}")[0] == 204
+    assert call(0, "step", {"message": "hi"})[0] == 404
+    assert call(99, "begin", {"environment": "played"})[0] == 200
+    browser.call("DELETE", f"/v1/dashboard/play/{99:032x}")
+    wait(lambda: client, client.submit("down", {"name": "played"})["id"])
 
 
 # Signing in.
