@@ -60,6 +60,8 @@ class Observer:
     # The gateway, while its run file cannot be used.
     gateway_aside: SetAside | None = field(init=False, default=None)
     _lock: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    _calls: Counter[str] = field(init=False, default_factory=Counter)  # by environment
+    _observed: Counter[str] = field(init=False, default_factory=Counter)  # how many are answered
 
     async def fail(self, name: str, error: RequestError) -> None:
         """Write why a replica is not started again, if that has failed its environment."""
@@ -78,34 +80,44 @@ class Observer:
     async def observe(self, name: str, address: str | None = None) -> None:
         """Write the state of an environment whose launch succeeded.
 
-        Calls take turns, so that none writes what it read before another one has written.
+        Calls take turns, so that none writes what it read before another one has written. One that
+        begins after others were made counts for them, too: many replicas may change at once.
         """
+        self._calls[name] += 1
+        own = self._calls[name]
         async with self._lock:
-            environment = await self.store.read(queries.environment(name))
-            if environment is None or environment.state is EnvironmentState.STOPPING:
-                return  # its replicas were requested to stop
-            found = await self.store.read(queries.replica_states(name))
-            launch = environment.request_id
-            kept = {w.replica.id: w.is_kept.is_set() for w in self.watches.of(name)}
-            # Replicas of an update are among them once they serve.
-            own = {id_: s for id_, s in found.items() if kept.get(id_, launch_of(id_) == launch)}
-            replicas = list(own.values())
-            aside = [self.set_aside[id_] for id_ in own if id_ in self.set_aside]
-            if environment.spec.get("gateway") and self.gateway_aside is not None:
-                aside.append(self.gateway_aside)
-            is_in_doubt = bool(aside) or (name in self.changing and not replicas)
-            state = observed_state(replicas, is_in_doubt=is_in_doubt)
-            # A replica that FAILED has said why itself (`_give_up`).
-            error = None
-            if aside:
-                error = _unwatched(name, aside[0])
-            elif state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas:
-                hint = f"launch it again: openenv launch {name}"
-                text = f"{name} has no replicas left"
-                error = RequestError(ErrorKind.WORKER_LOST, text, hint)
-            address = self._moved_to(environment) or address
-            if observing.in_state(environment, state, address, error) != environment:
-                await self.status.set_environment(name, state, address=address, error=error)
+            if address is None and self._observed[name] >= own:
+                return
+            latest = self._calls[name]
+            await self._observe(name, address)
+            self._observed[name] = latest
+
+    async def _observe(self, name: str, address: str | None) -> None:
+        environment = await self.store.read(queries.environment(name))
+        if environment is None or environment.state is EnvironmentState.STOPPING:
+            return  # its replicas were requested to stop
+        found = await self.store.read(queries.replica_states(name))
+        launch = environment.request_id
+        kept = {w.replica.id: w.is_kept.is_set() for w in self.watches.of(name)}
+        # Replicas of an update are among them once they serve.
+        own = {id_: s for id_, s in found.items() if kept.get(id_, launch_of(id_) == launch)}
+        replicas = list(own.values())
+        aside = [self.set_aside[id_] for id_ in own if id_ in self.set_aside]
+        if environment.spec.get("gateway") and self.gateway_aside is not None:
+            aside.append(self.gateway_aside)
+        is_in_doubt = bool(aside) or (name in self.changing and not replicas)
+        state = observed_state(replicas, is_in_doubt=is_in_doubt)
+        # A replica that FAILED has said why itself (`_give_up`).
+        error = None
+        if aside:
+            error = _unwatched(name, aside[0])
+        elif state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas:
+            hint = f"launch it again: openenv launch {name}"
+            text = f"{name} has no replicas left"
+            error = RequestError(ErrorKind.WORKER_LOST, text, hint)
+        address = self._moved_to(environment) or address
+        if observing.in_state(environment, state, address, error) != environment:
+            await self.status.set_environment(name, state, address=address, error=error)
 
     def _moved_to(self, environment: Environment) -> str | None:
         """The address of a replica that serves: on some engines each start changes it."""

@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_509,
-    "code lines": 48_460,
+    "shipped lines": 75_521,
+    "code lines": 48_470,
     "modules": 394,
-    "test lines": 67_333,
+    "test lines": 67_349,
     "words of pages": 25_226,
     "words of decisions": 7_941,
     "folders at the root": 15,

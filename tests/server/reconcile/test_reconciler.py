@@ -708,6 +708,22 @@ async def test_a_request_that_changes_an_environment_reads_no_run_file_of_its_re
     assert serving == run_files.that_serves(world.paths.runs, "trial")
 
 
+async def test_replicas_that_change_at_once_are_observed_together(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.serving()
+    observer, observed = world.reconcilers[-1].replicas.observer, list[str]()
+    states = queries.replica_states
+
+    def note(name: str) -> queries.Query[dict[str, ReplicaState]]:
+        observed.append(name)
+        return states(name)
+
+    monkeypatch.setattr(queries, "replica_states", note)
+    await asyncio.gather(*(observer.observe("trial") for _ in range(100)))
+    assert len(observed) == 2  # for the first, which had begun, and for all others
+
+
 async def test_the_second_attempt_of_a_launch_is_watched_instead_of_the_first(
     world: World,
 ) -> None:
