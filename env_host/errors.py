@@ -40,6 +40,9 @@ class WSErrorCode(StrEnum):
     CHECKPOINT_UNKNOWN = "CHECKPOINT_UNKNOWN"
 
 
+PLACE_ATTRIBUTE = "openenvd_place"  # of an error from another process: the line that raised it
+
+
 class HostError(Exception):
     """Base of everything the env host raises itself."""
 

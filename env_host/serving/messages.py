@@ -30,7 +30,7 @@ from pydantic_core import SchemaSerializer, core_schema, from_json
 
 from ..environment.instances import plain_state
 from ..environment.upstream_types import ObservationForm
-from ..errors import WSErrorCode
+from ..errors import PLACE_ATTRIBUTE, WSErrorCode
 
 # Writes any value by its type (bytes, dates, enums and models are fine). Raises `ValueError` where
 # something has no JSON form.
@@ -141,6 +141,8 @@ def origin_of(exc: BaseException) -> dict[str, str]:
     inside = [each for each in theirs if not _is_installed(each[0].co_filename)]
     for code, line in (inside or theirs)[-1:]:
         origin["place"] = f"{code.co_filename}:{line}, in {code.co_name}"
+    if (place := getattr(exc, PLACE_ATTRIBUTE, None)) is not None:
+        origin["place"] = place
     if isinstance(exc, NoObservation):
         origin["hint"] = exc.hint
     return origin

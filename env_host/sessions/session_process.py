@@ -50,7 +50,7 @@ from ...system.process.prctl import die_with_writer
 from ...system.process.proc import kill
 from ...system.text.json_lines import Json
 from ..environment.instances import Calls, keep_accepted
-from ..errors import SessionEnded
+from ..errors import PLACE_ATTRIBUTE, SessionEnded
 from ..startup import cap_sentence
 from . import copying
 from .copying import unsupported
@@ -243,7 +243,8 @@ def _serve(env: Any, end: socket.socket, own_fds: set[int], life_fd: int) -> Nev
             if not found:
                 forked += _fork_copies(env, end, own_fds, life_fd, *args)
             continue
-        _send(end, outcome_of(_call, (calls, what, *args)))
+        result, error = outcome_of(_call, (calls, what, *args))
+        _send(end, (result, _with_place(error)))
         if what == "close":
             forking._flush_and_exit(0)  # noqa: SLF001
 
@@ -278,6 +279,16 @@ def _call(calls: Calls, what: str, *args: Any) -> Any:
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
             return runner.run(_await(result))
     return result
+
+
+def _with_place(error: Exception | None) -> Exception | None:
+    """Note in an error the line that raised it: its traceback stays in this process."""
+    frames = [] if error is None else list(traceback.walk_tb(error.__traceback__))
+    for frame, line in frames[-1:]:
+        code = frame.f_code
+        with contextlib.suppress(AttributeError):  # it takes no attribute
+            setattr(error, PLACE_ATTRIBUTE, f"{code.co_filename}:{line}, in {code.co_name}")
+    return error
 
 
 async def _await(result: Any) -> Any:

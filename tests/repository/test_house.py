@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_521,
-    "code lines": 48_470,
+    "shipped lines": 75_537,
+    "code lines": 48_481,
     "modules": 394,
-    "test lines": 67_349,
+    "test lines": 67_354,
     "words of pages": 25_226,
     "words of decisions": 7_941,
     "folders at the root": 15,

@@ -266,11 +266,14 @@ def test_a_session_returns_to_a_checkpoint_as_often_as_it_likes(
             assert step(other)["at"] == 5
 
 
-def test_the_same_over_json_rpc(serve: StartHost) -> None:
-    host = serve("walks:Walk", shards=2)
+@pytest.mark.parametrize(
+    ("config", "tier"), [({"shards": 2}, "copy"), ({"isolate": True, "max_sessions": 8}, "fork")]
+)
+def test_the_same_over_json_rpc(serve: StartHost, config: dict[str, Any], tier: str) -> None:
+    host = serve("walks:Walk", **config)
     own = host.create_session()
     made = host.rpc("openenv/session/branch", session_id=own, count=2)["result"]
-    assert made["by"] == "copy"
+    assert made["by"] == tier
     node = host.rpc("openenv/session/checkpoint", session_id=own)["result"]["checkpoint_id"]
     with attach(host, made["branches"][0]["session_id"]) as client:
         assert step(client)["at"] == 1

@@ -2,6 +2,7 @@
 """Branches and checkpoints of sessions with processes of their own: by forking them."""
 
 import random
+import re
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ..hosts import Host, wait_until_exited
 from . import test_branches
 from .test_branches import attach, branch, step
 
-MODULE = """
+MODULE = r"""
 import asyncio, os, random, signal, socket, sqlite3, subprocess, sys, tempfile, threading
 import multiprocessing.shared_memory, mmap
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
@@ -265,6 +266,7 @@ def test_an_error_of_a_branch_is_answered_and_the_branch_continues(host: Host) -
         with attach(host, *branch(parent)) as client:
             told = client.ask("step", {"how": "raise"})["data"]
             assert (told["code"], told["message"]) == ("EXECUTION_ERROR", "no such door")
+            assert re.search(r"/forked\.py:\d+, in do_raise$", told["place"])
             assert step(client)["at"] == 1
 
 
