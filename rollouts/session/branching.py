@@ -22,7 +22,8 @@ from .connection import Message
 
 REPLAY = "replay"  # the tier of this module; the server's are `state`, `copy` and `fork`
 REPLAYED = (WSErrorCode.UNKNOWN_TYPE, WSErrorCode.BRANCH_UNSUPPORTED)
-MAX_JOURNAL_BYTES = 64 << 20  # of messages since a reset; a longer session is not replayed
+MAX_JOURNAL_BYTES = 64 << 20  # of a journal; a longer session is not replayed
+_ENTRY_BYTES = 150  # of the objects around a message
 LEFT_OUT = ("episode_id", "session_id", "request_id", "timestamp")
 _LEFT_OUT = re.compile(
     rb'"(?:%b)" ?: ?(?:"(?:[^"\\]|\\.)*"|[^,}\]]*)' % "|".join(LEFT_OUT).encode(), re.DOTALL
@@ -44,7 +45,7 @@ class Journal:
     Attributes:
         has_reset: Whether it begins with a reset.
         entries: The messages and digests; empty if there are too many.
-        size_bytes: Of the messages.
+        size_bytes: Of the messages, with the objects around them.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class Journal:
             self.has_reset, self.entries, self.size_bytes = True, [], 0
         elif kind != "step":
             return
-        self.size_bytes += len(message)
+        self.size_bytes += len(message) + _ENTRY_BYTES
         if self.size_bytes <= MAX_JOURNAL_BYTES:
             self.entries.append((message, digest(answer)))
         else:

@@ -14,8 +14,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_537,
-    "code lines": 48_481,
+    "shipped lines": 75_538,
+    "code lines": 48_482,
     "modules": 394,
     "test lines": 67_354,
     "words of pages": 25_226,
