@@ -113,9 +113,10 @@ def _start_service(paths: Paths, command: list[str], output: Output) -> None:
 def stop(output: Output) -> int:
     """Stop the daemon. Its environments continue, and the next daemon adopts them.
 
+    Before an uninstall, end them by `openenv down --all`.
+
     Examples:
-      openenv stop                            # environments continue
-      openenv down --all && openenv stop      # nothing is left: before an uninstall
+      openenv stop  # environments continue
     """
     identity = daemon.stop(Paths.from_environment())
     pid = (identity or {}).get("pid")

@@ -14,7 +14,7 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_538,
+    "shipped lines": 75_539,
     "code lines": 48_482,
     "modules": 394,
     "test lines": 67_354,
