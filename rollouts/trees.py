@@ -34,7 +34,7 @@ class Tree:
     """The shape of a tree: `depth` times, each path becomes `width` paths.
 
     Attributes:
-        every: Steps between two branchings; None: so many that they divide `max_steps` evenly.
+        every: Steps between two branchings; None: the number that divides `max_steps` evenly.
     """
 
     width: int

@@ -356,7 +356,7 @@ class SessionSocket(WebSocketProtocol):
             if call.write is not None:
                 frame = call.write(result)
                 if call.write is self._service.observation_message:
-                    self._ready().seen = frame
+                    self._service.table.branches.note_seen(self._ready(), frame)
                 self.send_text(frame)
         except Exception as exc:
             if call.write is None:

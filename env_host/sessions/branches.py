@@ -14,7 +14,7 @@ What happens when
     there are too few slots             CAPACITY_REACHED, and no branch at all
     there is too little memory          BRANCH_MEMORY, and no branch at all
     a copy fails, or the client leaves  the branches made so far end, their slots are free
-    nobody attaches to a branch         it ends after its `ttl_s`
+    no client attaches to a branch      it ends after its `ttl_s`
     the client of a branch leaves       it ends as any session
     the parent ends                     its branches continue; its checkpoints are dropped
     there are too many checkpoints      the oldest is dropped; CHECKPOINT_UNKNOWN says so later
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 MAX_BRANCHES = 4096  # of one request
 MAX_CHECKPOINTS = 1024  # of one process
 CHECKPOINT_SECONDS = 3600.0  # from its making, or from the last return to it
+MAX_SEEN_BYTES = 64 * 1024  # of an observation's message, before the first request to copy
 MAX_TTL_SECONDS = 3600.0
 UNCHECKED_BYTES = 4 * MB  # copies that need less are made without a look at the free memory
 FORKED_BYTES = 2 * MB  # that a forked copy is expected to need for itself
@@ -180,7 +181,7 @@ class Forks(Protocol):
     async def take_slots(self, count: int, processes: int) -> list[Cgroup]:
         """Take slots for branches; raises `BranchRefused`: there are too few.
 
-        Returns a memory cgroup for each of so many `processes`, or none where sessions have none.
+        Returns a memory cgroup for each of these processes, or none where sessions have none.
         """
 
     def free_slot(self) -> None:
@@ -199,7 +200,12 @@ class Branches:
         self.checkpoints = Checkpoints()
         self.forks: Forks | None = None  # None: the sessions of this process share it
         self.live = 0  # branches
+        self.is_used = False  # a branch or a checkpoint was requested
         self.platform = ""  # that forks no sessions, if each has a process of its own
+
+    def note_seen(self, session: Session, frame: bytes) -> None:
+        """Keep the message of an observation, for `restore`; a large one only where it may come."""
+        session.seen = frame if self.is_used or len(frame) <= MAX_SEEN_BYTES else b""
 
     def session_ended(self, session: Session) -> None:
         """Drop the checkpoints of a session, and free its slot."""
@@ -216,6 +222,7 @@ class Branches:
             BranchRefused: it cannot be done; the session is untouched.
         """
         _ = session.ready_calls
+        self.is_used = True
         if kind == "branch":
             request = BranchRequest.model_validate(data)
             if request.seeds is not None and len(request.seeds) != request.count:
@@ -252,8 +259,12 @@ class Branches:
         for each in made:
             each.seen, each.may_step = parent.seen, parent.may_step
             each.close_when_detached = True
-            each.expiry = self._loop.call_later(request.ttl_s, self._table.expire, each)
+            each.expiry = self._loop.call_later(request.ttl_s, self._expire, each)
         return tier, made
+
+    def _expire(self, branch: Session) -> None:
+        if branch.socket is None:
+            self._table.release(branch)
 
     async def _process_of(self, session: Session, count: int) -> SessionProcess:
         """Return the bare process of a session, from now on its own; `count` copies are wanted."""

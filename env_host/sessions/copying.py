@@ -159,7 +159,7 @@ def import_state(env: Any, state: Any) -> None:
 
 
 def reseed(generators: Iterable[Any], seed: int) -> None:
-    """Seed generators anew: each differently, and the same for the same seed."""
+    """Seed generators: each differently, and all equally for the same seed."""
     for number, generator in enumerate(generators):
         own = (seed + number * 0x9E3779B9) % _SEED_LIMIT
         if hasattr(generator, "manual_seed"):  # torch

@@ -7,7 +7,7 @@
         │  a session's thread ──request──▶ socket pair ──▶ `_serve`
         │                     ◀──outcome──             ◀──
         └── session 2 ── its own pair ── a copy, made by `fork` for a branch
-            checkpoint ── its own pair ── a copy that nobody calls until a session returns to it
+            checkpoint ── its own pair ── a copy that is not called until a session returns to it
 
 An isolated session becomes bare at its first branch or checkpoint (`detach`): the thread that has
 made its calls forks, and is the only thread of the copy. The holder keeps its connections, and runs

@@ -196,11 +196,6 @@ class SessionTable:
             raise BranchRefused(text, refused.code, **refused.details)
         return [self._begin(None) for _ in range(count)]
 
-    def expire(self, session: Session) -> None:
-        """End a branch that nobody has attached to in time."""
-        if session.socket is None:
-            self.release(session)
-
     def find(self, session_id: str) -> Session:
         """Return the session of that id; raises `UnknownSession` when no session has this id."""
         session = self._sessions.get(session_id)

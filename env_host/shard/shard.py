@@ -203,17 +203,17 @@ class IsolatedSession(ServingProcess):
     async def take_slots(self, count: int, processes: int) -> list[Cgroup]:
         """Ask the supervisor for slots of branches; raises `BranchRefused`: there are too few.
 
-        Returns memory cgroups for so many `processes`, or none where sessions have none.
+        Returns a memory cgroup for each of these processes, or none where sessions have none.
         """
         answer = asyncio.get_running_loop().create_future()
         self._asking.append(answer)
         self.link.send(Message({"branches": count, "processes": processes}))
-        told = await answer
-        if not told["granted"]:
-            refused = CapacityReached(told["taken"], told["most"])
+        given = await answer
+        if not given["granted"]:
+            refused = CapacityReached(given["taken"], given["most"])
             text = f"{count} branches do not fit here: {refused}"
             raise BranchRefused(text, refused.code, **refused.details)
-        if (group := told["group"]) is None:
+        if (group := given["group"]) is None:
             if self._cap_bytes and not self._is_watching:
                 self._is_watching = True
                 self._begin(self._watch_memory(self._cap_bytes))

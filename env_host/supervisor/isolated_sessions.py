@@ -106,7 +106,7 @@ class IsolatedSessions:
     def count_branches(self, child: Child, change: int, processes: int) -> None:
         """Give a session's process slots for branches, all or none; or take some back.
 
-        It is given memory cgroups for so many `processes`, where sessions have them.
+        It is given a memory cgroup for each of these processes, where sessions have them.
         """
         taken, most = len(self), self._spawner.plan.max_sessions
         is_granted = change <= 0 or taken + change <= most

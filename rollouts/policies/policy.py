@@ -185,7 +185,7 @@ class Decision:
     """An action, with `info` and `arrays` that are written with the step.
 
     With `branch=4` the session is copied before this action: the episode takes it, and the policy
-    decides anew in three branches. 1 prevents a branching. Without it, `--tree` says where.
+    decides again in three branches. 1 prevents a branching. Without it, `--tree` says where.
     """
 
     action: Any

@@ -14,16 +14,16 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_539,
-    "code lines": 48_482,
+    "shipped lines": 75_545,
+    "code lines": 48_487,
     "modules": 394,
-    "test lines": 67_354,
-    "words of pages": 25_057,
+    "test lines": 67_371,
+    "words of pages": 24_995,
     "words of decisions": 7_941,
     "folders at the root": 15,
-    "large classes": 3,
+    "large classes": 2,
     "crowded folders": 0,
-    "dialect words": 21,
+    "dialect words": 7,
     "private names": 0,
 }
 

@@ -29,6 +29,7 @@ class Do(Action):
 class Seen(Observation):
     at: int = 0
     drawn: float = 0.0
+    picture: str = ""
 
 class Walk(Environment[Do, Seen, State]):
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -92,6 +93,10 @@ class children_(Walk):
     def __init__(self):
         super().__init__()
         self.program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+class Large(Walk):
+    def step(self, action, timeout_s=None, **kwargs):
+        return Seen(at=action.by, picture="x" * 70_000)
 
 class sockets_(Walk):
     def __init__(self):
@@ -325,6 +330,18 @@ def test_any_sequence_does_what_a_model_of_it_does(serve: StartHost, seed: int) 
                     client.leave()
                     del models[client]
         host.until(lambda capacity: capacity["sessions"] == len(models))
+
+
+def test_a_large_observation_is_kept_only_from_the_first_request_to_copy_on(
+    serve: StartHost,
+) -> None:
+    with serve("walks:Large").open() as client:
+        client.ask("reset")
+        for by, kept in ((1, {}), (2, None)):
+            seen = client.ask("step", {"by": by})["data"]["observation"]
+            node = client.ask("checkpoint")["data"]["checkpoint_id"]
+            restored = client.ask("restore", {"checkpoint_id": node})["data"]["observation"]
+            assert restored == (seen if kept is None else kept)
 
 
 def test_only_the_last_checkpoints_are_kept_each_for_a_limited_time(
