@@ -36,7 +36,7 @@ _EXITED = {
     "lost": "ended from outside",
 }
 _MAX_EXITS = 2  # shown of each replica for lack of memory, and for other causes
-_COMMANDS = ("openenv ", "pip ")
+_COMMANDS = ("openenv ", "pip ", "uv pip ", "uv tool ", "uvx ")
 _PLAIN_WORD = re.compile(r"[a-z]+[\s,;]")
 _SETTLED = (ReplicaState.ASLEEP, ReplicaState.DRAINING, ReplicaState.STOPPED)
 

@@ -15,7 +15,6 @@ import json
 import re
 import shlex
 import sys
-import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -62,6 +61,8 @@ def install_command(extra: str) -> str:
     given with the extra added. Under `uvx`, whose environments are not to be changed, it is the
     beginning of a command line that runs openenvd with the extra.
     """
+    import tomllib  # takes 2 MB
+
     # The build in a clone leaves an `openenvd.egg-info` there, which comes first for `python -c`.
     from importlib import metadata  # takes 4 ms
 

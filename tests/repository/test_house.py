@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_545,
+    "shipped lines": 75_546,
     "code lines": 48_487,
     "modules": 394,
-    "test lines": 67_371,
+    "test lines": 67_382,
     "words of pages": 24_995,
     "words of decisions": 7_941,
     "folders at the root": 15,

@@ -313,14 +313,16 @@ def test_the_log_of_a_replica_is_not_that_of_one_whose_number_begins_alike(
         found = "".join(client.environment_log(name, replica=f"{name}-{replica}"))
         assert found == f"replica {ordinal}\n"
     log = folder / f"{name}-21-{launch_id}.log"
-    log.with_name(f"{log.name}.times").write_text(f"{time.time() - 600} {len('replica 21')}\n")
+    marks = log.with_name(f"{log.name}.times")
+    marks.touch(mode=0o600)
+    marks.write_text(f"{time.time() - 600} {len('replica 21')}\n")
     with log.open("a") as file:
         file.write("and now\n")
     of = partial(client.environment_log, name, replica=f"{name}-21")
     assert "".join(of(since=1200)) == "replica 21\nand now\n"
     assert "".join(of(since=300)) == "replica 21\nand now\n"  # the mark is within its line
     assert "".join(of(since=300, tail=1)) == "and now\n"
-    log.with_name(f"{log.name}.times").write_text(f"{time.time() - 600} {len('replica 21') + 1}\n")
+    marks.write_text(f"{time.time() - 600} {len('replica 21') + 1}\n")
     assert "".join(of(since=300)) == "and now\n"
     os.utime(log, (1, 1))
     assert "".join(of(since=300)) == ""
@@ -434,7 +436,7 @@ def test_prometheus_reads_all_that_grafana_shows(
     assert f'openenvd_environment_info{{environment="{name}",state="READY"}} 1' in samples
     lag = [line for line in samples if line.startswith("openenvd_loop_lag_seconds")]
     assert re.findall(r'quantile="([\d.]+)"', "".join(lag)) == ["0.5", "0.99", "1"]
-    nothing: Json = {"shards": [], "isolated": []}
+    nothing: Json = {"shards": [], "isolated": [], "branches": 0, "checkpoints": 0}
     page = metrics() + metrics_of_shards("any", nothing)
     known = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     panels = json.loads((ROOT / "docs" / "deploy" / "grafana.json").read_text())["panels"]
