@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 75_546,
     "code lines": 48_487,
     "modules": 394,
-    "test lines": 67_382,
+    "test lines": 67_385,
     "words of pages": 24_995,
     "words of decisions": 7_941,
     "folders at the root": 15,
