@@ -4,7 +4,8 @@
 The folder is listed four times a second, with the folders that its links lead to, since no system
 reports the changes of network folders and of containers' mounts. A change counts when nothing was
 written for `QUIET_SECONDS`, so that the writes of a `git checkout` are one change. A project that
-writes files into its own folder, other than those that are ignored here, is updated by them.
+writes files into its own folder, other than those that are ignored here, is updated by them. The
+folders of rollouts are ignored.
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ def _files(folder: str, known: set[tuple[int, int]]) -> Iterator[tuple[str, tupl
         if (identity := (of_folder.st_dev, of_folder.st_ino)) in known:
             return
         known.add(identity)
-        for entry in entries:
+        found = list(entries)
+        if any(entry.name == "rollout.json" for entry in found):
+            return
+        for entry in found:
             if entry.name in IGNORED or entry.name.endswith(IGNORED_ENDINGS):
                 continue
             if entry.is_dir():

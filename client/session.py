@@ -176,7 +176,10 @@ class AsyncSession(_Connecting):
         Raises:
             SessionError: Its code is `BRANCH_UNSUPPORTED`, `BRANCH_MEMORY`, `BRANCH_DIVERGED` or
                 `CAPACITY_REACHED`. This session is unchanged.
+            ValueError: `count` is less than 1.
         """
+        if count < 1:
+            raise ValueError(f"branch() makes at least one branch, not {count}")
         data: Json = {"count": count, "rng": rng, "ttl_s": ttl}
         answer = await self._copied("branch", {**data, "seeds": seeds} if seeds else data)
         if answer is None and (rng != "same" or seeds):
@@ -211,7 +214,10 @@ class AsyncSession(_Connecting):
         Raises:
             SessionError: Its code is `CHECKPOINT_UNKNOWN`, and the session unchanged; or
                 `BRANCH_DIVERGED`, and the session must be reset.
+            TypeError: `node` is no checkpoint.
         """
+        if not isinstance(node, Checkpoint):
+            raise TypeError(f"restore() takes what checkpoint() returned, not {node!r}")
         if node.checkpoint_id is None:
             text = await self._repeat(node.journal)
             return _result(self._data_of("restore", text or b"{}"))

@@ -27,6 +27,7 @@ from .session.branching import Journal
 from .session_pool import EpisodeSession
 
 _FORM = "width=4,depth=3"
+MAX_LEAVES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ class Tree:
             raise ValueError(f"a tree is {_FORM} or {_FORM},every=10, not {text!r}") from None
         if tree.width < 2 or min(numbers.values()) < 1:
             raise ValueError(f"a tree has a width of at least 2 and a depth of at least 1: {_FORM}")
+        if tree.leaves > MAX_LEAVES:
+            raise ValueError(f"a tree has at most {MAX_LEAVES} episodes, not {tree.leaves}: {_FORM}")
         return tree
 
     @property

@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import islice
 from typing import Any
 
 from fastapi import APIRouter
@@ -174,14 +173,15 @@ def worth_showing(ended: Iterable[Request], failed: Iterable[Request]) -> list[R
     """Return the ended requests that `status` has room for; the newest first, as given.
 
     The launches that `failed` are among them however old they are, because nothing else is shown
-    of their environments.
+    of their environments. So is every other failure that is given.
     """
-    kept = (
+    kept = [
         request
         for request in ended
         if request.operation not in SOON_FORGOTTEN or request.state is not RequestState.SUCCEEDED
-    )
-    recent = list(islice(kept, RECENT))
+    ]
+    recent = kept[:RECENT]
+    recent += [r for r in kept[RECENT:] if r.state is RequestState.FAILED and r.operation != "launch"]
     known = {request.id for request in recent}
     return recent + [launch for launch in failed if launch.id not in known]
 
