@@ -58,7 +58,9 @@ class Tree:
         if tree.width < 2 or min(numbers.values()) < 1:
             raise ValueError(f"a tree has a width of at least 2 and a depth of at least 1: {_FORM}")
         if tree.leaves > MAX_LEAVES:
-            raise ValueError(f"a tree has at most {MAX_LEAVES} episodes, not {tree.leaves}: {_FORM}")
+            raise ValueError(
+                f"a tree has at most {MAX_LEAVES} episodes, not {tree.leaves}: {_FORM}"
+            )
         return tree
 
     @property

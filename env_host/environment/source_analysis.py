@@ -60,18 +60,52 @@ def is_bound_to_thread(env_class: type) -> bool:
     A class with `THREAD_SAFE = False` is bound, whatever it imports. The answer is cached, also
     for processes that are forked later.
     """
-    hashable: Any = env_class
+    return _plain_modules(env_class) is None
+
+
+def state_outside_of(env_class: type) -> list[str]:
+    """Return what keeps, or may keep, state of sessions of this class outside of its instances.
+
+    Empty only if all modules that define it could be read, with those that they import; if these
+    are plain, change no name of a module or class, and use nothing of `random` but `Random`.
+    """
+    if (modules := _plain_modules(env_class)) is None:
+        return ["the modules of the class, or what they import, may keep a state"]
+    found = []
+    for name in modules:
+        tree = ast.parse(inspect.getsource(sys.modules[name]))
+        found += [each.partition(", which")[0] for each in differences_of(tree, f"{name}.py")]
+        if any(_uses_shared_generator(node) for node, _ in nodes_of(tree)):
+            found.append(f"{name} uses the random numbers of the whole process")
+    return found
+
+
+def _uses_shared_generator(node: ast.AST) -> bool:
+    """Return whether this is a use of the module `random` other than `random.Random`."""
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "random" and {each.name for each in node.names} != {"Random"}
+    if isinstance(node, ast.Import):
+        return any(each.name == "random" and each.asname for each in node.names)
+    if isinstance(node, ast.Attribute):
+        return ast.unparse(node.value) == "random" and node.attr != "Random"
+    # As a value of its own, it is in no attribute: `rng = random`.
+    parts = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.Name)]
+    return any(each.id == "random" for each in parts)
+
+
+def _plain_modules(env_class: Any) -> frozenset[str] | None:
+    """Return the modules of a class and of what they import; None if one may be bound."""
     try:
-        return _is_bound(hashable)
+        return _modules_of(env_class)
     except Exception:  # what cannot be read may be anything
-        return True
+        return None
 
 
 @functools.cache
-def _is_bound(env_class: type) -> bool:
+def _modules_of(env_class: type) -> frozenset[str] | None:
     owners = [owner for owner in env_class.__mro__ if not _is_plain(owner.__module__)]
     if any(vars(owner).get("THREAD_SAFE") is False for owner in owners):
-        return True
+        return None
     pending = {owner.__module__ for owner in owners}
     seen: set[str] = set()
     while pending:
@@ -81,12 +115,12 @@ def _is_bound(env_class: type) -> bool:
         seen.add(name)
         imported = _imports_of(name)
         if imported is None or len(seen) > MAX_MODULES:
-            return True
+            return None
         pending |= {each for each in imported if not _is_plain(each)}
         # A module of the standard library that is not plain counts as bound without being read.
         if any(each.partition(".")[0] in sys.stdlib_module_names for each in pending):
-            return True
-    return False
+            return None
+    return frozenset(seen)
 
 
 def _is_plain(name: str) -> bool:
@@ -232,8 +266,8 @@ def _changed(node: ast.AST, shared: set[str]) -> str | None:
         target = node.value
     elif isinstance(node, ast.Attribute) and _is_stored(node):
         target = node
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        target = node.func.value if node.func.attr in _CHANGES else None
+    elif isinstance(node, ast.Attribute):
+        target = node.value if node.attr in _CHANGES else None
     elif isinstance(node, ast.Call) and ast.unparse(node.func) == "next" and node.args:
         target = node.args[0]
     name = "" if target is None else ast.unparse(target)

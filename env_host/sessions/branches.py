@@ -29,9 +29,9 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ...system.memory.cgroup_tree import free_memory_bytes
 from ...system.text.units import MB
@@ -69,6 +69,12 @@ class BranchRequest(BaseModel):
     rng: Literal["same", "fresh"] = "same"
     seeds: list[int] | None = None
     ttl_s: float = Field(default=60.0, gt=0, le=MAX_TTL_SECONDS)
+
+    @model_validator(mode="after")
+    def _has_a_seed_for_each(self) -> Self:
+        if self.seeds is not None and len(self.seeds) != self.count:
+            raise ValueError(f"{len(self.seeds)} seeds for {self.count} branches")
+        return self
 
     def seed_of(self, number: int) -> int | None:
         """Return the seed of one branch; None: its random numbers continue as the parent's."""
@@ -224,9 +230,8 @@ class Branches:
         _ = session.ready_calls
         self.is_used = True
         if kind == "branch":
-            request = BranchRequest.model_validate(data)
-            if request.seeds is not None and len(request.seeds) != request.count:
-                request = BranchRequest.model_validate(data | {"count": len(request.seeds)})
+            count = {"count": len(seeds)} if isinstance(seeds := data.get("seeds"), list) else {}
+            request = BranchRequest.model_validate(count | data)
             tier, made = await self._branch(session, request)
             ids = [{"session_id": each.id} for each in made]
             return {"type": "branches", "data": {"by": tier, "branches": ids}}

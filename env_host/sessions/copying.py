@@ -14,7 +14,6 @@ random numbers. It reads attributes without calling code of the project.
 from __future__ import annotations
 
 import copy
-import inspect
 import random
 import sys
 import types
@@ -29,6 +28,7 @@ from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
+from ..environment.source_analysis import state_outside_of
 from ..errors import BranchRefused, WSErrorCode
 
 # Pairs of methods: that of a class which exports its state for this, gym's, ALE's.
@@ -44,12 +44,6 @@ _ATOMS = (
 )
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _MODULE_LEVEL = ("<locals>", "<lambda>")  # in the names of functions that are not at this level
-# Functions of `random` that use the generator of the whole process.
-_SHARED_GENERATOR = frozenset(
-    name
-    for name, each in vars(random).items()
-    if isinstance(getattr(each, "__self__", None), random.Random)
-)
 _SEED_LIMIT = 1 << 32  # NumPy takes no larger seeds
 MAX_NAMED = 10  # obstacles in a refusal
 
@@ -114,10 +108,6 @@ def unsupported(reason: Reason, found: Iterable[str], why: str = "") -> BranchRe
 def examine(env: Any) -> Contents:
     """Walk through everything that an instance refers to."""
     contents, seen = Contents(), set[int]()
-    contents.obstacles += [
-        (Reason.SHARED_STATE, f"{name} uses the random numbers of the whole process")
-        for name in _users_of_shared_generator(type(env))
-    ]
     of_module = _shared_objects(type(env))
     waiting: list[tuple[str, Any]] = [("self", env)]
     while waiting:
@@ -135,6 +125,8 @@ def examine(env: Any) -> Contents:
             if _is_generator(value):
                 contents.generators.append(value)
             waiting += _parts(name, value)
+    outside = state_outside_of(type(env))
+    contents.obstacles += [(Reason.SHARED_STATE, each) for each in outside]
     return contents
 
 
@@ -254,18 +246,3 @@ def _shared_objects(kind: type) -> set[int]:
     held: list[Any] = [value for each in modules if each for value in vars(each).values()]
     held += [value for owner in owners for value in vars(owner).values()]
     return {id(value) for value in held}
-
-
-def _users_of_shared_generator(kind: type) -> list[str]:
-    """Return the methods of a class that use `random`'s own generator, by the names in them."""
-    functions = [
-        each for owner in kind.__mro__ for each in vars(owner).values() if inspect.isfunction(each)
-    ]
-    return [
-        each.__qualname__
-        for each in functions
-        if each.__globals__.get("random") is random
-        and "random" in (names := each.__code__.co_names)
-        and "Random" not in names
-        and not _SHARED_GENERATOR.isdisjoint(set(names) - {"random"})
-    ]

@@ -235,7 +235,7 @@ def _serve(env: Any, end: socket.socket, own_fds: set[int], life_fd: int) -> Nev
             what, args = _receive(end)
         except (EOFError, OSError):
             os._exit(0)
-        forked = [pid for pid in forked if os.waitpid(pid, os.WNOHANG)[0] == 0]
+        forked = [pid for pid in forked if not _has_exited(pid)]
         if what == "fork":
             known = {os.getpid(), threading.get_native_id()}
             found = find_obstacles(env, own_fds, known, forked)
@@ -247,6 +247,13 @@ def _serve(env: Any, end: socket.socket, own_fds: set[int], life_fd: int) -> Nev
         _send(end, (result, _with_place(error)))
         if what == "close":
             forking._flush_and_exit(0)  # noqa: SLF001
+
+
+def _has_exited(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:  # the environment has waited for its children
+        return True
 
 
 def _fork_copies(

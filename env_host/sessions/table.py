@@ -260,7 +260,7 @@ class SessionTable:
             text = "session %s ended while %s was still running, after %.1f s"
             log.warning(text, session.id, call, seconds, extra={"session": session.id})
             if isinstance(session.env, RemoteEnvironment):
-                asyncio.get_running_loop().call_later(CLOSE_SECONDS, session.kill_hung)
+                session.kill_hung()  # else the supervisor would end the holder of all sessions
         if after is None and not abandoned and not session.needs_closing:
             self._closed(session)
             return None

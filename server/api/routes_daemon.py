@@ -181,7 +181,9 @@ def worth_showing(ended: Iterable[Request], failed: Iterable[Request]) -> list[R
         if request.operation not in SOON_FORGOTTEN or request.state is not RequestState.SUCCEEDED
     ]
     recent = kept[:RECENT]
-    recent += [r for r in kept[RECENT:] if r.state is RequestState.FAILED and r.operation != "launch"]
+    recent += [
+        r for r in kept[RECENT:] if r.state is RequestState.FAILED and r.operation != "launch"
+    ]
     known = {request.id for request in recent}
     return recent + [launch for launch in failed if launch.id not in known]
 

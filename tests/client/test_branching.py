@@ -32,6 +32,7 @@ class Seen(Observation):
 
 class Plain(Environment[Roll, Seen, State]):
     SUPPORTS_CONCURRENT_SESSIONS = True
+    BRANCH = "copy"
 
     def reset(self, seed=None, episode_id=None, **kwargs):
         self.rng, self.total, self.id = random.Random(seed), 0, episode_id or uuid.uuid4().hex

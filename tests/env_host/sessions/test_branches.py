@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Branches and checkpoints of sessions, over `/ws` and `/mcp`."""
 
+import hashlib
+import importlib
 import json
 import random
 from contextlib import ExitStack
@@ -17,11 +19,9 @@ from openenvd.env_host.sessions.copying import Reason, Tier, examine
 from ..conftest import StartHost
 from ..hosts import Client, Host, Json
 
-MODULE = """
-import random, socket, subprocess, sys, threading
+PLAIN = """
+import random
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
-
-SHARED = []
 
 class Do(Action):
     by: int = 1
@@ -56,6 +56,16 @@ class AsyncWalk(Walk):
 
     async def step_async(self, action, timeout_s=None, **kwargs):
         return self.step(action)
+
+class Large(Walk):
+    def step(self, action, timeout_s=None, **kwargs):
+        return Seen(at=action.by, picture="x" * 70_000)
+"""
+MODULE = """
+import random, socket, subprocess, sys, threading
+from plain_walks import *
+
+SHARED = []
 
 class Declared(Walk):
     BRANCH = "copy"
@@ -94,10 +104,6 @@ class children_(Walk):
         super().__init__()
         self.program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
-class Large(Walk):
-    def step(self, action, timeout_s=None, **kwargs):
-        return Seen(at=action.by, picture="x" * 70_000)
-
 class sockets_(Walk):
     def __init__(self):
         super().__init__()
@@ -133,6 +139,7 @@ TIERS = {
 
 @pytest.fixture(autouse=True)
 def module(tmp_path: Path) -> None:
+    (tmp_path / "plain_walks.py").write_text(PLAIN)
     (tmp_path / "walks.py").write_text(MODULE)
 
 
@@ -233,7 +240,15 @@ def test_a_branch_ends_with_its_client_and_without_one_after_its_time(serve: Sta
 
 
 @pytest.mark.parametrize(
-    "data", [{"count": 0}, {"rng": "other"}, {"ttl_s": 0}, {"further": 1}, {"seeds": ["x"]}]
+    "data",
+    [
+        {"count": 0},
+        {"rng": "other"},
+        {"ttl_s": 0},
+        {"further": 1},
+        {"seeds": ["x"]},
+        {"count": 3, "seeds": [1]},
+    ],
 )
 def test_an_invalid_request_is_answered_and_the_session_continues(
     serve: StartHost, data: Json
@@ -368,9 +383,28 @@ def test_copies_that_do_not_fit_into_the_free_memory_are_refused() -> None:
     assert refused.value.code == "BRANCH_MEMORY"
 
 
-def test_a_class_that_draws_from_the_generator_of_the_process_is_not_plain() -> None:
-    class Draws:
-        def step(self) -> float:
-            return random.random() + random.randint(1, 2)
-
-    assert examine(Draws()).obstacles[0][0] is Reason.SHARED_STATE
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        ("import random", "random.random()"),
+        ("import random", "(random.Random(), random.randint(1, 2))"),
+        ("import random", "self.rng = random"),
+        ("from random import randint", "randint(1, 2)"),
+        ("SEEN = []", "SEEN.append(1)"),
+        ("import functools\nSEEN = []", "functools.partial(SEEN.append)(1)"),
+        ("", "type(self).at += 1"),
+        ("import tempfile", "tempfile.mkdtemp()"),
+    ],
+)
+def test_a_class_whose_modules_may_keep_a_state_is_not_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str, body: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    number = hashlib.sha256((head + body).encode()).hexdigest()[:8]
+    kept, plain = f"kept_{number}", f"plain_{number}"
+    text = "\nclass Walk:\n    at = 0\n    def step(self):\n        "
+    (tmp_path / f"{kept}.py").write_text(head + text + body)
+    (tmp_path / f"{plain}.py").write_text(text + "return 1")
+    found = [examine(importlib.import_module(each).Walk()).obstacles for each in (kept, plain)]
+    assert [reason for reason, _ in found[0]] == [Reason.SHARED_STATE]
+    assert found[1] == []

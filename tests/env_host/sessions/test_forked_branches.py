@@ -156,7 +156,7 @@ def test_forked_branches_continue_as_their_parent_would(serve: StartHost, name: 
 def test_sessions_of_the_sdk_branch_and_return_on_the_server(
     serve: StartHost, tmp_path: Path, isolate: bool, tier: str
 ) -> None:
-    (tmp_path / "walks.py").write_text(test_branches.MODULE)
+    (tmp_path / "walks.py").write_text(test_branches.PLAIN)
     host = serve("walks:Walk", isolate=isolate, max_sessions=8)
     with client.Session(f"http://127.0.0.1:{host.port}") as session:
         session.reset(seed=7)
