@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_546,
-    "code lines": 48_487,
+    "shipped lines": 75_586,
+    "code lines": 48_511,
     "modules": 394,
-    "test lines": 67_385,
-    "words of pages": 24_995,
+    "test lines": 67_429,
+    "words of pages": 24_996,
     "words of decisions": 7_941,
     "folders at the root": 15,
     "large classes": 2,
