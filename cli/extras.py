@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the extra of openenvd that a failed request needs, and runs the command again.
+"""Installs the extra that a failed request needs, and runs the command again.
 
     the failure's text has the command that installs an extra for this Python?
       --yes, or the answer at a terminal ─▶ install ─▶ stop the daemon ─▶ the same command again

@@ -135,7 +135,7 @@ def service_of(home: Path) -> Service:
 
 
 def resume(home: Path) -> bool:
-    """Start the service of a home; returns False if it has none, or no service manager answers."""
+    """Start the service of a home; return False if it has none or no service manager answers."""
     service = service_of(home)
     with suppress(DaemonNotStarted, OSError):
         if service.path.exists():

@@ -24,7 +24,7 @@ from typing import Any
 
 
 class WSErrorCode(StrEnum):
-    """The `code` of an error frame, as upstream's `openenv` 0.10.0 has it; five are ours."""
+    """The `code` of an error frame, as in upstream's `openenv` 0.10.0, with five of our own."""
 
     INVALID_JSON = "INVALID_JSON"
     UNKNOWN_TYPE = "UNKNOWN_TYPE"

@@ -26,7 +26,7 @@ from ..output.output import Output, Table, good
 
 DEFAULT = "default"
 SERVICE_SECONDS = 30.0  # until a service answers
-# Variables that belong to one shell or service; all others are as for a daemon that `up` starts.
+# Variables of one shell or service. The service gets all others, as a daemon started by `up` does.
 OF_A_SHELL = {"_", "PWD", "OLDPWD", "SHLVL", "TERM", "INVOCATION_ID", "JOURNAL_STREAM"}
 OF_A_SHELL |= {"NOTIFY_SOCKET", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"}
 
@@ -94,7 +94,7 @@ def up(foreground: bool, service: bool | None, output: Output, **settings: Any) 
 
 
 def _start_service(paths: Paths, command: list[str], output: Output) -> None:
-    """Replace the running daemon, if any, by a service, and wait until the service answers."""
+    """Replace the running daemon, if any, with a service, and wait until it answers."""
     found = service_of(paths.home)
     found.check()
     daemon.stop(paths)

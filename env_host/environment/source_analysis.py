@@ -63,25 +63,27 @@ def is_bound_to_thread(env_class: type) -> bool:
     return _plain_modules(env_class) is None
 
 
-def state_outside_of(env_class: type) -> list[str]:
+@functools.cache
+def state_outside_of(env_class: type) -> tuple[str, ...]:
     """Return what keeps, or may keep, state of sessions of this class outside of its instances.
 
     Empty only if all modules that define it could be read, with those that they import; if these
     are plain, change no name of a module or class, and use nothing of `random` but `Random`.
     """
     if (modules := _plain_modules(env_class)) is None:
-        return ["the modules of the class, or what they import, may keep a state"]
+        return ("the modules of the class, or what they import, may keep a state",)
     found = []
     for name in modules:
         tree = ast.parse(inspect.getsource(sys.modules[name]))
         found += [each.partition(", which")[0] for each in differences_of(tree, f"{name}.py")]
         if any(_uses_shared_generator(node) for node, _ in nodes_of(tree)):
             found.append(f"{name} uses the random numbers of the whole process")
-    return found
+    linecache.clearcache()
+    return tuple(found)
 
 
 def _uses_shared_generator(node: ast.AST) -> bool:
-    """Return whether this is a use of the module `random` other than `random.Random`."""
+    """Return whether a node uses anything of the module `random` except `random.Random`."""
     if isinstance(node, ast.ImportFrom):
         return node.module == "random" and {each.name for each in node.names} != {"Random"}
     if isinstance(node, ast.Import):

@@ -56,7 +56,7 @@ _NOT_SCHEMAS = frozenset({"cls", "default", "expected", "fields", "members", "me
 _writers: dict[type, Writer | None] = {}
 
 
-# Built when the first malformed message comes: it would be a tenth of what a host imports.
+# Built at the first malformed message, because building them takes a tenth of a host's import.
 _CONFIG = ConfigDict(extra="forbid", defer_build=True)
 
 

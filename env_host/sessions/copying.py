@@ -108,7 +108,8 @@ def unsupported(reason: Reason, found: Iterable[str], why: str = "") -> BranchRe
 def examine(env: Any) -> Contents:
     """Walk through everything that an instance refers to."""
     contents, seen = Contents(), set[int]()
-    of_module = _shared_objects(type(env))
+    env_class: Any = type(env)
+    of_module = _shared_objects(env_class)
     waiting: list[tuple[str, Any]] = [("self", env)]
     while waiting:
         name, value = waiting.pop()
@@ -125,7 +126,7 @@ def examine(env: Any) -> Contents:
             if _is_generator(value):
                 contents.generators.append(value)
             waiting += _parts(name, value)
-    outside = state_outside_of(type(env))
+    outside = state_outside_of(env_class)
     contents.obstacles += [(Reason.SHARED_STATE, each) for each in outside]
     return contents
 

@@ -24,7 +24,7 @@ pathlib.Path(__file__).with_name("installed").write_text(" ".join(sys.argv[1:]))
 
 @pytest.fixture
 def installer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a program in pip's place; returns the file that its arguments are written to."""
+    """Make a program that replaces pip; returns the file to which it writes its arguments."""
     (tmp_path / "pip").mkdir()
     (tmp_path / "pip" / "__init__.py").touch()
     (tmp_path / "pip" / "__main__.py").write_text(INSTALLER)
@@ -58,7 +58,7 @@ def test_with_yes_it_is_installed_and_the_command_runs_again(
     assert again == [[sys.executable, "/bin/openenv", "launch", "echo"]]
     assert len(stopped) == 1
     assert f"$ {install_command('gateway')}" in answer.err
-    # It is not installed twice, and no daemon that is at work is stopped.
+    # The extra is not installed twice, and a daemon that runs another request is not stopped.
     installer.unlink()
     assert cli("launch", "echo", "--yes").code != 0
     assert not installer.exists()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Branches and checkpoints of the SDK at a real env host, which copies sessions or does not."""
+"""Branches and checkpoints of the SDK, tested on an env host with and without copies."""
 
 import asyncio
 import dataclasses
@@ -63,7 +63,7 @@ TIERS = {"Dice": "replay", "Plain": "copy"}
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Starts a host of a class with a maximum number of sessions."""
+    """Starts an env host that serves a class, with a limit on sessions."""
     hosts: list[Host] = []
     (tmp_path / "worlds.py").write_text(WORLDS)
 

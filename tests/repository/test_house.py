@@ -14,8 +14,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_586,
-    "code lines": 48_511,
+    "shipped lines": 75_589,
+    "code lines": 48_514,
     "modules": 394,
     "test lines": 67_429,
     "words of pages": 24_996,

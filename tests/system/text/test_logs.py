@@ -65,7 +65,7 @@ def test_fast_logs_are_looked_at_often(size: int, grown: int, seconds: float) ->
 
 
 def test_the_lines_since_a_time_are_found_by_marks(tmp_path: Path) -> None:
-    """The times of the file's last writes are marked, also where the log was cut meanwhile."""
+    """Marks record the times of the last writes, also after the log was cut."""
     path = tmp_path / "log"
     path.touch(mode=0o600)
     log = BoundedLog(str(path), 10_000)
