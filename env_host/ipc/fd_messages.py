@@ -19,7 +19,8 @@ large body) are in a file; the message's last descriptor is of this file.
 All replicas of an environment accept from the same sockets, so a connection for a session may be
 accepted by a replica that does not have it. A session's id names its replica
 (`shard/connections.py`), and each replica has a *control socket* in a private folder, which
-is found by the replica's number:
+is found by the replica's number. A connection that has found no room at a replica for as long as it
+may wait is passed to each other one before it is refused:
 
     shard of replica a ──descriptor, and the bytes read──▶ control socket of b ──▶ backlog of b
     scale ──its quota of sessions──▶ control socket of b
@@ -184,13 +185,25 @@ class PeerReplicas:
         found = prefix.parent.glob(f"{prefix.name}*.door")
         return len(list(itertools.islice(found, 2))) > 1
 
-    def pass_on(self, replica: int, fd: int, since: int, data: bytes = b"") -> None:
+    def next_to_ask(self, asked: int) -> int | None:
+        """Return the replica to ask for room when `asked` had none; None when all were asked.
+
+        Each replica asks the next higher number, and the last one the lowest: none is asked twice.
+        """
+        prefix = Path(self._prefix)
+        names = [each.stem for each in prefix.parent.glob(f"{prefix.name}*.door")]
+        others = [n for n in (int(name[len(prefix.name) :]) for name in names) if self.has(n)]
+        others.sort(key=lambda number: (number < self._own, number))
+        return others[0] if asked < len(others) else None
+
+    def pass_on(self, replica: int, fd: int, since: int, data: bytes = b"", asked: int = 0) -> None:
         """Pass a connection to another replica, and close it here. Within a running loop.
 
-        It has waited since `since`, on the scoreboard's clock; `data` was read from it.
+        It has waited since `since`, on the scoreboard's clock; `data` was read from it; `asked`
+        replicas had no room for it.
         """
         try:
-            message = connection_message({"since": since}, (fd,), data)
+            message = connection_message({"since": since, "asked": asked}, (fd,), data)
         except OSError:
             os.close(fd)
         else:

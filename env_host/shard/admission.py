@@ -6,6 +6,7 @@
                                      ▼
                                   waiting ──oldest of all shards, room here──▶ served here
                                      │    ──oldest of all shards, room there─▶ handed over
+                                     │    ──too long, another replica not asked▶ passed to it
                                      ▼ too long
                                   served here, with a ticket that says so: `CAPACITY_REACHED`
 
@@ -57,11 +58,13 @@ class Admission:
         serve: Callable[[Arrival], None],
         refuse: Callable[[Arrival], None] | None = None,
         hand_over: Callable[[Arrival, int], None],
+        ask_peer: Callable[[Arrival], bool] = lambda _: False,
     ) -> None:
         """Begin without waiting connections; they are placed by timers and by calls of `changed`.
 
         `refuse` answers a connection that gets no slot. It is passed where sessions run in other
-        processes; there, a served connection counts at once, and no slot is promised.
+        processes; there, a served connection counts at once, and no slot is promised. `ask_peer`
+        passes one whose time is over to another replica, and is false when all were asked.
         """
         self._scoreboard = scoreboard
         self._counters = scoreboard[index]
@@ -70,6 +73,7 @@ class Admission:
         self._serve = serve
         self._refuse = refuse
         self._hand_over = hand_over
+        self._ask_peer = ask_peer
         self._waiting: list[Arrival] = []  # the oldest first
         self._tickets: deque[_Ticket] = deque()
         self._local: deque[asyncio.Future[None]] = deque()
@@ -214,7 +218,8 @@ class Admission:
             before = max(before, HANDSHAKE_SECONDS)
         rest = max(0.0, self._timeout_seconds - before)
         while self._waiting and now - self._waiting[0].since >= before * MICROSECONDS:
-            self._admit(self._waiting.pop(0), rest)
+            if not self._ask_peer(arrival := self._waiting.pop(0)):
+                self._admit(arrival, rest)
 
     def _admit(self, arrival: Arrival, rest_seconds: float | None) -> None:
         if self._refuse is not None and rest_seconds is None:

@@ -167,10 +167,12 @@ class ServingProcess:
             serve=self._isolate if own.isolates else self._serve,
             refuse=self._serve if own.isolates else None,
             hand_over=self._hand_over,
+            ask_peer=self._ask_peer,
         )
         owner = connections.Owner(own.index, own.generation, config.replica)
         self.peers = PeerReplicas(config.doors, config.replica)
         is_alone = own.connection_fd is not None
+        self._shares_address = config.shares_address and not is_alone
         self.owners = connections.SessionOwners(scoreboard, owner, self.peers, is_alone)
         self.registry = connections.ConnectionRegistry(self.link, owner, self._count)
         self.table = SessionTable(
@@ -307,14 +309,14 @@ class ServingProcess:
         self.admission.changed()
 
     def _take_connection(
-        self, fd: int, since: int, data: bytes = b"", accepted: str | None = None
+        self, fd: int, since: int, data: bytes = b"", accepted: str | None = None, asked: int = 0
     ) -> None:
         """Open a connection; make room for it if there are too many that are silent."""
         self._read_quota()
         self._count_connections()
         self._counters.add(Field.OPEN)
         self.arrivals.make_room(self._counters[Field.OPEN] - self._most_connections)
-        self.arrivals.open(fd, since, data, accepted)
+        self.arrivals.open(fd, since, data, accepted, asked)
         self.wake()  # last: before there is a connection, it would become idle again
 
     def _route(self, arrival: connections.Arrival) -> None:
@@ -371,7 +373,8 @@ class ServingProcess:
                 self.peers.pass_on(number, fd, arrival.since, bytes(arrival.data))
         elif is_session and begins_session and self.server.permits(arrival.data):
             if 0 < self._counters[Field.DRAINING] < arrival.since:
-                arrival.refuse(try_another(_DRAINING))
+                if not self._ask_peer(arrival):
+                    arrival.refuse(try_another(_DRAINING))
             elif self.admission.is_full and may_ask_another(arrival.data):
                 arrival.refuse(try_another())
             elif self._counters[Field.OPEN] > self._most_connections:
@@ -380,6 +383,13 @@ class ServingProcess:
                 self.admission.consider(arrival)
         else:
             self._serve(arrival)
+
+    def _ask_peer(self, arrival: connections.Arrival) -> bool:
+        """Pass a connection without room here to the next replica of the address, if any."""
+        number = self.peers.next_to_ask(arrival.asked) if self._shares_address else None
+        if number is not None and (fd := arrival.take_descriptor()) is not None:
+            self.peers.pass_on(number, fd, arrival.since, bytes(arrival.data), arrival.asked + 1)
+        return number is not None
 
     def _serve(self, arrival: connections.Arrival) -> None:
         arrival.serve_by(self.server.serve_connection)

@@ -62,10 +62,16 @@ class Arrival(asyncio.Protocol):
     """A connection whose first request has not been answered, with the bytes read so far."""
 
     def __init__(
-        self, arrivals: Arrivals, data: bytes, since: int, accepted: str | None = None
+        self,
+        arrivals: Arrivals,
+        data: bytes,
+        since: int,
+        accepted: str | None = None,
+        asked: int = 0,
     ) -> None:
         self._arrivals = arrivals
         self.accepted = accepted  # by the project's middleware, with these headers
+        self.asked = asked  # replicas that had no room for it
         self.since = since
         self._number = next(_numbers)
         self.data = data
@@ -163,10 +169,10 @@ class Arrivals:
         return len(self._silent)
 
     def open(
-        self, fd: int, since: int, data: bytes = b"", accepted: str | None = None
+        self, fd: int, since: int, data: bytes = b"", accepted: str | None = None, asked: int = 0
     ) -> asyncio.Task[Arrival]:
         """Open a connection that has waited since then, of which `data` has been read."""
-        arrival = Arrival(self, data, since, accepted)
+        arrival = Arrival(self, data, since, accepted, asked)
         self._silent[arrival] = self._loop.time()
         self._counters[Field.ARRIVING] = len(self._silent)
         if self._timer is None:

@@ -76,18 +76,18 @@ class Shard(ServingProcess):
         most = None if index < len(self._inboxes) else MAX_CARRIED_BYTES
         if (fd := arrival.take_descriptor(most)) is not None:
             self._counters.add(Field.HANDED_OVER)
-            self._send_to(index, fd, arrival.since, bytes(arrival.data), arrival.accepted)
+            known = {"accepted": arrival.accepted, "asked": arrival.asked}
+            self._send_to(index, fd, arrival.since, bytes(arrival.data), **known)
 
     def _send_to(
-        self, index: int, fd: int, since: int, body: bytes = b"", accepted: str | None = None
+        self, index: int, fd: int, since: int, body: bytes = b"", **known: str | int | None
     ) -> None:
         """Send a connection to another process; to isolated sessions through the supervisor."""
         if index >= len(self._inboxes):
-            head = {"for": index, "since": since, "accepted": accepted}
-            self.link.send(Message(head, body, (fd,)))
+            self.link.send(Message({"for": index, "since": since, **known}, body, (fd,)))
             return
         try:
-            message = connection_message({"since": [since], "accepted": accepted}, (fd,), body)
+            message = connection_message({"since": [since], **known}, (fd,), body)
         except OSError as exc:
             log.warning("a connection could not be passed to another process: %s", exc)
             turn_away(socket.socket(fileno=fd))
@@ -141,9 +141,10 @@ class Shard(ServingProcess):
 
     def _take_connections(self, message: Message) -> None:
         """Take connections from the supervisor, or one from another shard."""
-        data, accepted = carried_bytes(message), message.head.get("accepted")
+        data, head = carried_bytes(message), message.head
+        known = head.get("accepted"), head.get("asked", 0)
         for fd, since in zip(message.fds, message.head["since"], strict=False):
-            self._take_connection(fd, since, data, accepted)
+            self._take_connection(fd, since, data, *known)
         if placed := message.head.get("placed", 0):  # last, when they are counted as arriving
             self._counters.add(Field.CONNECTIONS, placed)
 

@@ -192,8 +192,9 @@ class Distributor:
             inbox.progressed_at = now
         for part in parts:
             fds = tuple(each.fd for each in part)
+            first = part[0]
             head = {"since": [each.since for each in part], "placed": len(part)}
-            message = connection_message(head, fds, part[0].head)
+            message = connection_message(head | {"asked": first.asked}, fds, first.head)
             if send_message(inbox.writing, message):
                 inbox.sent += len(part)
                 close_all(message.fds)
@@ -214,7 +215,10 @@ class Distributor:
             while (message := receive_message(inbox.reading)) is not None:
                 inbox.sent -= message.head.get("placed", 0)
                 ages, data = message.head["since"], carried_bytes(message)
-                found += [Waiting(*one, data) for one in zip(ages, message.fds, strict=False)]
+                asked = message.head.get("asked", 0)
+                found += [
+                    Waiting(*one, data, asked) for one in zip(ages, message.fds, strict=False)
+                ]
         self._backlog.put_back(found)
 
 

@@ -37,7 +37,8 @@ What happens when
     few descriptors       copies of sockets are not kept: clients see only the end of the connection
                           when their shard exits
     no room for sessions  connections are left in the kernel's queues for the other replicas of the
-                          address, for a moment, before they are accepted to wait here
+                          address, for a moment, before they are accepted to wait here. One whose
+                          time to wait is over is passed to each of these before it is refused
     no room for a process a shard is tried again later; a session's client is refused
 """
 
@@ -179,7 +180,8 @@ class Supervisor:
                     continue
                 data = carried_bytes(message)
                 self._idleness.note_use(time.monotonic())
-                waiting = Waiting(message.head["since"], message.fds[0], data)
+                since, asked = message.head["since"], message.head.get("asked", 0)
+                waiting = Waiting(since, message.fds[0], data, asked)
                 self._context.backlog.add(waiting)
 
     def _leave(self) -> None:

@@ -128,6 +128,30 @@ def test_another_share_of_the_sessions_holds_at_once(start: StartHost, tmp_path:
             assert third.ask("reset")["type"] == "observation"
 
 
+@pytest.mark.parametrize("config", [{"shards": 2}, {"isolate": True}])
+def test_a_client_is_refused_only_once_each_replica_of_the_address_was_asked(
+    start: StartHost, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    config = config | {"doors": f"{tmp_path}/d-", "shares_address": True, "max_sessions": 2}
+    hosts = [start(replica=n, **config) for n in range(4)]
+    full, drained, free, killed = hosts
+    with ExitStack() as clients:
+        for host in hosts:
+            host.ready()
+        for host in (full, full, drained):
+            assert clients.enter_context(host.open()).ask("reset")["type"] == "observation"
+        drained.process.send_signal(signal.SIGUSR1)
+        drained.note_that_has("draining")
+        killed.process.kill()  # it leaves its control socket
+        killed.process.wait(WAIT_SECONDS)
+        for _ in range(2):
+            client = clients.enter_context(full.open())
+            assert client.ask("reset")["type"] == "observation"
+        free.until(lambda capacity: capacity["sessions"] == 2)
+        with full.open() as client:
+            assert client.receive()["data"]["code"] == "CAPACITY_REACHED"
+
+
 # A host without room, behind a gateway, sends handshakes on to another replica
 
 
