@@ -122,6 +122,8 @@ class Duration(click.FloatRange):
             read = seconds(value) if isinstance(value, str) else value
         except ValueError as exc:
             self.fail(str(exc), param, ctx)
+        if read < 0:  # in the words that were typed, and not in seconds
+            self.fail(f"{value!r} is negative; write 90, 60s, 5m or 2h", param, ctx)
         return float(super().convert(read, param, ctx))
 
 

@@ -133,7 +133,8 @@ def overview(found: Json, now: float) -> list[Drawn]:
     if broken or failed:
         parts += ["", failures_table(broken, failed, times, now)]
         left_out = found.get("failed_launches_left_out")
-        earlier = f"; {left_out} earlier launches failed: openenv status --all" if left_out else ""
+        count = plural(left_out or 0, "earlier launch", "es")
+        earlier = f"; {count} failed: openenv status --all" if left_out else ""
         parts.append(faint(f"openenv status ID explains one{earlier}"))
     if not environments and not requests:
         parts += ["", "Nothing has been launched yet. Try: openenv launch echo"]

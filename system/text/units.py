@@ -8,9 +8,9 @@ from collections.abc import Iterable
 MB = 2**20
 
 
-def plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str, ending: str = "s") -> str:
     """`1 session`, `2 sessions`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{ending}"
 
 
 def near_matches(name: str, known: Iterable[str], otherwise: str) -> tuple[list[str], str]:

@@ -551,6 +551,8 @@ def test_status_counts_the_failures_that_it_leaves_out_and_all_shows_them(cli: C
     assert (
         "openenv status ID explains one; 4980 earlier launches failed: openenv status --all" in out
     )
+    out = cli.shows(requests=failures(5), failed_launches_left_out=1)
+    assert "; 1 earlier launch failed: openenv status --all" in out
     assert "earlier" not in cli.shows(requests=failures(5), failed_launches_left_out=0)
     asked = [path for _, path, _ in cli.fake.calls]
     assert not any("all_failed" in path for path in asked)
@@ -560,6 +562,12 @@ def test_status_counts_the_failures_that_it_leaves_out_and_all_shows_them(cli: C
     out = cli("status", "trial").out
     assert out.count("cannot go on: no licence") == 3
     assert "and 2 more: openenv requests --state failed" in out
+
+
+def test_a_negative_duration_is_refused_as_it_was_typed(cli: Cli) -> None:
+    answer = cli("logs", "--since", "-5m", "trial")
+    assert answer.code == exit_codes.USAGE
+    assert "'-5m' is negative" in answer.err
 
 
 @pytest.mark.usefixtures("status")

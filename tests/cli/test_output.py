@@ -2,15 +2,17 @@
 """Failures and outcomes as people see them, their exit codes, tables and bars."""
 
 import io
+import time
 from typing import Any
 
 import click
 import pytest
 from click import unstyle
 from rich.console import Console
+from rich.spinner import Spinner
 
 from openenvd.cli import exit_codes
-from openenvd.cli.following import BAR_WIDTH, drawn_phase, phase_line
+from openenvd.cli.following import BAR_WIDTH, Timed, drawn_phase, phase_line
 from openenvd.cli.output import failures, phrases
 from openenvd.cli.output.output import Cell, Table, draw
 from openenvd.client.errors import ApiRefused, ConnectionLost, RequestFailed
@@ -229,6 +231,20 @@ def test_the_bar_is_as_long_as_the_work_is_done(
 )
 def test_an_estimate_is_shown_where_there_is_one(progress: dict[str, Any], shown: str) -> None:
     assert phase_line({"label": "launch trial", "state": "RUNNING"}, progress) == shown
+
+
+@pytest.mark.parametrize("counts", [{}, {"done": 0, "total": 1}])
+def test_a_long_line_of_the_environment_leaves_time_and_phase_at_80_columns(
+    counts: dict[str, int],
+) -> None:
+    progress = {**counts, "message": f"0 of 1 replica ready: {'loading ' * 30}"}
+    phase = drawn_phase({"label": "launch trial", "state": "RUNNING"}, progress)
+    stream = io.StringIO()
+    console = Console(file=stream, width=80, no_color=True, force_terminal=False)
+    console.print(Spinner("dots", Timed(phase, time.monotonic() - 12_345)))
+    [line] = stream.getvalue().splitlines()
+    assert " 12345 s " in line
+    assert "launch trial: 0 of 1 " in line
 
 
 @pytest.mark.parametrize("progress", [{}, {"done": 1}, {"done": 0, "total": 0}, {"done": "x"}])
