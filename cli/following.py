@@ -168,7 +168,7 @@ class Timed:
 
         row = Table.grid(padding=(0, 1))
         row.add_column(no_wrap=True)
-        row.add_column(overflow="ellipsis")  # the one that is cut, so that the time stays
+        row.add_column(overflow="ellipsis")  # only this one is cut
         row.add_row(f"{time.monotonic() - self.started:.0f} s", self.line)
         return row
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
-_DURATION = re.compile(r"(-?\d+(?:\.\d*)?|-?\.\d+)\s*([smh]?)", re.IGNORECASE)
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([smh]?)", re.IGNORECASE)
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _FILE_HELP = "Read variables from a file of KEY=VALUE lines. Format as Docker's. Repeatable."
 _MEGABYTES = {"k": 1 / 1024, "": 1.0, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
@@ -122,8 +122,6 @@ class Duration(click.FloatRange):
             read = seconds(value) if isinstance(value, str) else value
         except ValueError as exc:
             self.fail(str(exc), param, ctx)
-        if read < 0:  # in the words that were typed, and not in seconds
-            self.fail(f"{value!r} is negative; write 90, 60s, 5m or 2h", param, ctx)
         return float(super().convert(read, param, ctx))
 
 
