@@ -19,8 +19,8 @@ large body) are in a file; the message's last descriptor is of this file.
 All replicas of an environment accept from the same sockets, so a connection for a session may be
 accepted by a replica that does not have it. A session's id names its replica
 (`shard/connections.py`), and each replica has a *control socket* in a private folder, which
-is found by the replica's number. A connection that has found no room at a replica for as long as it
-may wait is passed to each other one before it is refused:
+is found by the replica's number. When a connection has waited for room at a replica as long as it
+may, it is passed to the other replicas, one after another, before it is refused:
 
     shard of replica a ──descriptor, and the bytes read──▶ control socket of b ──▶ backlog of b
     scale ──its quota of sessions──▶ control socket of b
@@ -40,7 +40,7 @@ import os
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,13 +158,13 @@ class PeerReplicas:
     """The control sockets of the replicas at one address; a server without a launch has none."""
 
     _prefix: str
-    _own: int
+    own: int
 
     def open(self) -> socket.socket | None:
         """Open this replica's socket, or return None if it needs none. Raises `OSError`."""
         if not self._prefix:
             return None
-        path = Path(door_path(self._prefix, self._own))
+        path = Path(door_path(self._prefix, self.own))
         path.unlink(missing_ok=True)  # of a server that was killed
         control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         control.bind(os.fspath(path))
@@ -174,36 +174,44 @@ class PeerReplicas:
 
     def has(self, replica: int) -> bool:
         """Return whether another replica accepts connections that are passed to it."""
-        end = self._connect(replica) if self._prefix and replica != self._own else None
+        end = self._connect(replica) if self._prefix and replica != self.own else None
         if end is not None:
             end.close()
         return end is not None
 
     def are_several(self) -> bool:
         """Return whether other replicas listen, or listened recently, at this address."""
-        prefix = Path(self._prefix)
-        found = prefix.parent.glob(f"{prefix.name}*.door")
-        return len(list(itertools.islice(found, 2))) > 1
+        return len(list(itertools.islice(self._numbers(), 2))) > 1
 
-    def next_to_ask(self, asked: int) -> int | None:
-        """Return the replica to ask for room when `asked` had none; None when all were asked.
+    def next_with_room(self, first_full: int) -> int | None:
+        """Return the replica that may have room when this one has none; None: all were asked.
 
-        Each replica asks the next higher number, and the last one the lowest: none is asked twice.
+        Replicas are asked in the order of their numbers, from `first_full` on, and after the
+        highest number from the lowest one on.
         """
-        prefix = Path(self._prefix)
-        names = [each.stem for each in prefix.parent.glob(f"{prefix.name}*.door")]
-        others = [n for n in (int(name[len(prefix.name) :]) for name in names) if self.has(n)]
-        others.sort(key=lambda number: (number < self._own, number))
-        return others[0] if asked < len(others) else None
 
-    def pass_on(self, replica: int, fd: int, since: int, data: bytes = b"", asked: int = 0) -> None:
+        def turn(number: int) -> tuple[bool, int]:
+            return number < first_full, number
+
+        later = [number for number in self._numbers() if turn(number) > turn(self.own)]
+        return next(filter(self.has, sorted(later, key=turn)), None)
+
+    def _numbers(self) -> Iterator[int]:
+        folder, _, name = self._prefix.rpartition("/")
+        for found in os.listdir(folder):  # noqa: PTH208  no `Path` for each
+            if found.startswith(name) and found.endswith(".door"):
+                yield int(found[len(name) :].removesuffix(".door"))
+
+    def pass_on(
+        self, replica: int, fd: int, since: int, data: bytes = b"", first_full: int | None = None
+    ) -> None:
         """Pass a connection to another replica, and close it here. Within a running loop.
 
-        It has waited since `since`, on the scoreboard's clock; `data` was read from it; `asked`
-        replicas had no room for it.
+        It has waited since `since`, on the scoreboard's clock; `data` was read from it; the replica
+        `first_full` was the first that had no room for it.
         """
         try:
-            message = connection_message({"since": since, "asked": asked}, (fd,), data)
+            message = connection_message({"since": since, "first_full": first_full}, (fd,), data)
         except OSError:
             os.close(fd)
         else:

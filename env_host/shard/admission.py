@@ -6,7 +6,7 @@
                                      ▼
                                   waiting ──oldest of all shards, room here──▶ served here
                                      │    ──oldest of all shards, room there─▶ handed over
-                                     │    ──too long, another replica not asked▶ passed to it
+                                     │    ──too long, a replica is left to ask▶ passed to it
                                      ▼ too long
                                   served here, with a ticket that says so: `CAPACITY_REACHED`
 
@@ -64,7 +64,7 @@ class Admission:
 
         `refuse` answers a connection that gets no slot. It is passed where sessions run in other
         processes; there, a served connection counts at once, and no slot is promised. `ask_peer`
-        passes one whose time is over to another replica, and is false when all were asked.
+        passes a connection to another replica; it returns False when none is left to ask.
         """
         self._scoreboard = scoreboard
         self._counters = scoreboard[index]

@@ -309,14 +309,19 @@ class ServingProcess:
         self.admission.changed()
 
     def _take_connection(
-        self, fd: int, since: int, data: bytes = b"", accepted: str | None = None, asked: int = 0
+        self,
+        fd: int,
+        since: int,
+        data: bytes = b"",
+        accepted: str | None = None,
+        first_full: int | None = None,
     ) -> None:
         """Open a connection; make room for it if there are too many that are silent."""
         self._read_quota()
         self._count_connections()
         self._counters.add(Field.OPEN)
         self.arrivals.make_room(self._counters[Field.OPEN] - self._most_connections)
-        self.arrivals.open(fd, since, data, accepted, asked)
+        self.arrivals.open(fd, since, data, accepted, first_full)
         self.wake()  # last: before there is a connection, it would become idle again
 
     def _route(self, arrival: connections.Arrival) -> None:
@@ -385,10 +390,13 @@ class ServingProcess:
             self._serve(arrival)
 
     def _ask_peer(self, arrival: connections.Arrival) -> bool:
-        """Pass a connection without room here to the next replica of the address, if any."""
-        number = self.peers.next_to_ask(arrival.asked) if self._shares_address else None
+        """Pass a connection that finds no room here to another replica; False: none is left."""
+        if not self._shares_address:
+            return False
+        first = self.peers.own if arrival.first_full is None else arrival.first_full
+        number = self.peers.next_with_room(first)
         if number is not None and (fd := arrival.take_descriptor()) is not None:
-            self.peers.pass_on(number, fd, arrival.since, bytes(arrival.data), arrival.asked + 1)
+            self.peers.pass_on(number, fd, arrival.since, bytes(arrival.data), first)
         return number is not None
 
     def _serve(self, arrival: connections.Arrival) -> None:

@@ -67,11 +67,11 @@ class Arrival(asyncio.Protocol):
         data: bytes,
         since: int,
         accepted: str | None = None,
-        asked: int = 0,
+        first_full: int | None = None,
     ) -> None:
         self._arrivals = arrivals
         self.accepted = accepted  # by the project's middleware, with these headers
-        self.asked = asked  # replicas that had no room for it
+        self.first_full = first_full  # the first replica that had no room for it
         self.since = since
         self._number = next(_numbers)
         self.data = data
@@ -169,10 +169,15 @@ class Arrivals:
         return len(self._silent)
 
     def open(
-        self, fd: int, since: int, data: bytes = b"", accepted: str | None = None, asked: int = 0
+        self,
+        fd: int,
+        since: int,
+        data: bytes = b"",
+        accepted: str | None = None,
+        first_full: int | None = None,
     ) -> asyncio.Task[Arrival]:
         """Open a connection that has waited since then, of which `data` has been read."""
-        arrival = Arrival(self, data, since, accepted, asked)
+        arrival = Arrival(self, data, since, accepted, first_full)
         self._silent[arrival] = self._loop.time()
         self._counters[Field.ARRIVING] = len(self._silent)
         if self._timer is None:

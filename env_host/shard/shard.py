@@ -76,7 +76,7 @@ class Shard(ServingProcess):
         most = None if index < len(self._inboxes) else MAX_CARRIED_BYTES
         if (fd := arrival.take_descriptor(most)) is not None:
             self._counters.add(Field.HANDED_OVER)
-            known = {"accepted": arrival.accepted, "asked": arrival.asked}
+            known = {"accepted": arrival.accepted, "first_full": arrival.first_full}
             self._send_to(index, fd, arrival.since, bytes(arrival.data), **known)
 
     def _send_to(
@@ -142,10 +142,10 @@ class Shard(ServingProcess):
     def _take_connections(self, message: Message) -> None:
         """Take connections from the supervisor, or one from another shard."""
         data, head = carried_bytes(message), message.head
-        known = head.get("accepted"), head.get("asked", 0)
-        for fd, since in zip(message.fds, message.head["since"], strict=False):
+        known = head.get("accepted"), head.get("first_full")
+        for fd, since in zip(message.fds, head["since"], strict=False):
             self._take_connection(fd, since, data, *known)
-        if placed := message.head.get("placed", 0):  # last, when they are counted as arriving
+        if placed := head.get("placed", 0):  # last, when they are counted as arriving
             self._counters.add(Field.CONNECTIONS, placed)
 
     def _isolate(self, arrival: Arrival) -> None:

@@ -59,7 +59,7 @@ class Waiting(NamedTuple):
     since: int  # on the scoreboard's clock; the order in which connections are passed on
     fd: int
     head: bytes = b""  # what was read of it, before it was taken back or passed on
-    asked: int = 0  # replicas that had no room for it
+    first_full: int | None = None  # the first replica that had no room for it
 
 
 class Backlog:

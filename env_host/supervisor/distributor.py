@@ -194,7 +194,7 @@ class Distributor:
             fds = tuple(each.fd for each in part)
             first = part[0]
             head = {"since": [each.since for each in part], "placed": len(part)}
-            message = connection_message(head | {"asked": first.asked}, fds, first.head)
+            message = connection_message(head | {"first_full": first.first_full}, fds, first.head)
             if send_message(inbox.writing, message):
                 inbox.sent += len(part)
                 close_all(message.fds)
@@ -215,10 +215,9 @@ class Distributor:
             while (message := receive_message(inbox.reading)) is not None:
                 inbox.sent -= message.head.get("placed", 0)
                 ages, data = message.head["since"], carried_bytes(message)
-                asked = message.head.get("asked", 0)
-                found += [
-                    Waiting(*one, data, asked) for one in zip(ages, message.fds, strict=False)
-                ]
+                full = message.head.get("first_full")
+                pairs = zip(ages, message.fds, strict=False)
+                found += [Waiting(*pair, data, full) for pair in pairs]
         self._backlog.put_back(found)
 
 

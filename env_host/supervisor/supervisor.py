@@ -37,8 +37,8 @@ What happens when
     few descriptors       copies of sockets are not kept: clients see only the end of the connection
                           when their shard exits
     no room for sessions  connections are left in the kernel's queues for the other replicas of the
-                          address, for a moment, before they are accepted to wait here. One whose
-                          time to wait is over is passed to each of these before it is refused
+                          address, for a moment, before they are accepted to wait here. When their
+                          time is over, the other replicas are asked before they are refused
     no room for a process a shard is tried again later; a session's client is refused
 """
 
@@ -180,8 +180,8 @@ class Supervisor:
                     continue
                 data = carried_bytes(message)
                 self._idleness.note_use(time.monotonic())
-                since, asked = message.head["since"], message.head.get("asked", 0)
-                waiting = Waiting(since, message.fds[0], data, asked)
+                since, full = message.head["since"], message.head.get("first_full")
+                waiting = Waiting(since, message.fds[0], data, full)
                 self._context.backlog.add(waiting)
 
     def _leave(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from openenvd.env_host.ipc.fd_messages import PeerReplicas
 from openenvd.schema.protocol import ATTEMPT_HEADER, ATTEMPTS_HEADER, RETRY_HEADER
 
 from ..conftest import StartHost
@@ -150,6 +151,26 @@ def test_a_client_is_refused_only_once_each_replica_of_the_address_was_asked(
         free.until(lambda capacity: capacity["sessions"] == 2)
         with full.open() as client:
             assert client.receive()["data"]["code"] == "CAPACITY_REACHED"
+
+
+def test_each_replica_is_asked_once_whichever_was_first_and_whichever_exits(tmp_path: Path) -> None:
+    prefix = f"{tmp_path}/d-"
+    ends = [PeerReplicas(prefix, number).open() for number in range(12)]
+    assert all(end is not None for end in ends)
+    for killed in (3, 11):
+        ends[killed].close()  # type: ignore[union-attr]
+    gone = {3, 11}
+    for first in (0, 5, 10):
+        asked = [first]
+        while (number := PeerReplicas(prefix, asked[-1]).next_with_room(first)) is not None:
+            asked.append(number)
+            if len(asked) == 4 and (end := ends[first]) is not None:
+                end.close()  # the first of them exits meanwhile
+        assert sorted(asked) == sorted({*range(12)} - gone)
+        gone.add(first)
+    for end in ends:
+        if end is not None:
+            end.close()
 
 
 # A host without room, behind a gateway, sends handshakes on to another replica
