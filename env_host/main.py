@@ -334,7 +334,11 @@ def _traceback(cause: BaseException) -> list[str]:
     frame = where = cause.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.tb_next
-    lines = "".join(traceback.format_exception(type(cause), cause, frame or where)).splitlines()
+    if frame is None and isinstance(cause, SyntaxError):  # it names the file and line itself
+        text = "".join(traceback.format_exception_only(cause))
+    else:
+        text = "".join(traceback.format_exception(type(cause), cause, frame or where))
+    lines = text.splitlines()
     sys.stderr.write("\n".join([*lines, ""]))
     return lines
 

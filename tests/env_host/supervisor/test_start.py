@@ -100,6 +100,19 @@ def test_a_failed_import_is_reported_with_the_end_of_its_traceback(
     assert lines[-1] in host.log.read_text()
 
 
+def test_a_syntax_error_is_reported_as_python_does_without_frames(
+    start: StartHost, tmp_path: Path
+) -> None:
+    (tmp_path / "unwell.py").write_text("first = 1\nsecond = (\n")
+    _, lines = failure(start("unwell:Class"))
+    assert [line.strip() for line in lines] == [
+        f'File "{tmp_path / "unwell.py"}", line 2',
+        "second = (",
+        "^",
+        "SyntaxError: '(' was never closed",
+    ]
+
+
 @pytest.mark.parametrize(("text", "message"), [("", "is not set"), ("[", "not a configuration")])
 def test_an_invalid_configuration_is_refused(start: StartHost, text: str, message: str) -> None:
     host = start(env={"OPENENVD_HOST_CONFIG": text})
