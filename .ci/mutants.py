@@ -237,7 +237,6 @@ def draw(tree: Path, number: int, seed: int) -> list[Mutant]:
         room: {
             str(path.relative_to(tree)): path.read_bytes()
             for path in sorted((tree / room).rglob("*.py"))
-            if "migrations" not in path.parts
         }
         for room in ROOMS
     }

@@ -1,55 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The revisions are those of the files, and whatever is at the path is met with the right words."""
+"""Whatever is at the path is brought to this code's version, or met with the right words."""
 
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
 
 from openenvd.requests_db import migrate
-from openenvd.requests_db.errors import DatabaseCorrupt, DatabaseTooNew
-from openenvd.requests_db.migrate import LATEST, REVISIONS, open_database
+from openenvd.requests_db.errors import DatabaseCorrupt, DatabaseError, DatabaseTooNew
+from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.sql import queries
 
 from .conftest import Queue
-
-MIGRATIONS = Path(migrate.__file__).with_name("migrations")
-
 
 # Every table and index with its constraints and conditions.
 SCHEMA = "SELECT group_concat(name || coalesce(sql, '')) FROM sqlite_master ORDER BY name"
 
 
-def test_revisions_are_those_of_the_files_and_opening_changes_none(
-    queue: Queue, path: Path
+def test_opening_again_changes_nothing(queue: Queue, path: Path) -> None:
+    before = queue.sql(SCHEMA), queue.sql("PRAGMA schema_version"), queue.sql("PRAGMA data_version")
+    open_database(path)
+    after = queue.sql(SCHEMA), queue.sql("PRAGMA schema_version"), queue.sql("PRAGMA data_version")
+    assert "ck_requests_state" in before[0]
+    assert after == before
+    assert queue.sql("PRAGMA user_version") == 1
+
+
+@pytest.mark.parametrize("found", [0, 1], ids=["before numbers were written", "first version"])
+def test_each_migration_that_is_missing_runs_once_and_all_or_none(
+    queue: Queue, path: Path, monkeypatch: pytest.MonkeyPatch, found: int
 ) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    script = ScriptDirectory.from_config(config)
-    assert tuple(r.revision for r in reversed(list(script.walk_revisions()))) == REVISIONS
-    assert script.get_current_head() == LATEST
+    queue.sql(f"PRAGMA user_version = {found}")
+
+    def add(column: str) -> Callable[[Connection], object]:
+        return lambda c: c.exec_driver_sql(f"ALTER TABLE requests ADD COLUMN {column}")
+
     before = queue.sql(SCHEMA)
-    open_database(path)
-    assert "ck_requests_state" in before
-    assert queue.sql(SCHEMA) == before
-    with queue.transaction() as connection:
-        assert MigrationContext.configure(connection).get_current_revision() == LATEST
-
-
-def test_a_database_at_an_earlier_revision_is_upgraded(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(migrate, "REVISIONS", (*REVISIONS, "9998"))
-    monkeypatch.setattr(migrate, "LATEST", "9998")
-    upgraded: list[str] = []
-    monkeypatch.setattr(migrate, "upgrade", lambda connection: upgraded.append("head"))
-    open_database(path)
-    assert upgraded == ["head"]
+    monkeypatch.setattr(migrate, "MIGRATIONS", (add("colour"), add("id")))
+    with pytest.raises(DatabaseError, match="duplicate column name: id"):
+        open_database(path)
+    assert (queue.sql(SCHEMA), queue.sql("PRAGMA user_version")) == (before, found)
+    for migrations in (add("colour"),), (add("colour"), add("size")):
+        monkeypatch.setattr(migrate, "MIGRATIONS", migrations)
+        open_database(path)
+    assert queue.sql("SELECT count(colour) + count(size) FROM requests") == 0
+    assert queue.sql("PRAGMA user_version") == 3
 
 
 def test_threads_that_open_at_once_make_one_database(tmp_path: Path) -> None:
@@ -74,8 +73,8 @@ def test_threads_that_open_at_once_make_one_database(tmp_path: Path) -> None:
 
 
 def test_a_newer_or_other_database_is_left_alone(queue: Queue, path: Path, tmp_path: Path) -> None:
-    queue.sql("UPDATE alembic_version SET version_num = '9999'")
-    told = "is at revision 9999; this version knows revisions up to"
+    queue.sql("PRAGMA user_version = 9999")
+    told = "is at version 9999; this openenvd knows versions up to 1"
     with pytest.raises(DatabaseTooNew, match=told) as caught:
         open_database(path)
     assert "upgrade openenvd" in str(caught.value.hint)
@@ -88,7 +87,7 @@ def test_a_newer_or_other_database_is_left_alone(queue: Queue, path: Path, tmp_p
     queue.close()
 
 
-def test_an_up_to_date_database_is_opened_without_alembic_or_the_orm(path: Path) -> None:
+def test_an_up_to_date_database_is_opened_without_the_orm(path: Path) -> None:
     script = (
         "import sys\n"
         "from openenvd.requests_db.migrate import open_database\n"
@@ -100,4 +99,4 @@ def test_an_up_to_date_database_is_opened_without_alembic_or_the_orm(path: Path)
     )
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert not set(done.stdout.split()) & {"alembic", "sqlalchemy.orm", "sqlalchemy.ext.asyncio"}
+    assert not set(done.stdout.split()) & {"sqlalchemy.orm", "sqlalchemy.ext.asyncio"}

@@ -113,7 +113,6 @@ def test_too_little_memory_is_noticed_before_the_large_imports(home: Path) -> No
 # Engines' libraries, what only a command, a worker or an env host needs, and what libraries of the
 # daemon's would bring along.
 NOT_IN_THE_DAEMON = {
-    "alembic",
     "click",
     "docker",
     "httpx",
