@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Help pages that fit a screen: flags in groups, a line each, and `--set` for all other options.
 
+`-h` shows the flags of a first launch or rollout on 24 lines, `--help` all flags.
 A rarely used option has no flag. It keeps the name, type and help of its declaration, and is given
 as `--set NAME=VALUE`; `--set help` prints the table of a command's options of this kind.
 
@@ -24,9 +25,12 @@ from .output.output import Output
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-Groups = Mapping[str, str]  # titles, each with its flags
+Groups = Mapping[str, str]  # titles, each with its flags; `-h` shows those before a `|`
 
+SHORT_LINES = 23  # of `-h`: with the prompt, the 24 lines of a terminal
 SCREEN_LINES = 40
+_IS_SHORT = f"{__name__}.is_short"  # in the context's `meta`
+_HELP = ("-h, --help", "Show the most used options (-h), or all (--help)")
 _YES_OR_NO = "yes|no"
 
 
@@ -35,20 +39,30 @@ class GroupedCommand(click.Command):
 
     groups: ClassVar[Groups] = {}
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, which say how long the help page is."""
+        ctx.meta[_IS_SHORT] = "--help" not in args
+        return super().parse_args(ctx, args)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups below each other, without blank lines."""
+        is_short = ctx.meta.get(_IS_SHORT)
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
-        rows = {option.opts[-1]: _row(option, ctx) for option in options}
+        rows = {option.opts[-1]: _row(option, ctx) for option in options} | {"--help": _HELP}
         width = max(len(flags) for flags, _ in rows.values())
         for title, words in self.groups.items():
-            formatter.write_heading(title)
-            with formatter.indentation():
-                group = [rows[flag] for flag in words.split()]
-                formatter.write_dl([(f"{flags:{width}}", text) for flags, text in group])
+            shown, _, others = words.partition("|")
+            group = [rows[flag] for flag in (shown if is_short else shown + others).split()]
+            if group:
+                formatter.write_heading(title)
+                with formatter.indentation():
+                    formatter.write_dl([(f"{flags:{width}}", text) for flags, text in group])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write as many examples as fit the screen, at least one."""
-        room = SCREEN_LINES - formatter.getvalue().count("\n")
+        room = (
+            SHORT_LINES if ctx.meta.get(_IS_SHORT) else SCREEN_LINES
+        ) - formatter.getvalue().count("\n")
         examples = (self.epilog or "").splitlines()[2:]  # after `\b` and the heading
         for line in examples[: max(1, room)]:
             formatter.write(f"Example: {line.strip()}\n")

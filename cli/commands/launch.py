@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from ...client.api import DaemonClient
 
 GROUPS = {
-    "Environment": "--name --update --env --env-file --with --host --port --token --allow-origin",
-    "Sessions": "--max-sessions --shards --isolate --session-memory --step-timeout",
-    "Replicas": "--replicas --min --max --idle-timeout --gateway --memory --cpus --gpus --provider "
-    "--engine-option --sandbox",
-    "Command": "--async --watch --retry-oom --yes --set --json --help",
+    "Environment": "--name --env --with --port | --update --env-file --host --token --allow-origin",
+    "Sessions": "--max-sessions --isolate | --shards --session-memory --step-timeout",
+    "Replicas": "--replicas --gateway --memory --provider | --min --max --idle-timeout --cpus "
+    "--gpus --engine-option --sandbox",
+    "Command": "--watch --async --json --help | --retry-oom --yes --set",
 }
 RARE = (
     *("admission_timeout_seconds", "reset_first", "http_session_idle_seconds", "max_message_mb"),
@@ -63,7 +63,7 @@ def launch(source: str, output: Output, is_async: bool, watch: bool, **options: 
 
     Examples:
       openenv launch echo  # a bundled environment
-      openenv launch ./my_env --memory 2G  # a project's folder, with a memory limit
+      openenv launch ./my_env --memory 2G  # a folder, with a memory limit
       openenv launch my_module:MyEnvironment -e API_KEY  # a class; $API_KEY is handed on
       openenv launch ./my_env --replicas 4 --gateway  # four replicas at one address
       openenv launch ./my_env --provider docker  # in a container
@@ -236,8 +236,8 @@ def build(source: str, output: Output, is_async: bool, **options: Any) -> int:
     is built again only when one of its files has changed. Needs the `docker` command.
 
     Examples:
-      openenv image build ./my_env --tag registry.example.org/my_env:1  # to be pushed
-      openenv image build ./my_env --base python:3.12                   # on another image
+      openenv image build ./my_env --tag registry.example.org/my_env:1
+      openenv image build ./my_env --base python:3.12  # on another image
     """
     here = working_folder()
     found = read_source(source, here)

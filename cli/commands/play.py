@@ -275,7 +275,7 @@ def play(name: str, as_json: bool) -> int:
     `help` lists what can be typed. What was played is saved as a rollout or as a pytest.
 
     Examples:
-      openenv play echo         # a prompt with completion; `help` lists what can be typed
+      openenv play echo         # a prompt; `help` lists what can be typed
       openenv play --json echo  # the answers as JSON, a line each
     """
     output = Output(as_json=as_json)

@@ -36,8 +36,8 @@ def scale(name: str, replicas: int, is_async: bool, output: Output, **options: A
     With fewer replicas than before, the youngest accept no new sessions, and exit after their last.
 
     Examples:
-      openenv scale my_env 4                     # four replicas, at the same address
-      openenv scale my_env 1 --drain-timeout 5m  # one; the others end with their sessions
+      openenv scale my_env 4                     # four, at the same address
+      openenv scale my_env 1 --drain-timeout 5m  # one; sessions have 5 minutes
     """
     payload = {"name": name, "replicas": replicas, **given_options(DrainOptions, options)}
     return carry_out(connect(output), "scale", payload, output, _scaled, is_async=is_async)
@@ -55,7 +55,7 @@ def restart(name: str, replica: int | None, is_async: bool, output: Output, **op
     A replica drains once its replacement is ready, and exits when its last session has ended.
 
     Examples:
-      openenv restart my_env              # one replica after another, no session ends
+      openenv restart my_env              # one after another; no session ends
       openenv restart my_env --replica 2  # one alone
     """
     payload = {"name": name} | ({} if replica is None else {"replica": replica})

@@ -56,7 +56,7 @@ def requests(output: Output, **filters: Any) -> int:
 
     Examples:
       openenv requests --state failed                  # what failed
-      openenv requests --environment my_env --limit 5  # the last ones of an environment
+      openenv requests --environment my_env --limit 5  # its last five
     """
     found = options.connect(output).requests(**filters)
     if output.as_json:
@@ -89,7 +89,7 @@ def wait(request_ids: tuple[str, ...], timeout: float | None, output: Output) ->
 
     Examples:
       openenv wait 7f3a91c2               # its outcome is the exit code
-      openenv wait --timeout 5m 7f3a91c2  # exit code 124 where it has not ended by then
+      openenv wait --timeout 5m 7f3a91c2  # exit code 124 if it has not ended
     """
     client = options.connect(output)
     # All are looked up first: a wrong id is refused now, not after the others have ended.
@@ -143,7 +143,7 @@ def retry(request_id: str, output: Output, is_async: bool, **limits: int | None)
 
     Examples:
       openenv retry 7f3a91c2              # the same again
-      openenv retry 7f3a91c2 --memory 2G  # with more memory, and otherwise unchanged
+      openenv retry 7f3a91c2 --memory 2G  # with more memory
     """
     from .launch import follow_launch
     from .rollout import follow_rollout
@@ -218,8 +218,8 @@ def logs(
 
     Examples:
       openenv logs -f my_env                   # follow its youngest replica
-      openenv logs --grep warning my_env echo  # the lines of two environments that match
-      openenv logs --since 5m my_env           # what it printed in the last five minutes
+      openenv logs --grep warning my_env echo  # lines of two that match
+      openenv logs --since 5m my_env           # the last five minutes
       openenv logs --tail 100 7f3a91c2         # the end of a request's log
     """
     client = options.connect(output)

@@ -34,10 +34,10 @@ SHOWN_CHARACTERS = 200  # of what a failed episode says
 
 
 GROUPS = {
-    "Episodes": "--out --episodes --concurrency --max-steps --seed --policy --env --env-file",
-    "Groups of episodes": "--tree --group --advantages --filter",
-    "Limits": "--step-timeout --retries --keep-failed --memory",
-    "Command": "--launch --async --retry-oom --yes --set --json --help",
+    "Episodes": "--out --episodes --concurrency --max-steps --policy | --seed --env --env-file",
+    "Groups of episodes": "--group | --tree --advantages --filter",
+    "Limits": "| --step-timeout --retries --keep-failed --memory",
+    "Command": "--launch --async --json --help | --retry-oom --yes --set",
 }
 RARE = (
     *("policy_timeout_seconds", "episode_timeout_seconds", "buffer_mb"),
@@ -72,8 +72,8 @@ def rollout(
 
     Examples:
       openenv rollout echo --out episodes --episodes 64  # random actions
-      openenv rollout my_env --out out --policy my_policies:act  # a function of yours
-      openenv rollout show episodes  # counts and rewards of what is in a folder
+      openenv rollout my_env --out out --policy my_policies:act  # your own
+      openenv rollout show episodes  # counts and rewards of a folder
       openenv rollout my_env --out out --launch --group 8  # launch it first; groups for GRPO
     """
     if options["out"] is None:

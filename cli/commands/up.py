@@ -66,9 +66,9 @@ def up(foreground: bool, service: bool | None, output: Output, **settings: Any) 
     """Start the daemon if it is not running, and print the limits that it has found.
 
     Examples:
-      openenv up                                   # start the daemon, if it does not run
+      openenv up                                   # start it, if it does not run
       openenv up --port 9000 --max-long-workers 4  # with settings of its own
-      openenv up --service                         # start it with each session of this user
+      openenv up --service                         # start it when you log in
       openenv up --foreground                      # for other service managers
     """
     paths = Paths.from_environment()
