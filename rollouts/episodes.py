@@ -250,7 +250,7 @@ class ProgressStats:
         self._numbers: Counter[EpisodeStatus] = Counter()  # episodes whose reward is a number
         self._means: defaultdict[EpisodeStatus, float] = defaultdict(float)
         self.is_replay = False  # lost episodes, which were counted already, are played again
-        # Episodes, including those that a filter dropped, and failed ones that are kept.
+        # Trees, including those that a filter dropped, and failed ones that are kept.
         self.written = 0
         self.left_out = 0  # episodes that succeeded, but not all of their group
         self.filtered: Counter[str] = Counter()  # episodes, by the filter that dropped them
@@ -290,8 +290,13 @@ class ProgressStats:
 
     @property
     def episodes(self) -> int:
-        """Return how many episodes or trees have ended, including failed ones."""
-        return self.finished.total() - self.branches
+        """Return how many episodes have ended, including failed ones."""
+        return self.finished.total()
+
+    @property
+    def trees(self) -> int:
+        """Return how many trees have ended; an episode that did not branch is one."""
+        return self.episodes - self.branches
 
     def mean_reward(self, status: EpisodeStatus) -> float | None:
         """Return the mean reward of episodes with this status and a numeric reward."""

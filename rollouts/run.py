@@ -24,7 +24,7 @@ import orjson
 
 from ..system.process.loop_lag import LagSnapshot
 from ..system.text.safe_text import hide_credentials
-from ..system.text.units import MB
+from ..system.text.units import MB, plural
 from .collector import RolloutCollector
 from .episode_runner import Rules
 from .episodes import EpisodeStatus, ProgressStats, episode_id
@@ -60,6 +60,11 @@ class RunConfig(Rules):
     def __post_init__(self) -> None:
         check_group(self.stages.size, self.episodes)
 
+    @property
+    def unit(self) -> str:
+        """The unit of `episodes`: `episode`, or `tree` if each of them branches."""
+        return "episode" if self.tree is None else "tree"
+
     def record(self) -> dict[str, Any]:
         """Return the settings that must be unchanged when a rollout is continued."""
         return {
@@ -77,8 +82,9 @@ class RunConfig(Rules):
 class Report:
     """The progress of a run."""
 
+    unit: str  # of the next two: `episode` or `tree`
     wanted: int
-    earlier: int  # episodes that existed already
+    earlier: int  # those that existed already
     stats: ProgressStats
     lag: LagSnapshot
 
@@ -86,7 +92,8 @@ class Report:
         """Return the text of the progress line."""
         stats = self.stats
         parts = [
-            f"{self.earlier + stats.episodes}/{self.wanted} episodes",
+            f"{self.earlier + stats.trees}/{self.wanted} {self.unit}s",
+            *([plural(stats.episodes, "episode")] if self.unit == "tree" else []),
             f"{stats.steps_per_second():,.0f} steps/s",
         ]
         if (mean := stats.mean_reward(EpisodeStatus.DONE)) is not None:
@@ -110,6 +117,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         return {
+            "unit": self.unit,
             "wanted": self.wanted,
             "earlier": self.earlier,
             "there": self.earlier + self.stats.written,
@@ -161,7 +169,7 @@ async def roll_out(
     tell(await asyncio.to_thread(claim_folder, config))
 
     def report() -> Report:
-        return Report(config.episodes, earlier, stats, collector.lag.snapshot())
+        return Report(config.unit, config.episodes, earlier, stats, collector.lag.snapshot())
 
     writing = await RolloutWriter.open(
         config.folder,
@@ -181,7 +189,7 @@ async def roll_out(
         numbers = missing(config.episodes, writer.finished_episode_ids())
         earlier = config.episodes - len(numbers)
         if earlier:
-            say(f"{earlier} of {config.episodes} episodes are there already")
+            say(f"{earlier} of {plural(config.episodes, config.unit)} are there already")
         keeps_failed = config.keep_failed or FAILED in config.stages.filters
         lost = _lost_hint(list(config.environments), keeps_failed=keeps_failed)
         sink = FailedEpisodeSink(
@@ -204,7 +212,7 @@ async def roll_out(
                     stats.is_replay = True
                     if not numbers:
                         break
-                    say(f"episodes to be played again: {len(numbers)}")
+                    say(f"{config.unit}s to be played again: {len(numbers)}")
         finally:
             await asyncio.to_thread(sink.stop)
     sink.raise_if_all_failed(earlier)

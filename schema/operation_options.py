@@ -18,7 +18,7 @@ from .spec import DEFAULT_BASE, GRACE_SECONDS
 class RolloutOptions:
     """The options of a rollout. Each option is declared here and nowhere else."""
 
-    episodes: int = option(256, "Number of episodes.", least=1, most=10_000_000)
+    episodes: int = option(256, "Number of episodes, or of trees.", least=1, most=10_000_000)
     concurrency: int = option(64, "Number of episodes at once.", least=1, most=10_000)
     policy: str = option("random", "module:function, openai:URL, or random.", metavar="POLICY")
     max_steps: int = option(100, "Maximum number of steps in an episode.", least=1)

@@ -61,7 +61,7 @@ def test_a_rollout_is_iterated_and_waited_for(home: Path, tmp_path: Path) -> Non
     assert progress
     assert progress[-1].data["rollout"]
     assert rollout.wait()["there"] == 2000
-    assert "2000 episodes" in "".join(rollout.logs())
+    assert "2,000 episodes" in "".join(rollout.logs())
 
 
 def test_what_fails_says_why(home: Path, tmp_path: Path) -> None:

@@ -183,11 +183,13 @@ def _conclude(final: Json) -> tuple[Json, list[str]]:
 def _summary(result: Json) -> list[str]:
     there = result["there"]
     mark = good("✓") if there >= result["wanted"] else bad("!")
-    are = "episode is" if result["wanted"] == 1 else "episodes are"
-    lines = [f"{mark} {there} of {result['wanted']} {are} in {result['out']}"]
+    are = "is" if result["wanted"] == 1 else "are"
+    wanted = plural(result["wanted"], result["unit"])
+    lines = [f"{mark} {there:,} of {wanted} {are} in {result['out']}"]
     if result["steps"]:
         rate = f"{result['seconds']:.1f} s ({result['steps_per_second']:,.0f} steps/s)"
-        lines.append(f"  {result['steps']:,} step{'' if result['steps'] == 1 else 's'} in {rate}")
+        of_trees = f"{plural(result['episodes'], 'episode')}, " if result["unit"] == "tree" else ""
+        lines.append(f"  {of_trees}{plural(result['steps'], 'step')} in {rate}")
     lines += _rewards(result)
     if result["filtered"]:
         lines.append(f"  {sum(result['filtered'].values())} dropped: {_counts(result['filtered'])}")

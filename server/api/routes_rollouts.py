@@ -23,8 +23,16 @@ MAX_LIST = 200
 NEWEST = 20  # events among which the last report is looked for: nearly all are reports
 MAX_MARKS = 240  # rows of a history: no line of a chart has more points
 FIGURES = (
-    *("episodes", "failed", "steps", "mean_reward", "retries", "wanted", "earlier", "there"),
-    *("failures", "seconds", "truncated", "truncated_mean_reward", "odd_rewards", "damaged"),
+    *("episodes", "failed", "steps", "mean_reward", "retries", "unit", "wanted", "earlier"),
+    *(
+        "there",
+        "failures",
+        "seconds",
+        "truncated",
+        "truncated_mean_reward",
+        "odd_rewards",
+        "damaged",
+    ),
 )
 
 router = APIRouter()

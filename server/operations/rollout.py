@@ -150,7 +150,7 @@ class Rollout(base.Operation):
             {environment.base_url: environment for environment in named.values()},
         )
         addresses = (without_token(url)[0] for url in config.environments.values())
-        base.say(f"{plural(config.episodes, 'episode')} at {', '.join(addresses)}")
+        base.say(f"{plural(config.episodes, config.unit)} at {', '.join(addresses)}")
         folder = Path(payload.cwd) if payload.cwd else None
         with importable(folder), _variables(payload.env), _tracing() as tracer:
             result = run_on_thread(roll_out(config, reporter.report, base.say, tracer=tracer))
@@ -221,14 +221,14 @@ class _ProgressReporter:
     def report(self, report: Report) -> None:
         """Report how far the rollout is; from any thread."""
         message = report.message()
-        there = report.earlier + report.stats.episodes
+        there = report.earlier + report.stats.trees
         progress = {
             "phase": "rolling out",
             "message": message,
             "done": there,
             "total": report.wanted,
             "eta_seconds": eta_seconds(
-                report.stats.episodes, report.wanted - report.earlier, report.stats.seconds
+                report.stats.trees, report.wanted - report.earlier, report.stats.seconds
             ),
             "rollout": report.to_json(),
         }
@@ -240,10 +240,9 @@ class _ProgressReporter:
     def finish(self, result: dict[str, Any]) -> None:
         """Write the result to the log."""
         kept = result["there"]
-        steps = "1 step" if result["steps"] == 1 else f"{result['steps']:,} steps"
         base.say(
-            f"{plural(kept, 'episode')} {'is' if kept == 1 else 'are'} in {result['out']}; "
-            f"{steps} in {result['seconds']:.1f} s"
+            f"{plural(kept, result['unit'])} {'is' if kept == 1 else 'are'} in {result['out']}; "
+            f"{plural(result['steps'], 'step')} in {result['seconds']:.1f} s"
         )
 
 

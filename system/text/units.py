@@ -9,8 +9,8 @@ MB = 2**20
 
 
 def plural(count: int, noun: str, ending: str = "s") -> str:
-    """`1 session`, `2 sessions`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}{ending}"
+    """`1 session`, `2,000 sessions`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{ending}"
 
 
 def near_matches(name: str, known: Iterable[str], otherwise: str) -> tuple[list[str], str]:

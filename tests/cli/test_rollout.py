@@ -158,6 +158,7 @@ def test_one_that_is_being_launched_is_waited_for(cli: Cli) -> None:
 def result_of(**told: Any) -> dict[str, Any]:
     """What the daemon tells of a rollout in which all went well, but for what is `told`."""
     return {
+        "unit": "episode", "episodes": 8,
         "wanted": 8, "earlier": 0, "there": 8, "out": "/out", "steps": 0, "mean_reward": None,
         "truncated": 0, "truncated_mean_reward": None, "max_steps": 100, "odd_rewards": {},
         "damaged": [],
@@ -187,6 +188,17 @@ def test_the_summary_counts_episodes_and_failures() -> None:
         "  failed ones are left out; --keep-failed writes them up to the failure",
         "  the same command plays the missing ones",
         "  loop lag p99 1.0 ms, worst 250.0 ms",
+    ]
+
+
+def test_the_summary_counts_trees_and_their_episodes() -> None:
+    text = summary(
+        unit="tree", episodes=512, steps=1200, seconds=2.0, steps_per_second=600.0, truncated=512
+    )
+    assert text.splitlines()[:3] == [
+        "✓ 8 of 8 trees are in /out",
+        "  512 episodes, 1,200 steps in 2.0 s (600 steps/s)",
+        "  512 truncated at 100 steps",
     ]
 
 

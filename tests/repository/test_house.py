@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_623,
-    "code lines": 48_555,
+    "shipped lines": 75_646,
+    "code lines": 48_573,
     "modules": 390,
-    "test lines": 67_518,
+    "test lines": 67_532,
     "words of pages": 24_996,
     "words of decisions": 7_941,
     "folders at the root": 15,

@@ -12,7 +12,7 @@ from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import Episode, FailureReason
 from openenvd.rollouts.folder.readers import open_rollouts
 from openenvd.rollouts.policies.policy import Decision, Turn
-from openenvd.rollouts.run import RunConfig, roll_out
+from openenvd.rollouts.run import Report, RunConfig, roll_out
 from openenvd.rollouts.stages.named_parts import Stages
 from openenvd.rollouts.trees import Tree
 from openenvd.server.operations.rollout import RolloutPayload
@@ -59,7 +59,7 @@ async def test_a_tree_is_played_with_each_prefix_once(serve: Serve, world: str) 
         assert {step.info["of"] for step in episode.steps} == {episode.id}
         assert (episode.total_reward, episode.status) == (15, "done")
         assert episode.seed == 3 + int(episode.id[:6])
-    assert (collector.stats.episodes, collector.stats.finished.total()) == (2, 8)
+    assert (collector.stats.trees, collector.stats.episodes) == (2, 8)
     assert collector.stats.steps == 2 * (5 + 4 + 3 + 3)
 
 
@@ -146,8 +146,10 @@ async def test_a_folder_has_each_tree_once_as_a_group_and_replays_a_damaged_one(
     serve: Serve, tmp_path: Path
 ) -> None:
     host, folder = serve("Walk"), tmp_path / "out"
-    result = await roll_out(config(folder, address_of(host)), lambda _: None)
-    assert (result["there"], result["episodes"], result["written"]) == (3, 3, 3)
+    reports: list[Report] = []
+    result = await roll_out(config(folder, address_of(host)), reports.append)
+    assert (result["there"], result["episodes"], result["written"]) == (3, 12, 3)
+    assert reports[-1].message().startswith("3/3 trees, 12 episodes, ")
     assert len(rows(folder, "step")) == result["steps"] == 3 * 15
     ends = {row["episode_id"]: row for row in rows(folder)}
     assert len(ends) == 12

@@ -30,6 +30,7 @@ const words = (reason) => reason.replaceAll("_", " ");
 const counts = (reasons) => Object.entries(reasons || {}).sort((a, b) => b[1] - a[1]).map(([reason, count]) => `${count} ${words(reason)}`).join(", ");
 const truncated = (report) => (report.truncated ? `${short(report.truncated)} truncated: ${short(report.truncated_mean_reward)}` : "");
 const there = (rollout) => rollout.report.there ?? rollout.report.episodes ?? 0;
+const areTrees = (rollout) => rollout.report.unit === "tree";
 
 function allRollouts(body, app) {
   const none = h("p", { class: "quiet" }, "No rollout yet: ", h("code", {}, "openenv rollout echo --out out"));
@@ -58,7 +59,7 @@ function makeRow(rollout) {
   row.update = (now) => {
     badge.update(now.state);
     text(took, now.started_at && now.finished_at ? duration(now.finished_at - now.started_at) : "–");
-    text(episodes, `${short(there(now))} of ${short(now.episodes)}`);
+    text(episodes, `${short(there(now))} of ${short(now.episodes)}${areTrees(now) ? " trees" : ""}`);
     text(reward, now.report.mean_reward == null ? truncated(now.report) || "–" : short(now.report.mean_reward));
     text(failed, short(now.report.failed ?? 0));
   };
@@ -189,7 +190,7 @@ function tilesOf(rollout, marks) {
   const tile = (name, value, more) =>
     h("div", {}, h("dt", {}, name), h("dd", {}, value, more ? h("small", {}, ` ${more}`) : ""));
   return [
-    tile("Episodes", short(there(rollout)), `of ${short(rollout.episodes)}`),
+    tile(areTrees(rollout) ? "Trees" : "Episodes", short(there(rollout)), `of ${short(rollout.episodes)}`),
     tile("Steps", short(report.steps ?? 0)),
     tile("Steps a second", short(rate)),
     tile("Mean reward", short(report.mean_reward), truncated(report)),
