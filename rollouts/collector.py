@@ -197,7 +197,6 @@ class RolloutCollector(Rules):
         limit = ConcurrencyLimit(self.buffer_bytes, keeps_episodes=keeps_episodes)
         with self.lag:
             try:
-                await asyncio.to_thread(session_pool.reserve_descriptors, self.concurrency)
                 await self._play_all(iter(numbers), context, limit)
             finally:  # leave no session and no thread
                 try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -232,9 +232,8 @@ _MIN_APART_SECONDS = 0.1
 class ProgressStats:
     """Counts of a rollout; only the loop's thread changes them."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._began_at = clock()
+    def __init__(self) -> None:
+        self._began_at = time.monotonic()
         self._marks: deque[tuple[float, int]] = deque([(self._began_at, 0)])
         self.running = 0
         self.branches = 0  # ended episodes that another one of their tree is counted for
@@ -305,11 +304,11 @@ class ProgressStats:
     @property
     def seconds(self) -> float:
         """The seconds since the beginning."""
-        return self._clock() - self._began_at
+        return time.monotonic() - self._began_at
 
     def steps_per_second(self) -> float:
         """The rate over the last `RATE_SECONDS`."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._marks[-1][0] >= _MIN_APART_SECONDS:
             self._marks.append((now, self.steps))
         while len(self._marks) > 2 and self._marks[1][0] <= now - RATE_SECONDS:

@@ -77,7 +77,7 @@ def answer_to(question: Json) -> Json:
 
     Raises `RolloutError`: The folder has no rollouts, damaged ones, or no such episode.
     """
-    rollouts = open_rollouts(question["folder"], keep_cached=False)
+    rollouts = open_rollouts(question["folder"])
     if question["show"] == "summary":
         return summary(rollouts)
     if question["show"] == "episodes":

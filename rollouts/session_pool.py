@@ -16,18 +16,13 @@ it while it may come back.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import itertools
-import os
-import resource
 import ssl
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import orjson
@@ -41,7 +36,6 @@ from .session.connection import Message
 from .session.session import CONNECT_SECONDS, Server, Session, SessionFailed, session_url
 
 CLOSED_AT_ONCE = 8
-SPARE_DESCRIPTORS = 64  # beside the sockets: files, pipes, a policy's descriptors
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,21 +283,6 @@ def _named(server: Server) -> str:
 def _abort(sessions: Iterable[EpisodeSession]) -> None:
     for session in list(sessions):
         session.abort()
-
-
-def reserve_descriptors(sockets: int) -> None:
-    """Enlarge the kernel's table of descriptors before the first socket; blocks for up to 20 ms.
-
-    The table grows when it is full: at 64, 256, 512. If threads share it, the thread that opens a
-    file then waits until no processor reads the old table. The soft limit is never exceeded, and
-    errors are ignored.
-    """
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError), Path(os.devnull).open() as file:
-        wanted = file.fileno() + sockets + SPARE_DESCRIPTORS
-        if limit != resource.RLIM_INFINITY:
-            wanted = min(wanted, limit - 1)
-        os.close(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, wanted))
 
 
 def environment_url(address: str) -> str:

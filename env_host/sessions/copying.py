@@ -93,10 +93,10 @@ def choose_tier(env: Any, contents: Contents) -> Tier:
     raise unsupported(reason, [name for each, name in contents.obstacles if each is reason])
 
 
-def unsupported(reason: Reason, found: Iterable[str], why: str = "") -> BranchRefused:
+def unsupported(reason: Reason, found: Iterable[str]) -> BranchRefused:
     """Make the refusal of a session that cannot branch."""
     names = list(dict.fromkeys(found))[:MAX_NAMED]
-    text = why or f"This session cannot be copied safely ({reason}): {', '.join(names)}."
+    text = f"This session cannot be copied safely ({reason}): {', '.join(names)}."
     hint = (
         ' Give the class export_state() and import_state(state), or declare BRANCH = "copy" if '
         "copy.deepcopy copies all of its state; or launch it with --isolate, which forks sessions."

@@ -118,7 +118,7 @@ async def ours(address: str, folder: Path, task: Task, told: Told) -> None:
     await collector.collect(range(task.episodes), sink)
     await sink.close()
     told.notes["failures"] = dict(collector.stats.failures)
-    rollouts = open_rollouts(folder, keep_cached=False)  # each is read once
+    rollouts = open_rollouts(folder)
     told.joined_bytes = await asyncio.to_thread(_join_once, rollouts)
     told.episodes = len(set(rollouts.episode_ids()))
     told.steps = sum(episode.row["steps"] for episode in rollouts)

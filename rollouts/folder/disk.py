@@ -71,11 +71,8 @@ def stamp_of(path: Path) -> Stamp | None:
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
-def drop_from_page_cache(descriptor: int, offset: int = 0, size_bytes: int = 0) -> None:
-    """Ask Linux to write back the dirty pages of a range of a file, and to drop the clean ones.
-
-    With a `size_bytes` of 0, the range ends with the file. Errors are ignored.
-    """
+def drop_from_page_cache(descriptor: int) -> None:
+    """Ask Linux to write back a file's dirty pages, and to drop the clean ones; ignores errors."""
     if hasattr(os, "posix_fadvise"):  # macOS has none
         with contextlib.suppress(OSError):
-            os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

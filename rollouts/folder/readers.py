@@ -23,8 +23,7 @@ from typing import IO, Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from ..errors import OutputDamaged, OutputError
-from .disk import drop_from_page_cache
-from .rows import LARGE_BYTES, StepRow, before_checksum, parsed_end
+from .rows import StepRow, before_checksum, parsed_end
 
 EPISODES, PACKS, UNFINISHED, LOCK = "episodes", "packs", ".unfinished", ".lock"
 FILE, PACKING = ".jsonl", ".packing"
@@ -129,8 +128,6 @@ def names(folder: Path) -> list[str]:
 # that pack under its present name, before and after its last rename.
 _TRIES = 4
 BLOCK_BYTES = 256 << 10  # of a file, in memory
-DROPPED_BYTES = 4 << 20  # read bytes that are dropped from the page cache at a time
-READ_AHEAD_BYTES = 8 << 20  # more than a kernel reads ahead
 
 
 class _Places:
@@ -151,9 +148,8 @@ class _Places:
 class Rollouts:
     """A folder of rollouts, as of its opening. Can be pickled for other processes."""
 
-    def __init__(self, folder: Path, *, keep_cached: bool = True) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._keep_cached = keep_cached
         found = episodes_in(folder)
         ordered = sorted(found, key=lambda name: (len(name), name))  # numbers by their value
         self._places = _Places(folder, {name: found[name] for name in ordered})
@@ -173,7 +169,7 @@ class Rollouts:
 
         Raises `KeyError`: there is none.
         """
-        return EpisodeRow(episode_id, self._places, self._keep_cached)
+        return EpisodeRow(episode_id, self._places)
 
     def verify(self) -> None:
         """Compare each episode with its checksum.
@@ -187,17 +183,14 @@ class Rollouts:
 class EpisodeRow:
     """One episode: `row` has its totals, the rest is read on demand."""
 
-    def __init__(self, episode_id: str, places: _Places, keep_cached: bool) -> None:
+    def __init__(self, episode_id: str, places: _Places) -> None:
         self.id = episode_id
         self._places = places
         self._place = places.found[episode_id]
-        self._keep_cached = keep_cached
         with self._opened(buffering=0) as file:
             begin, line = last_line(file, self._place.end)
         totals = parsed_end(line, self._place.path)
-        self._lines_bytes = (
-            begin - self._place.offset
-        )  # without the last line, which a pack changes
+        self._lines_bytes = begin - self._place.offset  # without the last, which a pack changes
         self._last_bytes = totals.pop("last_bytes")
         self._sha256 = totals.pop("sha256")
         totals.pop("index", None)
@@ -225,26 +218,19 @@ class EpisodeRow:
         """Yield the steps in order; of a branch, first those that its parent has."""
         begin_step = self.row.get("branched_at") or 0
         if begin_step and self.row["steps"] > begin_step:
-            parent = EpisodeRow(self.row["parent"], self._places, self._keep_cached)
+            parent = EpisodeRow(self.row["parent"], self._places)
             yield from islice(parent.steps(), begin_step)
         count = max(0, self.row["steps"] - begin_step)
         with self._opened() as file:
-            drops_cached = not self._keep_cached and self._lines_bytes >= LARGE_BYTES
-            at = dropped = begin = file.seek(self._place.offset)
-            try:
-                for number in range(count):
-                    line = file.readline()
-                    at += len(line)
-                    if not line.endswith(b"\n") or at - begin > self._lines_bytes:
-                        path = self._place.path
-                        raise OutputDamaged(f"{path} has {number} of {count} steps of {self.id}")
-                    if drops_cached and at - dropped >= DROPPED_BYTES:
-                        drop_from_page_cache(file.fileno(), begin, at - begin)
-                        dropped = at
-                    yield StepRow(line)
-            finally:
-                if drops_cached:
-                    drop_from_page_cache(file.fileno(), begin, at - begin + READ_AHEAD_BYTES)
+            file.seek(self._place.offset)
+            rest = self._lines_bytes
+            for number in range(count):
+                line = file.readline()
+                rest -= len(line)
+                if not line.endswith(b"\n") or rest < 0:
+                    path = self._place.path
+                    raise OutputDamaged(f"{path} has {number} of {count} steps of {self.id}")
+                yield StepRow(line)
 
     def verify(self) -> None:
         """Compare the episode with its checksum.
@@ -278,13 +264,11 @@ class EpisodeRow:
         raise OutputDamaged(f"{self._place.path} is missing")
 
 
-def open_rollouts(folder: Path | str, *, keep_cached: bool = True) -> Rollouts:
+def open_rollouts(folder: Path | str) -> Rollouts:
     """Open a folder of rollouts, even one that is being written.
 
     Args:
         folder: The folder that was given as `--out`.
-        keep_cached: False drops the lines of large episodes (4 MB) from the page cache after they
-            were read, for data that is read once.
 
     Returns:
         The episodes that have finished by now.
@@ -294,4 +278,4 @@ def open_rollouts(folder: Path | str, *, keep_cached: bool = True) -> Rollouts:
     folder = Path(folder).absolute()  # the working directory may change
     if not has_rollouts(folder):
         raise OutputDamaged(f"{folder} has no rollouts", "name the folder that was given as --out")
-    return Rollouts(folder, keep_cached=keep_cached)
+    return Rollouts(folder)

@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_646,
-    "code lines": 48_573,
+    "shipped lines": 75_604,
+    "code lines": 48_544,
     "modules": 390,
-    "test lines": 67_532,
-    "words of pages": 24_996,
+    "test lines": 67_464,
+    "words of pages": 24_987,
     "words of decisions": 7_941,
     "folders at the root": 15,
     "large classes": 2,

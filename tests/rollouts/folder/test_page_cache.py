@@ -5,16 +5,15 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.readers import open_rollouts
-from openenvd.rollouts.folder.rows import LARGE_BYTES, StepRow
+from openenvd.rollouts.folder.rows import LARGE_BYTES
 from openenvd.rollouts.folder.writer import RolloutWriter
 
 from ..made import finish
@@ -70,37 +69,3 @@ async def test_large_episodes_do_not_stay_cached(tmp_path: Path) -> None:
     rollouts = open_rollouts(tmp_path / "out")
     rollouts.verify()
     assert [step.number for step in rollouts.episode("large").steps()] == list(range(24))
-
-
-@pytest.mark.parametrize("keep_cached", [False, True])
-async def test_large_episodes_stay_cached_after_reading_only_where_asked(
-    tmp_path: Path, keep_cached: bool
-) -> None:
-    async with await RolloutWriter.open(tmp_path / "out") as writer:
-        await finish(writer, "large", steps=24, text="x" * (LARGE_BYTES // 8))
-        await finish(writer, "small", text="x" * (LARGE_BYTES // 8))
-    for path in (tmp_path / "out").glob("*/*.jsonl"):
-        Disk().sync(path)
-        path.read_bytes()
-    rollouts = open_rollouts(tmp_path / "out", keep_cached=keep_cached)
-    seen = {episode.id: [step.number for step in episode.steps()] for episode in rollouts}
-    assert seen == {"large": list(range(24)), "small": [0, 1, 2]}
-    large, small = ((tmp_path / "out" / "episodes" / f"{n}.jsonl") for n in ("large", "small"))
-    size_bytes = large.stat().st_size
-    assert cached_bytes(large) >= size_bytes if keep_cached else cached_bytes(large) < BLOCK
-    assert cached_bytes(small) >= small.stat().st_size
-
-
-async def test_a_reader_that_stops_early_leaves_little_in_the_page_cache(tmp_path: Path) -> None:
-    async with await RolloutWriter.open(tmp_path / "out") as writer:
-        await finish(writer, "large", steps=40, text="x" * BLOCK)
-    large = tmp_path / "out" / "episodes" / "large.jsonl"
-    Disk().sync(large)
-    large.read_bytes()
-    [episode] = open_rollouts(tmp_path / "out", keep_cached=False)
-    steps = cast(Generator[StepRow], episode.steps())
-    for _ in range(35):
-        next(steps)
-    assert cached_bytes(large) < 20 * BLOCK
-    steps.close()
-    assert cached_bytes(large) < 2 * BLOCK
