@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Episodes that are played by hand; also a program that plays for a page of the dashboard.
+"""`Game` plays an environment by hand, for `openenv play` and for pages of the dashboard.
+
+The module is also the program of such a page:
 
     page ──POST──▶ daemon ──a line of JSON──▶ `python -m openenvd.rollouts.play` ──session──▶ server
                           ◀─ length, answer ─┘
@@ -13,9 +15,9 @@ A call is a JSON object:
                 has the fields of an action (`properties`, `required`)
     reset       `data`, its arguments         the answer to reset, step and random: observation,
     step        `data`, the action            images apart as in `rollouts.replay`, reward, done,
-    random                                    action
+    random                                    action, and of a reset the episode's number
     state       the environment's state
-    save        `path`: see `Played.save`
+    save        `path`, `number`: see `Game.save`
 The answer to a call that failed is `{"error": {"message", "hint", "field"}}`.
 """
 
@@ -29,9 +31,10 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
+from random import SystemRandom
 from typing import Any
 
+from ..schema.errors import HintedError
 from ..system.process.proc import set_oom_score_adj
 from ..system.text.json_lines import Json
 from ..system.text.units import MB
@@ -66,6 +69,17 @@ def test_the_episode_is_answered_as_it_was_played(openenv_session):
 '''
 
 
+class CallFailed(HintedError):
+    """A call cannot be carried out; `field` is the action's that is wrong, or empty."""
+
+    def __init__(self, message: str, hint: str | None = None, field: str = "") -> None:
+        super().__init__(message, hint)
+        self.field = field
+
+
+FAILURES = (CallFailed, RolloutError, SessionFailed, ValueError)  # the last: an answer is no JSON
+
+
 @dataclass
 class Played:
     """A played episode: the arguments of its reset, and each action with its answer.
@@ -77,20 +91,10 @@ class Played:
     first: Json
     steps: list[tuple[Json, Json]] = field(default_factory=list)
     started_at: float = field(default_factory=time.time)
+    finished_at: float = 0.0
+    saved: dict[tuple[Path, int], str] = field(default_factory=dict)  # id, by folder and length
 
-    def save(self, path: Path, environment: str, source: str) -> None:
-        """Save it: `NAME.py` as a pytest, any other path as an episode of a folder of rollouts.
-
-        Raises:
-            OSError: The file exists, or cannot be written.
-            RolloutError: The folder cannot be written.
-        """
-        if path.suffix == ".py":
-            self._save_test(path, source)
-        else:
-            run_on_thread(self._save_episode(path, environment))
-
-    def _save_test(self, path: Path, source: str) -> None:
+    def save_test(self, path: Path, source: str) -> None:
         """Write a test for the pytest plug-in that repeats the episode and expects its answers."""
         steps = [{"action": action, "answer": answer} for action, answer in self.steps]
         episode = {"reset": self.reset, "first": self.first["observation"], "steps": steps}
@@ -98,94 +102,102 @@ class Played:
         with path.open("x") as file:
             file.write(_PYTEST.format(source=source, episode=text))
 
-    async def _save_episode(self, folder: Path, environment: str) -> None:
-        from .folder.writer import RolloutWriter
-
+    def episode(self, number: int, environment: str) -> Episode:
+        """Return the episode with that number in a folder of rollouts."""
         last, steps = self.first, list[Step]()
         for action, answer in self.steps:
             steps.append(Step.of(last["observation"], action, answer["reward"], answer["done"]))
             last = answer
-        async with await RolloutWriter.open(folder) as writer:
-            episode = Episode(
-                id=episode_id(len(writer.finished_episode_ids())),
-                environment=environment,
-                seed=self.reset.get("seed"),
-                steps=tuple(steps),
-                total_reward=sum(step.reward or 0.0 for step in steps),
-                status=EpisodeStatus.DONE if last["done"] else EpisodeStatus.TRUNCATED,
-                started_at=self.started_at,
-                finished_at=time.time(),
-                final_observation_json=json.dumps(last["observation"]).encode(),
-            )
-            await writer.put(episode)
+        return Episode(
+            id=episode_id(number),
+            environment=environment,
+            seed=self.reset.get("seed"),
+            steps=tuple(steps),
+            total_reward=sum(step.reward or 0.0 for step in steps),
+            status=EpisodeStatus.DONE if last["done"] else EpisodeStatus.TRUNCATED,
+            started_at=self.started_at,
+            finished_at=self.finished_at,
+            final_observation_json=json.dumps(last["observation"]).encode(),
+        )
 
 
-class CallFailed(Exception):
-    """The environment refused a call, or raised; `field` is the action's that is wrong."""
+class Game:
+    """A session that is played by hand, and its episodes. A method raises one of `FAILURES`."""
 
-    def __init__(self, message: str, hint: str | None = None, of: str | None = None) -> None:
-        super().__init__(message)
-        self.hint, self.field = hint, of
-
-
-class Player:
-    """Answers the calls of one page."""
-
-    _address = _environment = _source = ""
-    _schema: Json
-    _session: Session | None = None
-    _played: Played | None = None
-    _random = Random()  # noqa: S311  an action is no secret
-
-    def answer_to(self, call: Json) -> Json:
-        """Carry out a call, and return its answer.
-
-        Raises:
-            CallFailed, RolloutError, SessionFailed, OSError, ValueError: It failed.
-        """
-        match call["call"]:
-            case "begin":
-                return self._begin(**call["data"])
-            case "reset":
-                if self._session is None or not self._session.is_open:  # its server was replaced
-                    self._session = self._open()
-                self._played = Played(call["data"], self._ask("reset", call["data"]))
-                return _view(self._played.first)
-            case "step":
-                return self._step(call["data"])
-            case "random":
-                return self._step(sample(self._schema, self._random))
-            case "state":
-                return {"state": text_view(self._ask("state"))}
-            case _:
-                return self._save(**call["data"])
-
-    def _begin(self, address: str, environment: str, source: str) -> Json:
+    def __init__(self, address: str, environment: str, source: str) -> None:
+        """Open a session at an address, with its token; the rest is for what will be saved."""
         self._address, self._environment, self._source = address, environment, source
-        self._schema = action_schema(address)
         self._session = self._open()
-        return {
-            "properties": properties(self._schema),
-            "required": self._schema.get("required", []),
-        }
+        self.schema = action_schema(address)
+        self._episodes: list[Played] = []
+
+    @property
+    def episodes(self) -> list[Played]:
+        """The episodes with a step, in the order in which they were played."""
+        return [each for each in self._episodes if each.steps]
+
+    def reset(self, arguments: Json) -> Json:
+        """Begin an episode, in a new session if the last one has ended; return the answer."""
+        if not self._session.is_open:  # its server was replaced
+            self._session = self._open()
+        answer = self.ask("reset", arguments)
+        self._episodes = [*self.episodes, Played(arguments, answer)]
+        return answer
+
+    def step(self, action: Json) -> Json:
+        """Take a step, and return the answer."""
+        answer = self.ask("step", action)
+        if self._episodes:
+            self._episodes[-1].steps.append((action, answer))
+            self._episodes[-1].finished_at = time.time()
+        return answer
+
+    def random_action(self) -> Any:
+        """Draw an action from the schema."""
+        return sample(self.schema, SystemRandom())
+
+    def save(self, path: Path, number: int = -1) -> Json:
+        """Save what was played; return the numbers of `episodes` and `steps` that were written.
+
+        Args:
+            path: `NAME.py`: a test for pytest of one episode. Otherwise a folder of rollouts, to
+                which all episodes are added that are not there.
+            number: The episode of a test, from 0; -1: the last.
+        """
+        played = self.episodes
+        if not played[number:]:
+            nothing = "nothing was played: an episode begins with a reset, and has a step"
+            raise CallFailed(f"the last episode is {len(played) - 1}" if played else nothing)
+        try:
+            if path.suffix == ".py":
+                played = [played[number]]
+                played[0].save_test(path, self._source)
+            else:
+                played = run_on_thread(self._add_to(path, played))
+        except OSError as exc:
+            raise CallFailed(str(exc)) from exc
+        return {"episodes": len(played), "steps": sum(len(each.steps) for each in played)}
+
+    async def _add_to(self, folder: Path, played: list[Played]) -> list[Played]:
+        from .folder.writer import RolloutWriter
+
+        async with await RolloutWriter.open(folder) as writer:
+            there = writer.finished_episode_ids()
+            new = [p for p in played if p.saved.get((folder, len(p.steps))) not in there]
+            for number, each in enumerate(new, len(there)):
+                each.saved[folder, len(each.steps)] = episode_id(number)
+                await writer.put(each.episode(number, self._environment))
+        return new
 
     def _open(self) -> Session:
         return loop_thread().call(Session.open(self._address, ping_seconds=PING_SECONDS))
 
-    def _step(self, action: Json) -> Json:
-        answer = self._ask("step", action)
-        if self._played is not None:
-            self._played.steps.append((action, answer))
-        return {**_view(answer), "action": text_view(action)}
+    def close(self) -> None:
+        """End the session."""
+        loop_thread().call(self._session.close())
 
-    def _save(self, path: str) -> Json:
-        if self._played is None:
-            raise CallFailed("nothing was played: an episode begins with a reset")
-        self._played.save(Path(path).expanduser(), self._environment, self._source)
-        return {"steps": len(self._played.steps)}
-
-    def _ask(self, kind: str, data: Json | None = None) -> Any:
-        assert self._session is not None
+    def ask(self, kind: str, data: Json | None = None) -> Json:
+        """Send a message of OpenEnv's protocol; return what is in its answer."""
         message = json.dumps({"type": kind} | ({} if data is None else {"data": data}))
         text = loop_thread().call(self._session.ask(message, ANSWER_SECONDS, kind))
         answer = json.loads(text)
@@ -195,7 +207,7 @@ class Player:
         if kind == "state":
             return found
         observed = {"reward": found.get("reward"), "done": bool(found.get("done"))}
-        return {"observation": found.get("observation"), **observed}
+        return {"observation": found.get("observation") or {}, **observed}
 
 
 def _refused(error: Json, environment: str) -> CallFailed:
@@ -211,6 +223,24 @@ def _refused(error: Json, environment: str) -> CallFailed:
     return CallFailed(f"{name}{message}{place}", hint)
 
 
+def answer_to(call: Json, game: Game) -> Json:
+    """Carry out a call of a page, and return its answer."""
+    data: Json = call["data"]
+    match call["call"]:
+        case "begin":
+            fields = properties(game.schema)
+            return {"properties": fields, "required": game.schema.get("required", [])}
+        case "reset":
+            return {**_view(game.reset(data)), "episode": len(game.episodes)}
+        case "step" | "random" as kind:
+            action = data if kind == "step" else game.random_action()
+            return {**_view(game.step(action)), "action": text_view(action)}
+        case "state":
+            return {"state": text_view(game.ask("state"))}
+        case _:
+            return game.save(Path(data["path"]).expanduser(), data["number"])
+
+
 def _view(answer: Json) -> Json:
     rest, images = take_images(answer["observation"])
     return {**answer, "observation": text_view(rest), "images": image_views(images)}
@@ -220,16 +250,19 @@ def main() -> int:
     """Answer calls until there are no more."""
     set_oom_score_adj(os.getpid(), OOM_SCORE_ADJ)
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    player = Player()
+    game: Game | None = None
     while select.select([sys.stdin], [], [], IDLE_SECONDS)[0] and (line := sys.stdin.readline()):
         try:
-            answer = player.answer_to(json.loads(line))
-        except (CallFailed, RolloutError, SessionFailed, OSError, ValueError) as exc:
+            call = json.loads(line)
+            game = game or Game(**call["data"])  # the first call is `begin`
+            answer = answer_to(call, game)
+        except FAILURES as exc:
             hint, of = getattr(exc, "hint", None), getattr(exc, "field", None)
             answer = {"error": {"message": str(exc), "hint": hint, "field": of}}
         except MemoryError:
             what = f"what was played needs more than {MAX_MEMORY_BYTES // MB} MB"
-            answer = {"error": {"message": what, "hint": "save it, and reset", "field": None}}
+            hint = "save it, and load the page again"
+            answer = {"error": {"message": what, "hint": hint, "field": None}}
         text = encoded(answer)
         sys.stdout.buffer.write(b"%d\n%b" % (len(text), text))
         sys.stdout.buffer.flush()

@@ -17,15 +17,17 @@ def test_what_was_played_is_saved_as_a_rollout_and_as_a_test(
     machine: Machine, tmp_path: Path
 ) -> None:
     machine.ok("launch", "echo")
-    lines = ["reset seed=3", "hi there", "random", "save played", "save test_played.py"]
+    lines = (
+        "reset seed=3/hi there/random/reset/x/save played/save test_played.py 0/step reset/m=1 x=2"
+    )
     done = subprocess.run(
-        [OPENENV, "play", "echo", "--json"], input="\n".join([*lines, "step reset", "mess=1 x=2"]),
+        [OPENENV, "play", "echo", "--json"], input=lines.replace("/", "\n"),
         env=machine.environ, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [answers[1]["reward"], answers[3]["observation"]["echoed_message"]] == [0.8, "reset"]
+    assert [answers[1]["reward"], answers[5]["observation"]["echoed_message"]] == [0.8, "reset"]
     assert done.returncode == 0  # for echo, whose only field is text, the last line is text, too
-    [episode] = open_rollouts(tmp_path / "played")
+    episode, _ = open_rollouts(tmp_path / "played")
     assert next(iter(episode.steps())).action == {"message": "hi there"}
     assert (episode.row["seed"], episode.row["steps"]) == (3, 2)
     again = [sys.executable, "-m", "pytest", "-q", "--openenv-source=echo", "test_played.py"]

@@ -20,21 +20,17 @@ import shlex
 import sys
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import asdict
+from contextlib import closing, suppress
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import click
 
-from ...client.errors import ClientError
-from ...client.session import Session, StepResult
+from ...client.errors import SessionError
 from ...client.synchronous import Client
-from ...rollouts.errors import RolloutError
 from ...rollouts.images import Image, take_images
-from ...rollouts.play import Played
-from ...rollouts.policies.random_policy import action_schema, properties, sample
+from ...rollouts.play import FAILURES, CallFailed, Game
+from ...rollouts.policies.random_policy import properties
 from ...schema.settings import Paths
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
@@ -48,22 +44,19 @@ _HELP = """\
   reset [seed=N …]     begin an episode
   random               take a step with an action that is drawn from the schema
   state, schema        print the environment's state, or the schema of its actions
-  save PATH            save what was played: NAME.py as a pytest, any other as a folder of rollouts
+  save FOLDER          add all episodes to a folder of rollouts
+  save NAME.py [N]     save episode N, counted from 0, as a pytest; the last one without N
   help, quit           this; the end (Ctrl-D)"""
 _COMMANDS = ("reset", "step", "random", "state", "schema", "save", "help", "quit")
 _HISTORY_LINES = 1_000
 _KITTY_CHUNK = 4_096  # characters of one escape sequence
 
 
-class PlayError(Exception):
-    """A line cannot be carried out; the session continues."""
-
-
 def read_action(line: str, schema: Json) -> Json:
     """Read an action from a line, in any of the three forms.
 
     Raises:
-        PlayError: It is not an action, or the schema refuses it; the message names the field.
+        CallFailed: It is not an action, or the schema refuses it; the message names the field.
     """
     fields = properties(schema)
     texts = [name for name, of in fields.items() if of.get("type") == "string"]
@@ -71,13 +64,13 @@ def read_action(line: str, schema: Json) -> Json:
         try:
             action = json.loads(line)
         except ValueError as exc:
-            raise PlayError(f"no JSON: {exc}") from None
+            raise CallFailed(f"no JSON: {exc}") from None
     elif len(fields) == 1 and texts and not line.startswith(f"{texts[0]}="):
         action = {texts[0]: line}
     else:
         action = read_fields(line, fields)
     if not isinstance(action, dict):
-        raise PlayError("an action is a JSON object: {…}")
+        raise CallFailed("an action is a JSON object: {…}")
     _check(action, fields, schema)
     return action
 
@@ -86,18 +79,18 @@ def read_fields(line: str, fields: Json) -> Json:
     """Read `name=value …`, each value by the type of its field.
 
     Raises:
-        PlayError: A word is not `name=value`, or a value is not of its field's type.
+        CallFailed: A word is not `name=value`, or a value is not of its field's type.
     """
     try:
         words = shlex.split(line)
     except ValueError as exc:
-        raise PlayError(f"{exc}: quote as in a shell") from None
+        raise CallFailed(f"{exc}: quote as in a shell") from None
     found = {}
     for word in words:
         name, equals, text = word.partition("=")
         if not equals:
             known = f"the fields are: {', '.join(fields)}" if fields else "or write a JSON object"
-            raise PlayError(f"{word!r} is not FIELD=VALUE; {known}")
+            raise CallFailed(f"{word!r} is not FIELD=VALUE; {known}")
         found[name] = _value(name, text, fields.get(name, {}))
     return found
 
@@ -109,22 +102,22 @@ def _value(name: str, text: str, schema: Json) -> Any:
         return json.loads(text)
     except ValueError:
         if schema.get("type") in ("integer", "number", "boolean", "array", "object"):
-            raise PlayError(f"{name}: {text!r} is not of type {schema['type']}") from None
+            raise CallFailed(f"{name}: {text!r} is not of type {schema['type']}") from None
         return text
 
 
 def _check(action: Json, fields: Json, schema: Json) -> None:
-    """Raise `PlayError` for unknown or missing fields, and for values outside an enum."""
+    """Raise `CallFailed` for unknown or missing fields, and for values outside an enum."""
     missing = [name for name in schema.get("required", ()) if name not in action]
     unknown = [name for name in action if name not in fields]
     if missing:
-        raise PlayError(f"missing: {', '.join(missing)}")
+        raise CallFailed(f"missing: {', '.join(missing)}")
     if unknown and schema.get("additionalProperties") is False:
-        raise PlayError(f"unknown: {', '.join(unknown)}; the fields are: {', '.join(fields)}")
+        raise CallFailed(f"unknown: {', '.join(unknown)}; the fields are: {', '.join(fields)}")
     for name, value in action.items():
         choices = fields.get(name, {}).get("enum")
         if choices and value not in choices:
-            raise PlayError(f"{name}: {value!r} is none of {', '.join(map(str, choices))}")
+            raise CallFailed(f"{name}: {value!r} is none of {', '.join(map(str, choices))}")
 
 
 def candidates(line: str, schema: Json) -> list[str]:
@@ -159,75 +152,60 @@ def shown_image(image: Image, environ: dict[str, str]) -> str | None:
     )
 
 
-class _Game:
-    """A session, and the episode that was played in it."""
+class _Prompt:
+    """Carries out lines in a game, and prints the answers."""
 
-    def __init__(self, session: Session, schema: Json, output: Output, name: str, source: str):
-        self._session, self._schema, self._output = session, schema, output
-        self._name, self._source = name, source
-        self._played: Played | None = None
-        self._random = Random()  # noqa: S311  an action is no secret
+    def __init__(self, game: Game, output: Output) -> None:
+        self._game, self._output = game, output
 
     def carry_out(self, line: str) -> None:
         """Carry out a line.
 
         Raises:
-            PlayError: The line cannot be carried out.
-            SessionError: The environment refused it, or the session has ended.
+            FAILURES: The line is wrong, or cannot be carried out.
         """
         word, _, rest = line.partition(" ")
         match word:
             case "help":
                 self._output.result(_HELP)
             case "reset":
-                given = read_fields(rest, {})
-                answer = self._session.reset(**given)
-                self._played = Played(given, asdict(answer))
-                self._show(answer)
+                answer = self._game.reset(read_fields(rest, {}))
+                self._show(answer, f"episode {len(self._game.episodes)}, ")
             case "random":
-                action = sample(self._schema, self._random)
+                action = self._game.random_action()
                 self._output.note(faint(json.dumps(action)))
-                self._step(action)
+                self._show(self._game.step(action))
             case "state":
-                self._print(self._session.state())
+                self._print(self._game.ask("state"))
             case "schema":
-                self._print(self._schema)
+                self._print(self._game.schema)
             case "save":
                 self._save(rest.strip())
             case _:
-                self._step(read_action(rest if word == "step" else line, self._schema))
-
-    def _step(self, action: Json) -> None:
-        answer = self._session.step(action)
-        if self._played is not None:
-            self._played.steps.append((action, asdict(answer)))
-        self._show(answer)
+                action = read_action(rest if word == "step" else line, self._game.schema)
+                self._show(self._game.step(action))
 
     def _save(self, where: str) -> None:
         if not where:
-            raise PlayError("save where? A file NAME.py, or a folder")
-        if self._played is None:
-            raise PlayError("nothing was played: an episode begins with `reset`")
-        path = Path(where).expanduser()
-        try:
-            self._played.save(path, self._name, self._source)
-        except (OSError, RolloutError) as exc:
-            raise PlayError(str(exc)) from exc
-        self._output.note(
-            f"saved an episode of {plural(len(self._played.steps), 'step')} in {path}"
-        )
+            raise CallFailed("save where? A folder, or a file NAME.py")
+        path, _, number = where.rpartition(" ")
+        if not (path.endswith(".py") and number.isdecimal()):
+            path, number = where, ""
+        saved = self._game.save(Path(path).expanduser(), int(number or -1))
+        episodes, steps = plural(saved["episodes"], "episode"), plural(saved["steps"], "step")
+        self._output.note(f"saved {episodes}, {steps}, in {path}")
 
-    def _show(self, answer: StepResult) -> None:
+    def _show(self, answer: Json, about: str = "") -> None:
         if self._output.as_json:
-            self._output.json_line(asdict(answer))
+            self._output.json_line(answer)
             return
-        observation, images = take_images(answer.observation)
+        observation, images = take_images(answer["observation"])
         self._print(observation)
         for _, image in images if sys.stdout.isatty() else ():
             if (shown := shown_image(image, dict(os.environ))) is not None:
                 click.echo(shown)
-        ended = ", the episode has ended" if answer.done else ""
-        self._output.result(faint(f"reward {answer.reward}{ended}"))
+        ended = ", the episode has ended" if answer["done"] else ""
+        self._output.result(faint(f"{about}reward {answer['reward']}{ended}"))
 
     def _print(self, value: Any) -> None:
         self._output.result(plain(json.dumps(value, indent=2, ensure_ascii=False)))
@@ -272,7 +250,7 @@ def _lines(prompt: str, schema: Json) -> Iterator[str]:
 def play(name: str, as_json: bool) -> int:
     """Reset and step an environment by hand, at a prompt with completion.
 
-    `help` lists what can be typed. What was played is saved as a rollout or as a pytest.
+    `help` lists what can be typed. What was played is saved as rollouts or as a pytest.
 
     Examples:
       openenv play echo         # a prompt; `help` lists what can be typed
@@ -280,22 +258,25 @@ def play(name: str, as_json: bool) -> int:
     """
     output = Output(as_json=as_json)
     environment = Client().environment(name)
-    source = str(environment.data["source"])
     is_terminal = sys.stdin.isatty()
-    with environment.connect() as session:
-        schema = action_schema(environment.base_url())
-        game = _Game(session, schema, output, name, source)
+    try:
+        opened = Game(environment.base_url(), name, str(environment.data["source"]))
+    except FAILURES as exc:
+        raise SessionError(f"{name} cannot be played: {exc}") from exc
+    with closing(opened) as game:
+        prompt = _Prompt(game, output)
         if is_terminal:
-            fields = ", ".join(properties(schema)) or "actions without fields"
+            fields = ", ".join(properties(game.schema)) or "actions without fields"
             output.note(f"{name}: {fields}", _HELP)
-        for line in _lines(f"{name}> ", schema) if is_terminal else sys.stdin:
+        for line in _lines(f"{name}> ", game.schema) if is_terminal else sys.stdin:
             if line.strip() == "quit":
                 break
             try:
                 if line.strip():
-                    game.carry_out(line.strip())
-            except (PlayError, ClientError) as exc:
-                output.note(bad(plain(str(exc))))
+                    prompt.carry_out(line.strip())
+            except FAILURES as exc:
+                of = getattr(exc, "field", "")
+                output.note(bad(plain(f"{of}: {exc}" if of else str(exc))))
                 if not is_terminal:
                     return exit_codes.FAILED
             except KeyboardInterrupt:

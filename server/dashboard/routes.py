@@ -216,7 +216,8 @@ async def play(player_id: PlayerId, call: Call, request: Request, deps: Injected
         data = {"address": served["base_url"], "environment": name, "source": source}
     elif call.call == "save":
         typed = as_a_shell_reads(str(data.get("path")))
-        data = {"path": str(Path(request.app.state.dashboard_folder, typed))}
+        path = str(Path(request.app.state.dashboard_folder, typed))
+        data = {"path": path, "number": data.get("episode", -1)}
     answer = await players.ask(player_id, {"call": call.call, "data": data})
     return Response(answer, media_type="application/json")
 

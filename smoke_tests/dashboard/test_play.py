@@ -34,11 +34,13 @@ def play(dashboard: Dashboard, name: str) -> Any:
     return page
 
 
-def save(page: Any, button: str, path: Path) -> None:
+def save(page: Any, button: str, path: Path, saved: str) -> None:
     page.get_by_role("button", name=button).click()
     page.get_by_label("Path on the daemon's machine").fill(str(path))
+    if path.suffix == ".py":
+        page.get_by_label("Episode", exact=True).fill("0")
     page.get_by_role("button", name="Save", exact=True).click()
-    page.get_by_text(f"Saved an episode of 2 steps in {path}").wait_for()
+    page.get_by_text(f"Saved {saved}, in {path}").wait_for()
 
 
 def test_what_was_played_by_a_form_is_saved_as_an_episode_and_as_a_pytest(
@@ -72,9 +74,13 @@ def test_what_was_played_by_a_form_is_saved_as_an_episode_and_as_a_pytest(
     page.get_by_role("button", name="1", exact=True).click()  # of the history
     seen.get_by_text("left 3 ['a']").wait_for()
     assert page.get_by_label("Note").input_value() == "two\nlines"
-    save(page, "Save as pytest", tmp_path / "test_played.py")
-    save(page, "Save as episode", tmp_path / "played")
-    [episode] = open_rollouts(tmp_path / "played")
+    page.get_by_role("button", name="Reset", exact=True).click()
+    seen.get_by_text("seed 7").wait_for()
+    page.get_by_role("button", name="Random step").click()
+    assert page.get_by_role("row").nth(2).inner_text().startswith("reset")
+    save(page, "Save as episodes", tmp_path / "played", "2 episodes, 3 steps")
+    save(page, "Save as pytest", tmp_path / "test_played.py", "1 episode, 2 steps")
+    episode, _ = open_rollouts(tmp_path / "played")
     assert (episode.row["seed"], episode.row["total_reward"]) == (7, pytest.approx(0.6))
     words = [sys.executable, "-m", "pytest", "-q", "--openenv-source=fields_env:Fields"]
     environ = dashboard.machine.environ | {"PYTHONPATH": str(HERE)}

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """`openenv rollout`: what is sent, and what is told of the result."""
 
-from dataclasses import asdict
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from openenvd.cli.commands.play import PlayError, candidates, read_action, shown_image
+from openenvd.cli.commands.play import candidates, read_action, shown_image
 from openenvd.cli.commands.rollout import _conclude, _payload, _summary
-from openenvd.client.session import StepResult
 from openenvd.rollouts.images import Image
-from openenvd.rollouts.play import Played
+from openenvd.rollouts.play import CallFailed
 
 from ..client.fake_daemon import Call, new_environment, new_request
+from ..rollouts.made import written
 from .conftest import Cli
 
 NOTHING: dict[str, Any] = {"out": "out"}
@@ -241,17 +241,13 @@ def test_a_cancelled_rollout_prints_how_to_continue_it() -> None:
 
 
 def test_a_folder_of_rollouts_is_shown_and_one_of_its_episodes(cli: Cli, tmp_path: Path) -> None:
-    first = asdict(StepResult({"text": "begin"}))
-    answers = [asdict(StepResult({"at": n}, reward=n / 10, done=n == 2)) for n in range(3)]
-    steps = [({"move": n}, answer) for n, answer in enumerate(answers)]
-    for _ in range(2):
-        Played({"seed": 7}, first, steps).save(tmp_path / "out", "http://env", "")
+    asyncio.run(written(tmp_path / "out", "000000", "000001", reward=3.0))
     shown = cli("rollout", "show", str(tmp_path / "out"))
     assert "2 episodes, 6 steps: 2 done" in shown.out
-    assert "rewards of done episodes, mean 0.3" in shown.out
+    assert "rewards of done episodes, mean 3" in shown.out
     episode = cli("rollout", "show", str(tmp_path / "out"), "1")
-    assert "episode 000001 of http://env, seed 7: done, 3 steps, total reward 0.3" in episode.out
-    assert '→ {"move": 2}  reward 0.2' in episode.out
+    assert "episode 000001 of ws://env, seed 7: done, 3 steps, total reward 3" in episode.out
+    assert '→ {"move": 2}  reward 2' in episode.out
     assert cli("rollout", "show", str(tmp_path / "out"), "2").code == 4
     assert cli("rollout", "show", str(tmp_path / "none")).code == 1
     assert cli("rollout", "show").code == 2
@@ -310,7 +306,7 @@ def test_an_action_is_read_by_its_schema(schema: Any, line: str, action: Any) ->
 def test_a_wrong_action_is_refused_by_the_name_of_its_field(
     schema: Any, line: str, words: str
 ) -> None:
-    with pytest.raises(PlayError, match=words):
+    with pytest.raises(CallFailed, match=words):
         read_action(line, schema)
 
 

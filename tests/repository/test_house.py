@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_604,
-    "code lines": 48_544,
+    "shipped lines": 75_621,
+    "code lines": 48_551,
     "modules": 390,
-    "test lines": 67_464,
+    "test lines": 67_530,
     "words of pages": 24_987,
     "words of decisions": 7_941,
     "folders at the root": 15,

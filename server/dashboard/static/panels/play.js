@@ -30,12 +30,12 @@ export default {
       reset: h("button", { type: "submit", class: "primary" }, "Reset"),
       step: h("button", { type: "submit", class: "primary", disabled: true }, "Step"),
       random: button("Random step", () => step("random")), state: button("State", showState),
-      test: button("Save as pytest", () => save(`test_${name.replaceAll(/\W/g, "_")}.py`)),
-      episode: button("Save as episode", () => save("played")),
+      test: button("Save as pytest", () => save(`test_${name.replaceAll(/\W/g, "_")}.py`, { name: "episode", label: "Episode", type: "number", min: 0, value: episode, required: true })),
+      episodes: button("Save as episodes", () => save("played")),
     };
     let action = null; // the form of an action's fields
     let steps = []; // {number, action, answer} of this episode
-    let total = 0;
+    let [episode, total] = [0, 0];
 
     /** Call the environment, and show that its answer is awaited. */
     async function call(kind, data = {}) {
@@ -75,7 +75,7 @@ export default {
 
     const start = schemaForm(RESET, { first: ["seed"], title: "Further arguments", prefix: "reset", controlOf: actionControl });
     asked.append(h("form", { novalidate: true, "aria-label": "Reset", onsubmit: (event) => { event.preventDefault(); reset(); } },
-      start.element, h("p", { class: "buttons" }, buttons.reset, buttons.test, buttons.episode, waiting)));
+      start.element, h("p", { class: "buttons" }, buttons.reset, buttons.test, buttons.episodes, waiting)));
 
     async function reset() {
       start.clear();
@@ -88,7 +88,7 @@ export default {
           await begin(); // nothing was done for long, or the daemon was restarted
           return call("reset", data);
         });
-        [steps, total] = [[], 0];
+        [steps, episode, total] = [[], answer.episode, 0];
         list.body.replaceChildren();
         add("reset", data, answer);
         Object.values(buttons).forEach((each) => { each.disabled = false; });
@@ -108,11 +108,13 @@ export default {
       try { state.show((await call("state")).state); } catch (error) { fail(error); }
     }
 
-    async function save(value) {
-      const note = "NAME.py becomes a test for pytest; any other path a folder, to which the episode is added.";
-      const given = await app.ask({ title: "Save what was played", fields: [{ name: "path", label: "Path on the daemon's machine", value, required: true, note }], action: "Save" });
+    async function save(value, ...more) {
+      const note = "NAME.py becomes a test for pytest; any other path a folder, to which all episodes are added.";
+      const path = { name: "path", label: "Path on the daemon's machine", value, required: true, note };
+      const given = await app.ask({ title: "Save what was played", fields: [path, ...more], action: "Save" });
       if (!given) return;
-      try { app.say(`Saved an episode of ${plural((await call("save", given)).steps, "step")} in ${given.path}`); } catch (error) { fail(error); }
+      const say = ({ episodes, steps: count }) => app.say(`Saved ${plural(episodes, "episode")}, ${plural(count, "step")}, in ${given.path}`);
+      await call("save", given).then(say, fail);
     }
 
     // What was played: a step of the history shows its answer, and fills the form with its action.
@@ -133,7 +135,7 @@ export default {
     }
 
     function show({ number, title, answer, total: sum }) {
-      const tiles = { Step: title, Reward: short(answer.reward), "Total reward": short(sum) };
+      const tiles = { Episode: episode, Step: title, Reward: short(answer.reward), "Total reward": short(sum) };
       figures.replaceChildren(...Object.entries(tiles).map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, value))));
       text(note, answer.done ? "The episode has ended; a reset begins another." : "");
       images.show(answer.images, `step ${number}`);
