@@ -50,7 +50,6 @@ from openenvd.rollouts.bench.generator import HANDSHAKE_SECONDS
 from openenvd.rollouts.bench.results import Report, Summary, Target
 from openenvd.rollouts.bench.sweep import Plan, Sweep
 from openenvd.schema.errors import EnvironmentsError
-from openenvd.system.files.installation import install_command
 
 DEFAULT_FOLDER = Path(__file__).with_name("results") / "scaling"
 COMPARE_LIMIT = [
@@ -169,7 +168,7 @@ def _measure(options: argparse.Namespace, plan: Plan, started: list[Started]) ->
     written = sweep.run()
     sweep.report.facts["ratios"] = ratios(sweep.report)
     sweep.report.write()
-    written += presentation.draw_all(sweep.report, options.output_dir)
+    written += chart.draw_all(sweep.report, options.output_dir)
     for line in [
         *presentation.lines_of(sweep.report),
         *comparison(sweep.report),
@@ -182,8 +181,6 @@ def _measure(options: argparse.Namespace, plan: Plan, started: list[Started]) ->
     for one in started:
         for name, seconds in one.facts.items():
             print(f"{one.target.name}: {name.replace('_', ' ')} {seconds:.2f}")
-    if not presentation.can_draw():
-        print(f"no figures: matplotlib is not installed ({install_command('bench')})")
     if options.json is not None:
         shutil.copyfile(options.output_dir / "summary.json", options.json)
     if options.chart is not None:

@@ -59,7 +59,7 @@ def bench(name: str, output: Output, is_async: bool, **options: Any) -> int:
     Each session connects, resets, takes one step that waits, and closes. All sessions of a batch
     connect at once, as training code does, unless --window limits the handshakes under way. A
     handshake may take ten seconds, the limit of OpenEnv's client. Counts connections that the
-    kernel dropped. Writes raw.jsonl, summary.csv, two figures. Ctrl-C detaches, a second cancels.
+    kernel dropped. Writes raw.jsonl, summary.csv, summary.json. Ctrl-C detaches, a second cancels.
 
     Examples:
       # 32, 128 and 512 sessions at once, three times
@@ -95,5 +95,5 @@ def _conclude(final: Json) -> tuple[Json, list[str]]:
     return {"result": result}, [
         f"{good('✓')} {result['name']} holds {', '.join(largest)}",
         "",
-        *(f"  {path}" for path in [*result["files"], *result["figures"]]),
+        *(f"  {path}" for path in result["files"]),
     ]

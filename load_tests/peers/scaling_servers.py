@@ -256,7 +256,7 @@ def install_python(folder: Path, requirement: str) -> None:
 def why_no_limit() -> str | None:
     """Return why the bare server cannot run here, or None."""
     if find_spec("picows") is None:
-        return "no limit: picows is not installed (pip install '.[bench]')"
+        return "no limit: picows is not installed (pip install picows)"
     return None
 
 

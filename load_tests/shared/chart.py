@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's chart: sessions against time, a line for each server, as SVG.
+"""The seed's two figures of a measurement, as PNG, and the README's chart, as SVG.
 
     python -m load_tests.scaling --peer upstream --chart docs/images/sessions.svg
 
-A point is the median of a batch's repetitions; the bar through it reaches from the least to the
-greatest. Both axes are logarithmic.
+The chart has sessions against time, a line for each server. A point is the median of a batch's
+repetitions; the bar through it reaches from the least to the greatest. Both axes are logarithmic.
 """
 
 import json
+import math
 import statistics
 from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+
+from openenvd.rollouts.bench import presentation
+from openenvd.rollouts.bench.results import Report, Summary, usable_cores
 
 COLOURS = ("#1f883d", "#bc4c00", "#8250df")
 NAMES = {"upstream": "OpenEnv's own server"}
@@ -45,3 +49,63 @@ def main(source: Path, target: Path) -> None:
     axes.legend(loc="upper left", frameon=False)
     with mpl.rc_context({"svg.fonttype": "none"}):  # text stays text
         figure.savefig(target, metadata={"Date": None})
+
+
+def draw_all(report: Report, folder: Path) -> list[Path]:
+    """Draw the seed's two figures; none if nothing was measured."""
+    written: list[Path] = []
+    if not report.summaries:
+        return written
+    for name, draw in {"scaling_curves": _curves, "max_batch_comparison": _max_batch}.items():
+        figure = Figure(figsize=(13, 5), layout="tight")
+        draw(figure, report.summaries)
+        written.append(folder / f"{name}.png")
+        figure.savefig(written[-1], dpi=130)
+    return written
+
+
+def _curves(figure: Figure, summaries: list[Summary]) -> None:
+    """Draw medians of the repetitions over the batch size, a line for each server and wait."""
+    left, right = figure.subplots(1, 2)
+    batches = sorted({s.num_requests for s in summaries})
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(batches, [f"{n:,}" for n in batches])
+        axes.set_xlabel("sessions at once")
+        axes.grid(visible=True, alpha=0.3)
+    left.axhline(100 * presentation.SUCCESS_THRESHOLD, color="red", linestyle="--", alpha=0.5)
+    left.set(ylabel="success (%)", ylim=(0, 105), title="Success")
+    right.set(ylabel="total P99 (s)", title="Total P99, the wait included", yscale="log")
+    for label, groups in _lines(summaries).items():
+        for axes, value in (
+            (left, lambda s: 100 * (1 - s.error_rate)),
+            (right, lambda s: s.total_p99 if s.successful else math.nan),
+        ):
+            x = [group[0].num_requests for group in groups]
+            axes.plot(x, [statistics.median(map(value, g)) for g in groups], "o-", label=label)
+    left.legend()
+
+
+def _max_batch(figure: Figure, summaries: list[Summary]) -> None:
+    """Draw the largest batch with 95 % success, also per core: a bar per server and wait."""
+    largest = {
+        label: presentation.max_batch(summaries, groups[0][0].server, groups[0][0].wait_seconds)
+        for label, groups in _lines(summaries).items()
+    }
+    axes, cores = figure.subplots(), usable_cores()
+    bars = axes.bar([label.replace(", ", "\n") for label in largest], list(largest.values()))
+    axes.bar_label(bars, [f"{most:,}\n{most / cores:,.0f} a core" for most in largest.values()])
+    axes.grid(visible=True, axis="y", alpha=0.3)
+    axes.margins(y=0.15)
+    share = 100 * presentation.SUCCESS_THRESHOLD
+    title = f"Largest batch tried of which {share:g} % succeed ({cores} cores)"
+    axes.set(ylabel="sessions at once", title=title)
+
+
+def _lines(summaries: list[Summary]) -> dict[str, list[list[Summary]]]:
+    """Return the repetitions of each batch, by server and wait."""
+    lines: dict[str, list[list[Summary]]] = {}
+    for group in presentation.grouped(summaries):
+        label = f"{group[0].server}, {group[0].wait_seconds:g} s"
+        lines.setdefault(label, []).append(group)
+    return lines

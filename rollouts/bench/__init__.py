@@ -6,7 +6,7 @@ sweep.py         the measurement: every cell of a grid against every target, by 
 generator.py     one generator (a process): its share of a batch, session by session
 results.py       the server under test, its CPU time, what the kernel dropped; the results:
                  `raw.jsonl`, `summary.csv`, `summary.json`
-presentation.py  the results for people: a table, figures
+presentation.py  the results for people: a table
 
 The protocol is that of https://github.com/burtenshaw/openenv-scaling: each session connects,
 resets, takes one step that waits, and closes; without a window, a whole batch connects at once.

@@ -1,25 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A measurement for people: as a table, and as two figures.
+"""A measurement for people: as a table.
 
 The table has a row per batch size, wait and server, medians with their spread. It goes to a log,
 not a terminal: to fit 80 columns, headings have two lines, and values that are equal in all rows
 (such as the wait) stand above them.
-
-The figures are PNG, made by matplotlib, an extra: `pip install '.[bench]'`.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from itertools import groupby
-from pathlib import Path
-from typing import Any
 
 from ...system.text.units import plural
-from .results import Report, Summary, machine, usable_cores
+from .results import Report, Summary, machine
 
 SUCCESS_THRESHOLD = 0.95  # the seed's: the largest batch that reaches it is the maximum
 _CELLS = 2  # the first headings distinguish batches of one size
@@ -128,69 +122,3 @@ def _row(group: Sequence[Summary]) -> tuple[str, ...]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.4g} %"
-
-
-def can_draw() -> bool:
-    """Return whether matplotlib is installed, without importing it."""
-    return find_spec("matplotlib") is not None
-
-
-def draw_all(report: Report, folder: Path) -> list[Path]:
-    """Draw every figure; none if matplotlib is missing or nothing was measured."""
-    if not can_draw() or not report.summaries:
-        return []
-    from matplotlib.figure import Figure
-
-    written = []
-    for name, draw in {"scaling_curves": _curves, "max_batch_comparison": _max_batch}.items():
-        figure = Figure(figsize=(13, 5), layout="tight")
-        draw(figure, report.summaries)
-        written.append(folder / f"{name}.png")
-        figure.savefig(written[-1], dpi=130)
-    return written
-
-
-def _curves(figure: Any, summaries: list[Summary]) -> None:
-    """Draw medians of the repetitions over the batch size, a line for each server and wait."""
-    left, right = figure.subplots(1, 2)
-    batches = sorted({s.num_requests for s in summaries})
-    for axes in (left, right):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(batches, [f"{n:,}" for n in batches])
-        axes.set_xlabel("sessions at once")
-        axes.grid(visible=True, alpha=0.3)
-    left.axhline(100 * SUCCESS_THRESHOLD, color="red", linestyle="--", alpha=0.5)
-    left.set(ylabel="success (%)", ylim=(0, 105), title="Success")
-    right.set(ylabel="total P99 (s)", title="Total P99, the wait included", yscale="log")
-    for label, groups in _lines(summaries).items():
-        for axes, value in (
-            (left, lambda s: 100 * (1 - s.error_rate)),
-            (right, lambda s: s.total_p99 if s.successful else math.nan),
-        ):
-            x = [group[0].num_requests for group in groups]
-            axes.plot(x, [statistics.median(map(value, g)) for g in groups], "o-", label=label)
-    left.legend()
-
-
-def _max_batch(figure: Any, summaries: list[Summary]) -> None:
-    """Draw the largest batch with 95 % success, also per core: a bar per server and wait."""
-    largest = {
-        label: max_batch(summaries, groups[0][0].server, groups[0][0].wait_seconds)
-        for label, groups in _lines(summaries).items()
-    }
-    axes, cores = figure.subplots(), usable_cores()
-    bars = axes.bar([label.replace(", ", "\n") for label in largest], list(largest.values()))
-    axes.bar_label(bars, [f"{most:,}\n{most / cores:,.0f} a core" for most in largest.values()])
-    axes.grid(visible=True, axis="y", alpha=0.3)
-    axes.margins(y=0.15)
-    title = f"Largest batch tried of which {100 * SUCCESS_THRESHOLD:g} % succeed ({cores} cores)"
-    axes.set(ylabel="sessions at once", title=title)
-
-
-def _lines(summaries: list[Summary]) -> dict[str, list[list[Summary]]]:
-    """Return the repetitions of each batch, by server and wait."""
-    lines: dict[str, list[list[Summary]]] = {}
-    for group in grouped(summaries):
-        label = f"{group[0].server}, {group[0].wait_seconds:g} s"
-        lines.setdefault(label, []).append(group)
-    return lines

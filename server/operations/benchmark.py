@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`benchmark`: how many sessions an environment holds at once, and how long they take.
 
-    find address and processes ─▶ draw an action ─▶ sweep the grid ─▶ files, figures, table
+    find address and processes ─▶ draw an action ─▶ sweep the grid ─▶ files, table
 
 The load comes from generators, processes of their own (`rollouts/bench/`); this one waits for them,
 and ends them when it is cancelled. It prints a line for each batch, which is the request's log.
@@ -23,7 +23,6 @@ from ...environments.access import ask, base_url_by_name
 from ...environments.shim.client import read_status_file
 from ...schema.layout import Layout, make_private
 from ...schema.operation_options import BenchmarkOptions
-from ...system.files.installation import install_command
 from ...system.net.access import without_token
 from ...system.text.json_lines import Json
 from ...system.text.units import MB
@@ -66,12 +65,12 @@ class Benchmark(base.Operation):
     schedule = "LONG"
     idempotent = False  # half an hour of load is not repeated by itself
     max_attempts = 1
-    expected_bytes = 160 * MB  # generators, results and matplotlib
+    expected_bytes = 160 * MB  # generators and results
     Payload = BenchmarkPayload
 
     @staticmethod
     def run(payload: BenchmarkPayload, context: base.OperationContext) -> Json:
-        """`{"name", "address", "folder", "files", "figures", "max_batch", "table"}`."""
+        """`{"name", "address", "folder", "files", "max_batch", "table"}`."""
         from ...rollouts.bench import presentation
         from ...rollouts.bench.sweep import Plan, Sweep  # here: it imports uvloop
 
@@ -109,10 +108,7 @@ class Benchmark(base.Operation):
         )
         sweep = Sweep(plan, [target], folder, on_progress=report, on_summary=log)
         files = sweep.run()
-        figures = presentation.draw_all(sweep.report, folder)
         lines = presentation.lines_of(sweep.report)
-        if not presentation.can_draw():
-            lines.append(f"no figures: matplotlib is not installed ({install_command('bench')})")
         for line in lines:
             base.say(line)
         summaries = sweep.report.summaries
@@ -121,7 +117,6 @@ class Benchmark(base.Operation):
             "address": target.url,
             "folder": str(folder),
             "files": [str(path) for path in files],
-            "figures": [str(path) for path in figures],
             # By wait, the largest batch of which 95 % succeeded.
             "max_batch": [
                 {"wait_seconds": w, "sessions": presentation.max_batch(summaries, target.name, w)}

@@ -95,17 +95,6 @@ def test_the_files_begin_with_the_seeds_fields(limit: Any, tmp_path: Path) -> No
     assert all(path.read_bytes().startswith(PNG) for path in tmp_path.glob("*.png"))
 
 
-def test_a_missing_matplotlib_is_reported_and_the_other_files_are_written(
-    limit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("openenvd.rollouts.bench.presentation.find_spec", lambda _: None)
-    grid = ("--requests-grid", "2", "--wait-grid", "0", "--reps", "1")
-    assert measure("--url", limit.target.url, *grid, "--output-dir", str(tmp_path)) == 0
-    assert "matplotlib is not installed" in capsys.readouterr().out
-    written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"raw.jsonl", "summary.csv", "summary.json"}
-
-
 @pytest.mark.parametrize(
     ("answers", "kind"),
     [
