@@ -122,7 +122,7 @@ class Host:
 
     def open(self, path: str = "/ws", **named: Any) -> Client:
         """A new connection; `named` is for `websockets.sync.client.connect`."""
-        return Client(f"ws://127.0.0.1:{self.port}{path}", **named)
+        return Client(f"ws://127.0.0.1:{self.port}{path}", self, **named)
 
     def http(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Status and decoded body of one HTTP request; text and bytes are sent as they are."""
@@ -173,15 +173,20 @@ class Client:
 
     connection: ClientConnection
 
-    def __init__(self, url: str, **named: Any) -> None:
+    def __init__(self, url: str, host: Host | None = None, **named: Any) -> None:
+        self._host = host  # a failure shows its exit status and its last output
         self._open = connect(url, **{"max_size": None, "open_timeout": WAIT_SECONDS, **named})
 
     def __enter__(self) -> Client:
         self.connection = self._open.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, failure: BaseException | None, __: object) -> None:
         self.connection.close()
+        if failure is not None and self._host is not None:
+            lines = self._host.log.read_text(errors="replace").splitlines()[-10:]
+            exited = f"the host's exit status: {self._host.process.poll()}; its last output:"
+            failure.add_note("\n".join([exited, *lines]))
 
     def send(self, kind: str, data: Any = None) -> None:
         message = {"type": kind} if data is None else {"type": kind, "data": data}
