@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -184,6 +184,9 @@ class Client:
     def __exit__(self, _: object, failure: BaseException | None, __: object) -> None:
         self.connection.close()
         if failure is not None and self._host is not None:
+            if isinstance(failure, ConnectionClosed):  # its exit may not be complete yet
+                with suppress(subprocess.TimeoutExpired):
+                    self._host.process.wait(1)
             lines = self._host.log.read_text(errors="replace").splitlines()[-10:]
             exited = f"the host's exit status: {self._host.process.poll()}; its last output:"
             failure.add_note("\n".join([exited, *lines]))

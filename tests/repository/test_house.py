@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 75_544,
     "code lines": 48_492,
     "modules": 390,
-    "test lines": 67_582,
+    "test lines": 67_600,
     "words of pages": 24_987,
     "words of decisions": 7_941,
     "folders at the root": 15,
