@@ -41,7 +41,6 @@ from ...schema.states import SERVING, ReplicaState
 from ...system.net.access import is_loopback
 from ...system.text.json_lines import Json
 from ..events import EventBus
-from .decisions import DECISIVE
 from .gateway_process import GatewayProcess
 from .held_requests import HeldRequests
 from .replica_watch import ReplicaWatch
@@ -455,13 +454,9 @@ def _statuses(layout: Layout) -> Seen:
 
 
 def _environments_in(events: Iterable[Event]) -> set[str]:
-    """The environments that events name, unless by a request that changes no replica: `probe`."""
-    return {
-        event.environment
-        for event in events
-        if event.environment is not None
-        and (event.request is None or event.request.operation in DECISIVE)
-    }
+    """The environments that events name; a request's own events change none of what is read."""
+    own = (event for event in events if not event.kind.startswith("request."))
+    return {event.environment for event in own if event.environment is not None}
 
 
 def _is_at_gateway(environment: Environment) -> bool:
