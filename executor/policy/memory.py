@@ -98,7 +98,7 @@ def admit(needs: Iterable[Need], memory: FreeMemory, *, most: int, now: float) -
         if alone:
             enough = need.expected_bytes * LONE_SHARE <= available
             machine_allows |= enough and waited >= LONE_PATIENCE_SECONDS
-        if machine_allows and (beyond <= burst or alone):
+        if not need.expected_bytes or (machine_allows and (beyond <= burst or alone)):
             admission.chosen.append(need.id)
             burst -= beyond
             available -= need.expected_bytes

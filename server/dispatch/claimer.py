@@ -172,7 +172,7 @@ class Claimer:
         """Claim the requests at the head of the queue for which there is enough memory."""
         now = self._context.clock.now()
         head = self._context.store.read(queries.first_pending(schedule, limit + EXTRA_SHORTAGES))
-        needs = [Need(r.id, self._estimates.of(r), arrival_of(r)) for r in head]
+        needs = [Need(r.id, self._bytes_of(r), arrival_of(r)) for r in head]
         admission = admit(needs, self._free_memory(schedule), most=limit, now=now)
         self._note_shortages(queue, admission.short)
         chosen = set(admission.chosen)
@@ -186,9 +186,17 @@ class Claimer:
         free = self._executor.free_memory(schedule)
         if not (under_way := self._in_daemon()):
             return free
-        held = sum(map(self._estimates.of, under_way))
+        held = sum(map(self._bytes_of, under_way))
         burst, available = free.burst_bytes - held, free.available_bytes - held
         return replace(free, burst_bytes=burst, available_bytes=available, is_alone=False)
+
+    def _bytes_of(self, request: Request) -> int:
+        """Estimate the memory of a request; a `scale` needs it for the replicas that it adds."""
+        if request.operation != "scale":
+            return self._estimates.of(request)
+        found = self._context.store.read(queries.environment(str(request.environment)))
+        running = 0 if found is None else int(found.spec.get("replicas") or 1)
+        return self._estimates.of(request, running)
 
     def _note_shortages(self, queue: _Queue, short: dict[str, Shortage]) -> None:
         """Note which requests wait, for `status`, and when to look again."""

@@ -111,10 +111,11 @@ class MemoryEstimates:
         self._largest: dict[str, int] = {}
         self.accept(known)
 
-    def of(self, request: Request) -> int:
+    def of(self, request: Request, running: int = 0) -> int:
         """Estimate the bytes that the request needs, including the replicas that it leaves.
 
-        A retry after a kill has its own `memory_bytes`, which are returned.
+        As many of these as are `running` already need none. A retry after a kill has its own
+        `memory_bytes`, which are returned.
         """
         if request.memory_bytes is not None:
             return request.memory_bytes
@@ -129,7 +130,8 @@ class MemoryEstimates:
         if asked is not None:
             expected = min(expected, 2 * asked)  # the launch, and the replica
             each = min(each, asked)
-        return expected + each * (int(request.payload.get("replicas") or 1) - 1)
+        count = int(request.payload.get("replicas") or 1) - running
+        return expected + each * (count - 1) if count > 0 else 0
 
     def largest(self, schedule: str) -> int:
         """Return the largest estimate of `schedule`'s requests, without further replicas."""

@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_544,
-    "code lines": 48_492,
+    "shipped lines": 75_549,
+    "code lines": 48_494,
     "modules": 390,
-    "test lines": 67_600,
+    "test lines": 67_613,
     "words of pages": 24_987,
     "words of decisions": 7_941,
     "folders at the root": 15,

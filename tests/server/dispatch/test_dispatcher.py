@@ -23,7 +23,7 @@ from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.schema.settings import Paths, Settings
-from openenvd.schema.states import RequestState, Schedule
+from openenvd.schema.states import EnvironmentState, RequestState, Schedule
 from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.memory_estimates import Declared, MemoryEstimates
 from openenvd.server.dispatch.request_traces import RequestTraces
@@ -62,7 +62,7 @@ class Executor:
 
 
 def _schedule_of(operation: str) -> Schedule:
-    return Schedule.LONG if operation == "launch" else Schedule.SHORT
+    return Schedule.LONG if operation in ("launch", "scale") else Schedule.SHORT
 
 
 class Bench:
@@ -85,7 +85,7 @@ class Bench:
                 self.store,
                 cast("BurstableExecutor", self.executor),
                 publish=self.events.extend,
-                operations={"launch": "module:launch", "check": "module:check"},
+                operations={"launch": "module:launch", "check": "module:check", "scale": ""},
                 paths=self.paths,
                 settings=settings or Settings(),
                 estimates=MemoryEstimates(
@@ -182,6 +182,19 @@ def test_a_request_that_does_not_fit_waits_with_its_shortage_until_another_has_e
     bench.end(Succeeded(ids[0], None, None, time.time()))
     bench.has_submitted(*ids[1:])
     bench.eventually(lambda: bench.dispatcher.claimer.shortages == {})
+
+
+def test_a_scale_waits_only_for_the_memory_of_replicas_that_it_adds(bench: Bench) -> None:
+    for name in ("shrinks", "grows"):
+        row = records.Environment(name, {"replicas": 3}, EnvironmentState.READY, 0.0, 0.0)
+        bench.writer.write(submitting.adopt, row)
+    bench.running()
+    bench.executor.free_mb = 100  # less than the launch takes already
+    grows = bench.submit("scale", environment="grows", payload={"replicas": 4})
+    shrinks = bench.submit("scale", environment="shrinks", payload={"replicas": 2})
+    bench.ended(shrinks, RequestState.RUNNING)
+    told = bench.dispatcher.claimer.shortages[grows].sentence()
+    assert told == "waiting for memory: needs 8 MB, 0 MB free"
 
 
 def test_a_waiting_request_starts_when_another_process_frees_memory(bench: Bench) -> None:
