@@ -116,7 +116,7 @@ class CapacityReached(SessionError):
     code = WSErrorCode.CAPACITY_REACHED
 
     def __init__(self, active_sessions: int, max_sessions: int) -> None:
-        text = f"All {max_sessions} sessions are in use ({active_sessions} active)."
+        text = f"All sessions are in use: {active_sessions} of {max_sessions}."
         super().__init__(text, active_sessions=active_sessions, max_sessions=max_sessions)
 
 

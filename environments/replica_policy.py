@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from ..schema.errors import InvalidSpec
 from ..system.process.backoff import backoff_seconds
+from ..system.text.units import plural
 
 
 def share_sessions(
@@ -45,8 +46,8 @@ def share_sessions(
     of = max(replicas, most or 0)
     if max_sessions < of:
         raise InvalidSpec(
-            f"{of} replicas cannot share {max_sessions} sessions",
-            f"use {max_sessions} replicas or fewer, or a higher --max-sessions",
+            f"{plural(of, 'replica')} cannot share {plural(max_sessions, 'session')}",
+            f"use {plural(max_sessions, 'replica')} or fewer, or a higher --max-sessions",
         )
     each, left = divmod(max_sessions, of)
     return [each + (ordinal < left) for ordinal in range(replicas)]

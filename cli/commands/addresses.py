@@ -19,6 +19,7 @@ import click
 from ...client.sources import working_folder
 from ...schema.settings import Paths
 from ...system.text.json_lines import Json
+from ...system.text.units import plural
 from .. import completion, exit_codes
 from ..options import connect, json_option
 from ..output import phrases
@@ -142,4 +143,4 @@ def _replica(found: Json) -> str:
     state = "draining" if found["is_draining"] else "ready"
     if not found["is_healthy"]:
         state = bad(found["problem"] or "unhealthy")
-    return f"{found['address']}  {state}  {found['sessions']} sessions"
+    return f"{found['address']}  {state}  {plural(found['sessions'], 'session')}"

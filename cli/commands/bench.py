@@ -12,6 +12,7 @@ import click
 from ...client.sources import resolve_path
 from ...schema.operation_options import BenchmarkOptions
 from ...system.text.json_lines import Json
+from ...system.text.units import plural
 from .. import completion
 from ..following import async_option, carry_out
 from ..options import connect, declared_options, given_options, json_option, read_action, seconds
@@ -88,7 +89,7 @@ def _conclude(final: Json) -> tuple[Json, list[str]]:
     if not (result := final.get("result")):
         return {"result": result}, []
     largest = (
-        f"{each['sessions']:,} sessions" + (f" (wait {wait:g} s)" if wait else "")
+        plural(each["sessions"], "session") + (f" (wait {wait:g} s)" if wait else "")
         for each in result["max_batch"]
         for wait in [each["wait_seconds"]]
     )

@@ -61,7 +61,7 @@ def summary_lines(folder: str, found: Json) -> list[str]:
     """Return a folder's counts, and the rewards as a histogram."""
     statuses = ", ".join(f"{count} {status}" for status, count in found["statuses"].items())
     episodes = plural(found["episodes"], "episode")
-    lines = [f"{plain(folder)}: {episodes}, {found['steps']:,} steps: {statuses or 'none'}"]
+    lines = [f"{plain(folder)}: {episodes}, {plural(found['steps'], 'step')}: {statuses or 'none'}"]
     for reason, count in found["failures"].items():
         lines.append(f"  {count} failed: {reason.replace('_', ' ')}")
     if odd := found["episodes_with_odd_rewards"]:

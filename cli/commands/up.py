@@ -19,6 +19,7 @@ from ...client.service import service_of
 from ...schema.settings import SETTINGS, Paths, Setting, Settings, flags_of_killed, given_settings
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
+from ...system.text.units import plural
 from .. import exit_codes
 from ..options import Command, Duration, connect, json_option
 from ..output import phrases
@@ -198,7 +199,7 @@ def _summary(info: Json) -> list[str]:
     shown: dict[str, Callable[[float], str]] = {
         "cpus": lambda count: f"{count:g} CPUs",
         "memory_bytes": phrases.size,
-        "pids": lambda count: f"{count} processes",
+        "pids": lambda count: plural(int(count), "process", "es"),
     }
     sources = limits.get("sources") or {}
     found = [

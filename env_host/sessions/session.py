@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...system.net.websocket import GOING_AWAY_CLOSE
 from ...system.process import forking
+from ...system.text.units import plural
 from ..environment.instances import Calls
 from ..errors import FactoryFailed, SessionEnded, UnknownSession
 from .threads import CallSharing, SessionThread, SharingRunner, plain_error
@@ -326,8 +327,8 @@ class SessionWatch:
             if number % SESSIONS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         if forgotten:
-            text = "%d sessions without a WebSocket ended: nothing had used them for %g s"
-            log.warning(text, forgotten, self._table.unattached_seconds)
+            text = "%s without a WebSocket ended: unused for %g s"
+            log.warning(text, plural(forgotten, "session"), self._table.unattached_seconds)
 
     def _log_hung(self, session: Session, now: float) -> None:
         seconds = now - session.call_began

@@ -30,6 +30,7 @@ from ...system.process import forking
 from ...system.process.descriptors import Message, packet_pair
 from ...system.process.prctl import set_thread_name
 from ...system.process.proc import children_of, oom_score_adj, set_oom_score_adj
+from ...system.text.units import plural
 from ..ipc.scoreboard import Counters, Field, Scoreboard
 from ..startup import ChildConfig
 from .children import Child
@@ -215,5 +216,5 @@ def what_forbids_forking() -> str | None:
     if threads:
         return f"importing it left threads running ({', '.join(threads)})"
     if children := len(children_of(os.getpid())):
-        return f"importing it left {children} processes running"
+        return f"importing it left {plural(children, 'process', 'es')} running"
     return None

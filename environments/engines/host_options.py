@@ -28,7 +28,7 @@ from ...system.net.access import is_loopback
 from ...system.net.listening_sockets import http_address, open_listening_sockets
 from ...system.process.proc import printed_by
 from ...system.text.json_lines import Json
-from ...system.text.units import near_matches
+from ...system.text.units import near_matches, plural
 from .base import EngineRefused, ReplicaPlan
 
 MAX_NAME_LENGTH = 63  # of objects of Swarm and Kubernetes
@@ -231,9 +231,8 @@ def share(devices: tuple[str, ...], gpus: int, ordinal: int) -> tuple[str, ...]:
             "leave --gpus out, or launch on a machine that has one",
         )
     if gpus > len(devices):
-        have = "1 GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
         raise InvalidSpec(
-            f"--gpus {gpus}: this machine has {have} ({', '.join(devices)})",
+            f"--gpus {gpus}: this machine has {plural(len(devices), 'GPU')} ({', '.join(devices)})",
             f"--gpus {len(devices)}; several shards may share one: --gpus 1 --shards 4",
         )
     first = ordinal * gpus

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...system.text.units import plural
 from ..errors import PolicyNotFound, StageNotFound
 from ..policies.chat_policy import ChatPolicy
 from ..policies.policy import CallablePolicy, Policy
@@ -165,9 +166,8 @@ def check_group(group: int, episodes: int) -> None:
     if rest := episodes % group:
         less, more = episodes - rest, episodes - rest + group
         near = f"{less} or {more}" if less else f"{more}"
-        raise ValueError(
-            f"{episodes} episodes cannot be divided into groups of {group}: ask for {near}"
-        )
+        count = plural(episodes, "episode")
+        raise ValueError(f"{count} cannot be divided into groups of {group}: ask for {near}")
 
 
 def check_advantages(text: str, group: int | None) -> None:

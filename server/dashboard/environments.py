@@ -32,6 +32,7 @@ from ...schema.states import EnvironmentState, ErrorKind, ReplicaState
 from ...system.process.exit_reason import ExitKind, ExitReason
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials
+from ...system.text.units import plural
 from ..api.dependencies import Dependencies
 from ..api.views import environment_view, error_view, exit_views
 from ..dispatch.outcomes import more_memory_after
@@ -136,12 +137,11 @@ class EnvironmentSource:
         since = self._waiting_since.setdefault(name, now)
         if now - since < WAITING_SECONDS:
             return None
-        clients = "1 client waits" if count == 1 else f"{count} clients wait"
-        room = f"{environment['sessions']} of {environment['max_sessions']} sessions are open"
+        room = f"{environment['sessions']} of {plural(environment['max_sessions'] or 0, 'session')}"
         return _fault(
             FaultKind.WAITING,
             f"{name}:waiting:{since:.0f}",
-            f"{clients} for a session: {room}",
+            f"{plural(count, 'client')} waiting for a session: {room} open",
             environment=name,
             at=since,
             command=f"openenv scale {name} {environment['replicas'] + 1}",
@@ -386,13 +386,10 @@ def _abandoned(replica: Json, name: str, now: float) -> Json | None:
     if not found:
         return None
     since, count = min(one["since"] for one in found), sum(one["count"] for one in found)
-    text = f"{count} steps run although their sessions have ended"
-    if count == 1:
-        text = "1 step runs although its session has ended"
     return _fault(
         FaultKind.ABANDONED,
         f"{replica['id']}:abandoned:{since:.0f}",
-        text,
+        f"{plural(count, 'step')} still running after the end of the session",
         environment=name,
         subject=f"{name} replica {replica['ordinal']}",
         at=since,

@@ -17,6 +17,7 @@ from ...requests_db.transactions.journal import REQUEST_PROGRESS, REQUEST_STATE
 from ...schema.states import ErrorKind, RequestState, Schedule
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials
+from ...system.text.units import plural
 from ..api.dependencies import Dependencies
 from ..api.routes_daemon import FAILED_LAUNCHES_SHOWN, worth_showing
 from ..api.routes_requests import may_have_run_before, reason_at
@@ -79,7 +80,11 @@ class RequestSource:
                 shown[request.id] = self._view(request) | {"place": place, "pending_reason": reason}
                 if place == 0 and now - request.created_at > environments.WAITING_SECONDS:
                     more = "at least " if too_long == MAX_WAITING else ""
-                    others = f"; so do {more}{too_long - 1} others" if too_long > 1 else ""
+                    others = (
+                        f"; behind it: {more}{plural(too_long - 1, 'other')}"
+                        if too_long > 1
+                        else ""
+                    )
                     late.append(environments.waiting_request(request, reason + others))
         self._faults.put(state, "queue", late)
         running = await read(

@@ -30,7 +30,7 @@ from ...schema.spec import sleep_seconds_of, validate_name
 from ...schema.states import EnvironmentState, Schedule
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials
-from ...system.text.units import near_matches
+from ...system.text.units import near_matches, plural
 from ..errors import (
     AmbiguousId,
     ApiError,
@@ -285,7 +285,7 @@ def _refusal(
             )
         case records.QueueFull(pending):
             return QueueFull(
-                f"{pending} {new.schedule} requests are waiting already",
+                f"the queue has {plural(pending, f'{new.schedule} request')} already",
                 "wait for some to finish (openenv requests), or raise OPENENV_MAX_PENDING",
             )
 

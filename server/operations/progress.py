@@ -111,7 +111,7 @@ class SessionsLeft:
             self._report()
 
     def _report(self) -> None:
-        message = f"draining: {self._left} of {self._total} sessions left"
+        message = f"draining: {self._left} of {plural(self._total, 'session')} left"
         if not self._total:
             message = f"ending {plural(len(self._of_each), 'replica')}"
         at_most = round(max(0.0, self._deadline - time.monotonic()), 1)

@@ -35,6 +35,7 @@ from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Environment
 from ...schema.states import ReplicaState
 from ...system.process.process_identity import boot_seconds
+from ...system.text.units import plural
 from ..errors import ApiError
 from .replica_watch import ReplicaWatch
 from .work_queue import BackgroundTasks
@@ -133,7 +134,7 @@ class Autoscaler:
 
     async def _submit(self, name: str, known: _Scaled, seen: Occupancy) -> None:
         slots = seen.slots * seen.replicas
-        reason = f"{seen.sessions} of {slots} sessions are taken"
+        reason = f"{seen.sessions} of {plural(slots, 'session')} taken"
         try:
             await self.submit("scale", {"name": name, "replicas": known.asked, "reason": reason})
         except (ApiError, DatabaseError) as exc:

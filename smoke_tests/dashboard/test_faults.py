@@ -76,8 +76,8 @@ def kills_envoy(machine: Machine, _folder: Path, _until: ExitStack) -> None:
     ("happens", "kind", "cause", "button"),
     [
         (fails, "failing", "No session can begin: OSError: there is no licence", "Restart"),
-        (waits, "waiting", "1 client waits for a session: 1 of 1 sessions are open", "Scale"),
-        (abandons, "abandoned", "1 step runs although its session has ended", "Restart"),
+        (waits, "waiting", "1 client waiting for a session: 1 of 1 session open", "Scale"),
+        (abandons, "abandoned", "1 step still running after the end of the session", "Restart"),
         (kills_envoy, "gateway", "was killed by SIGKILL; its sessions ended", "Copy command"),
     ],
 )

@@ -67,7 +67,7 @@ def test_scaled_by_its_sessions(harness: Harness) -> None:
         harness.until_all_ready(2)
         assert all(session.ask("life") for session in begun)
     scaled = harness.machine.ok("requests", "--json").json["requests"]
-    assert "2 of 2 sessions are taken" in [one["payload"].get("reason") for one in scaled]
+    assert "2 of 2 sessions taken" in [one["payload"].get("reason") for one in scaled]
     eventually(lambda: len(ids(harness)) == 1, within=60)
     harness.until_ready()
 

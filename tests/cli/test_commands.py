@@ -549,7 +549,7 @@ def test_thirty_failures_hide_no_environment(cli: Cli, terminal: Callable[..., T
 def test_status_counts_the_failures_that_it_leaves_out_and_all_shows_them(cli: Cli) -> None:
     out = cli.shows(requests=failures(5), failed_launches_left_out=4980)
     assert (
-        "openenv status ID explains one; 4980 earlier launches failed: openenv status --all" in out
+        "openenv status ID explains one; 4,980 earlier launches failed: openenv status --all" in out
     )
     out = cli.shows(requests=failures(5), failed_launches_left_out=1)
     assert "; 1 earlier launch failed: openenv status --all" in out

@@ -14,8 +14,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_549,
-    "code lines": 48_494,
+    "shipped lines": 75_565,
+    "code lines": 48_510,
     "modules": 390,
     "test lines": 67_613,
     "words of pages": 24_987,

@@ -28,6 +28,7 @@ from ....schema.replica import RunFileData
 from ....schema.spec import EnvironmentSpec
 from ....system.memory import limits
 from ....system.memory.limits import HINT as ROOM_HINT
+from ....system.text.units import plural
 from ... import run_files
 from ...run_files import RunFile, by_service
 from ...shim.client import Fork, start_shim
@@ -154,9 +155,9 @@ def check_process_room(spec: EnvironmentSpec, room: limits.ProcessRoom | None) -
     needed = spec.replicas * each + PROCESSES_TO_START
     if room is None or needed <= room.left:
         return
-    who = "1 replica needs" if spec.replicas == 1 else f"{spec.replicas} replicas need"
     raise NoProcesses(
-        f"{who} about {needed} processes and threads, and {room.left} are left: {room.sentence()}",
+        f"{plural(spec.replicas, 'replica')} would need about {needed} processes and threads, and "
+        f"{room.left} are left: {room.sentence()}",
         ROOM_HINT,
     )
 

@@ -2,7 +2,7 @@
 // One episode, step by step: what was observed, with its images, what was done, and the reward.
 
 import { short } from "./charts.js";
-import { h } from "./dom.js";
+import { h, plural } from "./dom.js";
 
 const MAX_KEPT = 200; // steps in memory
 const AHEAD = 8; // steps that are asked for before they are shown
@@ -101,7 +101,7 @@ export function replay(stage, app, rolloutId, episodeId) {
     slider.value = String(step.number);
     const name = step.is_end ? "end" : `step ${step.number}`;
     slider.setAttribute("aria-valuetext", `${name} of ${last}`);
-    place.textContent = step.is_end ? `end, after ${last} steps` : `step ${step.number} of ${last}`;
+    place.textContent = step.is_end ? `end, after ${plural(last, "step")}` : `step ${step.number} of ${last}`;
     buttons.first.disabled = buttons.before.disabled = step.number === 0;
     buttons.next.disabled = step.number === last;
     figures.replaceChildren(...(step.is_end ? [] : [["Reward", short(step.reward)], ["Done", String(step.done)]]).map(([name, value]) =>

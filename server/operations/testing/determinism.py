@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ....system.text.json_lines import Json
+from ....system.text.units import plural
 from .subject import CheckResult, Finding, Subject, TrialSession
 
 STEPS = 20
@@ -42,7 +43,7 @@ async def check(subject: Subject, result: CheckResult) -> None:
     seed_matters = any(differences(first, other, ignored))
     result.figures = {"steps": steps, "seed_matters": seed_matters}
     effect = f"another seed gives {'another' if seed_matters else 'the same'} one"
-    result.summary = f"the same seed gives the same episode of {steps} steps; {effect}"
+    result.summary = f"the same seed gives the same episode of {plural(steps, 'step')}; {effect}"
     for where, episode in (("in the same session", again), ("in another session", elsewhere)):
         differing = list(differences(first, episode, ignored))
         if differing:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ....env_host.sessions.session import POLL_INTERVAL_SECONDS
-from ....system.text.units import MB
+from ....system.text.units import MB, plural
 from .subject import CheckResult, Finding, Holdings, SessionFailed, Subject
 
 MAX_AT_ONCE = 32  # sessions that are held
@@ -68,7 +68,7 @@ async def check_memory(subject: Subject, result: CheckResult) -> None:
             player = subject.actions.player(opened)
             await session.reset(seed=opened)
             await session.step(player())
-            subject.tell(f"{opened + 1} of {count} sessions are held", opened + 1, count)
+            subject.tell(f"{opened + 1} of {plural(count, 'session')} held", opened + 1, count)
         held = await asyncio.to_thread(subject.holdings)
     each = max(0, held.memory_bytes - before.memory_bytes) // count
     result.figures = {
@@ -80,7 +80,7 @@ async def check_memory(subject: Subject, result: CheckResult) -> None:
     }
     result.summary = (
         f"{size(each)} a session, {size(before.memory_bytes)} without any "
-        f"({'one session' if count == 1 else f'{count} sessions'} held)"
+        f"({plural(count, 'session')} held)"
     )
     if each > LARGE_BYTES:
         result.findings.append(

@@ -19,6 +19,7 @@ from typing import Any
 from ....environments.access import ask
 from ....schema.errors import NotAnswering
 from ....system.text.json_lines import Json
+from ....system.text.units import plural
 from .subject import ASK_SECONDS, CheckResult, Finding, Frame, SessionFailed, Subject, TrialSession
 
 NO_ACTION = {"openenv_test": {"no": "action"}}
@@ -55,7 +56,9 @@ async def check(subject: Subject, result: CheckResult) -> None:
                 "close() of the environment must return; see what it waits for",
             )
     answered = result.figures["steps"] - result.figures["refused_steps"]
-    result.summary = f"{answered} steps with {subject.actions.origin}, state, reset, errors, close"
+    result.summary = (
+        f"{plural(answered, 'step')} with {subject.actions.origin}, state, reset, errors, close"
+    )
 
 
 def _pages(subject: Subject) -> Iterator[Finding]:
@@ -111,8 +114,9 @@ class _Play:
             return
         counted = state.data.get("step_count")
         if counted != self._steps_since_reset:
+            steps = plural(self._steps_since_reset, "step")
             self.fault(
-                f"after {self._steps_since_reset} steps the state's step_count is {counted}",
+                f"after {steps} the state's step_count is {counted}",
                 "readers of step_count see an episode as shorter or longer than it is",
                 "add 1 to the state's step_count in each step, and set it to 0 in reset",
                 is_failure=False,
@@ -190,7 +194,7 @@ class _Play:
     def _tell_of_refused(self, refused: int, steps: int) -> None:
         most, count = self._refused.most_common(1)[0]
         self.fault(
-            f"{refused} of {steps} steps with {self._subject.actions.origin} were answered by an "
+            f"{refused} of {plural(steps, 'step')} with {self._subject.actions.origin} got an "
             f"error, {count} of them: {most}",
             "an error is no observation: an agent that errs does not learn from it, and many "
             "clients end the episode"

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from ....system.process.exit_reason import ExitReason
 from ....system.text.json_lines import Json
-from ....system.text.units import MB
+from ....system.text.units import MB, plural
 from . import blocking, branching, determinism, leaks, protocol
 from .subject import CheckResult, Finding, Outcome, SessionFailed, Subject
 
@@ -96,9 +96,11 @@ def note_exits(
     figures are of a server that has just started. Findings about the protocol stay. Returns whether
     it was killed for memory, which explains why the check could not be finished.
     """
-    who = "a process" if count == 1 else f"{count} processes"
     how = f"it {last.sentence(shares_limit=shares_limit)}" if last else "it is not known how"
-    found, means = f"{who} of the server exited: {how}", "all sessions of the process ended with it"
+    found, means = (
+        f"{plural(count, 'process', 'es')} of the server exited: {how}",
+        "all sessions of the process ended with it",
+    )
     if last is None or not last.is_oom:
         remedy = "its log has the last lines that it printed"
         result.findings.append(Finding(found, means, remedy))

@@ -96,7 +96,7 @@ def test_a_session_without_a_websocket_ends_when_nothing_uses_it(serve: StartHos
             attached.ask("reset")
         host.until(lambda capacity: capacity["sessions"] == 1)
         assert client.ask("state")["type"] == "state"
-    assert "1 sessions without a WebSocket ended" in host.log.read_text()
+    assert "1 session without a WebSocket ended" in host.log.read_text()
 
 
 def test_an_isolated_session_begun_over_http_ends_when_nothing_uses_it(serve: StartHost) -> None:

@@ -98,7 +98,7 @@ def test_a_session_is_created_where_there_is_room(host: Callable[..., Host]) -> 
     pids = Counter(call(served, i, "count")["result"]["pid"] for i in ids)
     assert set(pids.values()) == {1}
     error = served.rpc("openenv/session/create")["error"]
-    assert "All 4 sessions are in use" in error["message"]
+    assert "All sessions are in use: 4 of 4" in error["message"]
 
 
 def test_a_shard_that_exits_before_it_has_answered_is_reported() -> None:
@@ -150,7 +150,7 @@ def test_a_client_attaches_to_a_session(host: Callable[..., Host], isolate: bool
             assert served.http("GET", "/capacity")[1]["sessions"] == 1
         until_detached(served, session_id)
     refused = served.rpc("openenv/session/create")["error"]
-    assert (refused["data"]["max_sessions"], "1 sessions" in refused["message"]) == (1, True)
+    assert (refused["data"]["max_sessions"], "1 of 1" in refused["message"]) == (1, True)
     assert served.rpc("openenv/session/close", session_id=session_id)["result"]["closed"] is True
     served.emptied()
 

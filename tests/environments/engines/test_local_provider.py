@@ -113,7 +113,7 @@ def test_more_processes_than_are_left_are_refused_before_anything_starts() -> No
     with pytest.raises(NoProcesses) as refused:
         check_process_room(spec, ProcessRoom(64, 48, "cgroup v2 pids.max at /a"))
     assert refused.value.message == (
-        "2 replicas need about 17 processes and threads, and 16 are left: "
+        "2 replicas would need about 17 processes and threads, and 16 are left: "
         "48 of 64 processes and threads are in use (cgroup v2 pids.max at /a)"
     )
 

@@ -129,7 +129,7 @@ def test_the_gateway_and_steps_without_a_session_are_faults_as_well() -> None:
     replica = {"id": "trial-0-a", "ordinal": 0, "exits": [], "abandoned": abandoned}
     [fault] = faults_of(TRIAL, [], view, [replica], 100.0)
     assert (fault["kind"], fault["at"]) == ("abandoned", 1.0)
-    assert fault["message"] == "2 steps run although their sessions have ended"
+    assert fault["message"] == "2 steps still running after the end of the session"
     view["sessions_fail"] = "no licence"
     [fault] = faults_of(TRIAL, [], view, [replica | {"abandoned": []}], 100.0)
     assert (fault["kind"], fault["message"]) == ("failing", "No session can begin: no licence")

@@ -117,7 +117,7 @@ async def test_a_queue_full_of_launches_still_takes_a_down_and_after_a_claim_a_l
 ) -> None:
     for name in ("echo", "second", "third"):
         await desk.launch(name=name)
-    with pytest.raises(errors.QueueFull, match="3 LONG requests are waiting already"):
+    with pytest.raises(errors.QueueFull, match="the queue has 3 LONG requests already"):
         await desk.launch(name="other")
     await desk.submit("check")
     desk.claim()

@@ -60,7 +60,7 @@ def test_an_update_says_what_it_takes_away_by_leaving_it_out(
         ({"source": "ehco"}, ["ehco", "did you mean echo?"]),
         ({"source": "."}, ["has no openenv.yaml"]),
         ({"source": "echo", "name": "../escape"}, ["../escape", "--name"]),
-        ({"source": "echo", "replicas": 2, "max_sessions": 1}, ["cannot share 1 sessions"]),
+        ({"source": "echo", "replicas": 2, "max_sessions": 1}, ["cannot share 1 session"]),
         ({"source": "echo", "serve_as_is": True}, ["no app"]),
         (
             {"source": "echo", "provider": "kubernetes"},

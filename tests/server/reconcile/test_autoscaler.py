@@ -55,7 +55,7 @@ async def test_more_are_asked_for_once_with_the_reason(world: World) -> None:
     world.sessions(8)
     assert await world.is_quiet()
     world.sessions(9)
-    assert await world.asked() == ("trial", 2, "9 of 10 sessions are taken")
+    assert await world.asked() == ("trial", 2, "9 of 10 sessions taken")
     world.sessions(10)
     assert await world.is_quiet()  # until that request has ended
     world.serve(2)
@@ -72,7 +72,7 @@ async def test_fewer_are_asked_for_when_the_time_has_come_though_nothing_changes
     world.sessions(1, 0, 0)
     assert await world.is_quiet()
     world.now += 1  # the timer follows the loop's clock
-    assert await world.asked() == ("trial", wanted, "1 of 30 sessions are taken")
+    assert await world.asked() == ("trial", wanted, "1 of 30 sessions taken")
 
 
 async def test_replicas_that_are_drained_count_for_nothing(world: World) -> None:

@@ -341,8 +341,8 @@ async def test_sessions_that_are_left_are_told_with_the_time_that_they_have(tria
         await trial.run("restart")
     told = [event for event in trial.told if event.get("phase") == "draining"]
     assert [event["message"] for event in told] == [
-        "draining: 1 of 1 sessions left",
-        "draining: 0 of 1 sessions left",
+        "draining: 1 of 1 session left",
+        "draining: 0 of 1 session left",
     ]
     assert [(event["done"], event["total"]) for event in told] == [(0, 1), (1, 1)]
     assert 598.0 < told[0]["at_most_seconds"] <= 600.0
