@@ -96,6 +96,7 @@ def connect(
                         on_start({**_start(paths, settings or {}), **replaced})
                     continue
             except errors.InstallationGone as exc:
+                _check_installed(exc)
                 replaced = {"replaced": exc.message}
                 _signal(read_identity(paths), signal.SIGKILL)
             except errors.DaemonNotStarted as exc:
@@ -202,6 +203,23 @@ def server_command(settings: Mapping[str, Any], *more: str) -> list[str]:
     flags = {item.name: item.flag for item in SETTINGS}
     given = [f"{flags[name]}={value}" for name, value in settings.items() if value is not None]
     return [sys.executable, "-P", "-m", "openenvd.server", *more, *given]
+
+
+def _check_installed(gone: errors.InstallationGone) -> None:
+    """Check that another daemon can take the place of one whose installation is gone.
+
+    A script imports a clone of the repository that lies beside it; a daemon does not.
+
+    Raises:
+        DaemonNotStarted: This package is not installed.
+    """
+    import subprocess
+
+    command = [sys.executable, "-P", "-c", "import openenvd"]
+    if subprocess.run(command, stderr=subprocess.DEVNULL).returncode:
+        text = f"{gone}; openenvd is not installed for {sys.executable}, which can start no other"
+        hint = f"install it, such as by pip install {installation.mark()['folder']}"
+        raise errors.DaemonNotStarted("not_installed", text, hint)
 
 
 def _signal(identity: Json | None, number: signal.Signals) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,19 @@ def test_a_daemon_of_an_installation_that_is_gone_is_named(
     with pytest.raises(InstallationGone, match="which was removed or replaced"):
         daemon.find(fake.paths)
     assert daemon.find(fake.paths, any_version=True) is not None
+
+
+def test_a_daemon_of_an_installation_that_is_gone_continues_where_none_can_be_started(
+    fake: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script beside a clone of the repository imports the clone, also after an uninstall."""
+    venv.create(tmp_path / "bare")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bare/bin/python"))
+    fake.write_identity(installation={})
+    with pytest.raises(DaemonNotStarted, match="openenvd is not installed for") as caught:
+        daemon.connect(fake.paths)
+    assert caught.value.hint is not None
+    assert caught.value.hint.endswith(f"pip install {Path(openenvd.__file__).parent}")
 
 
 def test_a_daemon_that_an_interrupted_command_has_started_is_waited_for(

@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_565,
-    "code lines": 48_510,
+    "shipped lines": 75_583,
+    "code lines": 48_518,
     "modules": 390,
-    "test lines": 67_613,
+    "test lines": 67_627,
     "words of pages": 24_987,
     "words of decisions": 7_941,
     "folders at the root": 15,
