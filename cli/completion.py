@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from . import exit_codes
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -35,7 +33,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 @click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
-def completion(shell: str) -> int:
+def completion(shell: str) -> None:
     """Print a script that lets a shell complete commands, options, environments and request ids.
 
     For bash and zsh put `eval "$(openenv completion bash)"` into ~/.bashrc, or with zsh into
@@ -54,7 +52,6 @@ def completion(shell: str) -> int:
     for name in ("openenv", "openenvd"):
         made = kind(cli, {}, name, f"_{name.upper()}_COMPLETE")
         click.echo(made.source_template % made.source_vars())
-    return exit_codes.OK
 
 
 def providers(

@@ -119,8 +119,7 @@ def follow(
     answer = {"request_id": final["id"], **result}
     if final.get("error") is not None:
         answer["error"] = final["error"]
-    output.json(answer)
-    output.result(*lines)
+    output.answer(answer, *lines)
     return exit_codes.of_request(final)
 
 

@@ -60,9 +60,8 @@ class GroupedCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write as many examples as fit the screen, at least one."""
-        room = (
-            SHORT_LINES if ctx.meta.get(_IS_SHORT) else SCREEN_LINES
-        ) - formatter.getvalue().count("\n")
+        lines = SHORT_LINES if ctx.meta.get(_IS_SHORT) else SCREEN_LINES
+        room = lines - formatter.getvalue().count("\n")
         examples = (self.epilog or "").splitlines()[2:]  # after `\b` and the heading
         for line in examples[: max(1, room)]:
             formatter.write(f"Example: {line.strip()}\n")

@@ -46,10 +46,7 @@ COMMANDS = {
     "test": ("commands.check", "Find an environment's faults on a real server."),
     "image": ("commands.launch", "Build container images of environments."),
     "scale": ("commands.replicas", "Change how many replicas an environment has."),
-    "restart": (
-        "commands.replicas",
-        "Replace an environment's replicas, without ending a session.",
-    ),
+    "restart": ("commands.replicas", "Replace an environment's replicas; no session ends."),
     "down": ("commands.replicas", "Take environments down."),
     "prune": ("commands.replicas", "Remove virtual environments and images that nothing uses."),
     "stop": ("commands.up", "Stop the daemon; environments continue."),

@@ -59,7 +59,10 @@ def run(arguments: list[str]) -> int:
     try:
         import_module(_MODULE).main()
     except SystemExit as exc:
-        return _code(exc.code)
+        if isinstance(exc.code, str):  # as Python itself handles `sys.exit("words")`
+            sys.stderr.write(exc.code + "\n")
+            return exit_codes.FAILED
+        return exc.code or exit_codes.OK
     return exit_codes.OK
 
 
@@ -74,10 +77,3 @@ def _run_by_uv(arguments: list[str]) -> int:
     sys.stderr.flush()
     command = [find_uv_bin(), "tool", "run", "--from", "openenv", "openenv", *arguments]
     return subprocess.run(command, check=False).returncode
-
-
-def _code(code: str | int | None) -> int:
-    if isinstance(code, str):  # as Python itself handles `sys.exit("words")`
-        sys.stderr.write(code + "\n")
-        return exit_codes.FAILED
-    return code or exit_codes.OK

@@ -27,16 +27,8 @@ IGNORED = frozenset(
     | {".ruff_cache", ".cache", "logs", "outputs", "runs", "wandb"}
 )
 IGNORED_ENDINGS = (
-    "~",
-    ".log",
-    ".tmp",
-    ".swp",
-    ".pyc",
-    ".db",
-    ".sqlite",
-    "-wal",
-    "-shm",
-    "-journal",
+    *("~", ".log", ".tmp", ".swp", ".pyc"),
+    *(".db", ".sqlite", "-wal", "-shm", "-journal"),
 )
 
 Files = dict[str, tuple[int, int]]  # the time of the last write and the size, by path

@@ -20,7 +20,7 @@ from ...client.sources import working_folder
 from ...schema.settings import Paths
 from ...system.text.json_lines import Json
 from ...system.text.units import plural
-from .. import completion, exit_codes
+from .. import completion
 from ..options import connect, json_option
 from ..output import phrases
 from ..output.output import Output, bad, faint, good
@@ -38,7 +38,7 @@ _LEADS_ON = """\
 @click.command()
 @click.argument("name", shell_complete=completion.usable_environments)
 @json_option
-def address(name: str, output: Output) -> int:
+def address(name: str, output: Output) -> None:
     """Print the base URL for clients of an environment, alone on a line.
 
     If the environment requires a token, the URL contains it, and is a secret. If no replica serves,
@@ -53,15 +53,13 @@ def address(name: str, output: Output) -> int:
             f"no replica of {name} serves now: nothing may answer at this address, and the next "
             f"may be at another. See openenv status {name}"
         )
-    output.result(found["base_url"])
-    output.json(found)
-    return exit_codes.OK
+    output.answer(found, found["base_url"])
 
 
 @click.command()
 @click.option("--no-open", is_flag=True, help="Print the link alone, and open no browser.")
 @json_option
-def dashboard(no_open: bool, output: Output) -> int:
+def dashboard(no_open: bool, output: Output) -> None:
     """Print a sign-in link to the dashboard, and open it in a browser.
 
     The link works once, for a few minutes. On another machine, forward the link's port with
@@ -71,8 +69,7 @@ def dashboard(no_open: bool, output: Output) -> int:
       openenv dashboard  # sign a browser in, and open the page
     """
     link = connect(output).dashboard_link(str(working_folder()))
-    output.json(link)
-    output.result(link["url"])
+    output.answer(link, link["url"])
     good_for = phrases.duration(link["expires_seconds"])
     output.note(faint(f"works once, within {good_for}"))
     if "SSH_CONNECTION" in os.environ:
@@ -80,7 +77,6 @@ def dashboard(no_open: bool, output: Output) -> int:
         output.note(f"on your own machine first: ssh -L {port}:127.0.0.1:{port} {gethostname()}")
     if not (no_open or output.as_json):
         _open(link["url"], Paths.from_environment().sign_in_page)
-    return exit_codes.OK
 
 
 def _open(url: str, page: Path) -> None:
@@ -111,16 +107,14 @@ def gateway() -> None:
 
 @gateway.command()
 @json_option
-def status(output: Output) -> int:
+def status(output: Output) -> None:
     """Show the gateway's address, and the replicas and sessions that it reports.
 
     Examples:
       openenv gateway status  # sessions and health of each replica
     """
     answer = connect(output).gateway()
-    output.json(answer)
-    output.result(*_lines(answer["gateway"]))
-    return exit_codes.OK
+    output.answer(answer, *_lines(answer["gateway"]))
 
 
 def _lines(found: Json | None) -> list[str]:

@@ -76,8 +76,7 @@ def check(source: str | None, provider: str | None, output: Output, **options: A
         if source is not None or given:
             raise click.UsageError("name the --provider to try")
         result = run(connect(output), "check", {})["result"]
-        output.json(result)
-        output.result(*_lines(dict(result)))
+        output.answer(result, *_lines(dict(result)))
         return exit_codes.OK
     here = working_folder()
     payload = {
@@ -306,8 +305,7 @@ def _test(client: DaemonClient, launch: Json, payload: Json, output: Output) -> 
             output.json({"passed": False, "error": final.get("error"), "checks": []})
             return exit_codes.of_request(final)
     report = final["result"]
-    output.json({**report, "source": launch["source"]})
-    output.result(*_report_lines(report))
+    output.answer({**report, "source": launch["source"]}, *_report_lines(report))
     return exit_codes.OK if report["passed"] else exit_codes.FAILED
 
 

@@ -107,8 +107,7 @@ def down(
     if strays:
         found = client.status()["strays"]
         if not found:
-            output.result("no strays")
-            output.json({"stopped": []})
+            output.answer({"stopped": []}, "no strays")
             return exit_codes.OK
         named = [{"provider": stray["provider"], "id": stray["id"]} for stray in found]
         submitted = [client.submit("down_strays", {"strays": named})]
@@ -120,9 +119,8 @@ def down(
     worst = max((exit_codes.of_error(error) for error in refused), default=exit_codes.OK)
     errors = {"errors": [error.details for error in refused]} if refused else {}
     if is_async:
-        for request in submitted:
-            output.result(request["id"])
-        output.json({"request_ids": [request["id"] for request in submitted], **errors})
+        ids = [request["id"] for request in submitted]
+        output.answer({"request_ids": ids, **errors}, *ids)
         return worst
     try:
         ended = [_follow(client, request, output) for request in submitted]
@@ -136,7 +134,7 @@ def down(
 
 @click.command()
 @json_option
-def prune(output: Output) -> int:
+def prune(output: Output) -> None:
     """Remove virtual environments and images that no environment uses.
 
     The next launch of such a project installs its dependencies again. Of the images that openenv
@@ -156,7 +154,6 @@ def prune(output: Output) -> int:
         output.result("nothing to remove: everything is in use, or was used within the last minute")
     elif result["removed"]:
         output.result(f"freed {phrases.size(result['freed_bytes'])}")
-    return exit_codes.OK
 
 
 def _submit(

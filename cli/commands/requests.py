@@ -51,7 +51,7 @@ _STATES = click.Choice([state.value for state in RequestState], case_sensitive=F
     help="Number of requests to show, newest first.",
 )  # fmt: skip
 @options.json_option
-def requests(output: Output, **filters: Any) -> int:
+def requests(output: Output, **filters: Any) -> None:
     """Show the queue and its history, newest first.
 
     Examples:
@@ -65,7 +65,6 @@ def requests(output: Output, **filters: Any) -> int:
         output.result("no requests")
     else:
         output.draw(requests_table(found, time.time()))
-    return exit_codes.OK
 
 
 active_requests_argument = click.argument(
@@ -114,7 +113,7 @@ def wait(request_ids: tuple[str, ...], timeout: float | None, output: Output) ->
 @click.command()
 @active_requests_argument
 @options.json_option
-def cancel(request_ids: tuple[str, ...], output: Output) -> int:
+def cancel(request_ids: tuple[str, ...], output: Output) -> None:
     """Cancel pending and running requests at once. A request that has ended does not change.
 
     Examples:
@@ -124,10 +123,8 @@ def cancel(request_ids: tuple[str, ...], output: Output) -> int:
     client = options.connect(output)
     found = [client.request(request_id) for request_id in request_ids]
     answers = [client.cancel(request["id"]) for request in found]
-    for answer in answers:
-        output.result(phrases.cancellation(answer))
-    output.json(answers[0] if len(answers) == 1 else {"requests": answers})
-    return exit_codes.OK
+    answer = answers[0] if len(answers) == 1 else {"requests": answers}
+    output.answer(answer, *map(phrases.cancellation, answers))
 
 
 @click.command()
@@ -210,7 +207,7 @@ def logs(
     replica: str | None,
     plain: bool,
     output: Output,
-) -> int:
+) -> None:
     """Print the log of a replica or of a request; of several, each line begins with its name.
 
     With -f, a request's log ends with the request, an environment's when it is down. After an
@@ -245,7 +242,6 @@ def logs(
     else:
         for each in found:
             show(*each)
-    return exit_codes.OK
 
 
 def _at_once(show: Callable[..., None], found: list[tuple[Any, ...]]) -> None:

@@ -52,8 +52,7 @@ def show(words: tuple[str, ...], output: Output) -> int:
         count = plural(len(rollouts), "episode")
         output.note(bad(f"{folder} has no episode {words[1]}; it has {count}"))
         return exit_codes.NOT_FOUND
-    output.json(found)
-    output.result(*lines)
+    output.answer(found, *lines)
     return exit_codes.OK
 
 

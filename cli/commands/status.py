@@ -26,7 +26,7 @@ from ...client.errors import ApiRefused, ClientError, ConnectionLost
 from ...schema.states import EnvironmentState, RequestState
 from ...system.text.json_lines import Json
 from ...system.text.units import plural
-from .. import completion, exit_codes
+from .. import completion
 from ..options import connect, find_target, json_option, reconnect
 from ..output import phrases
 from ..output.failures import environment_failure, exit_lines, replica_faults, request_failure
@@ -68,7 +68,7 @@ MIN_REQUESTS = 3  # shown even on a low terminal
     "--all", "shows_all", is_flag=True, help="Show all launches that failed, not only the newest."
 )
 @json_option
-def status(target: str | None, watch: bool, shows_all: bool, output: Output) -> int:
+def status(target: str | None, watch: bool, shows_all: bool, output: Output) -> None:
     """Show the daemon, environments and requests, or one of them.
 
     Examples:
@@ -81,13 +81,12 @@ def status(target: str | None, watch: bool, shows_all: bool, output: Output) -> 
     draw = overview if target is None else details
     if watch:
         _watch(client, partial(read_status, target=target, shows_all=shows_all), draw, output)
-        return exit_codes.OK
+        return
     found = read_status(client, target, shows_all=shows_all)
     if output.as_json:
         output.json(found)
     else:
         output.draw(*draw(found, time.time()))
-    return exit_codes.OK
 
 
 def read_status(client: DaemonClient, target: str | None, *, shows_all: bool = False) -> Json:

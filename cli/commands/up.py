@@ -20,7 +20,6 @@ from ...schema.settings import SETTINGS, Paths, Setting, Settings, flags_of_kill
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
 from ...system.text.units import plural
-from .. import exit_codes
 from ..options import Command, Duration, connect, json_option
 from ..output import phrases
 from ..output.output import Output, Table, good
@@ -63,7 +62,7 @@ def _check(item: Setting, _context: click.Context, _option: click.Parameter, val
 )
 @json_option
 @setting_options
-def up(foreground: bool, service: bool | None, output: Output, **settings: Any) -> int:
+def up(foreground: bool, service: bool | None, output: Output, **settings: Any) -> None:
     """Start the daemon if it is not running, and print the limits that it has found.
 
     Examples:
@@ -84,14 +83,12 @@ def up(foreground: bool, service: bool | None, output: Output, **settings: Any) 
     if service is False:
         service_of(paths.home).remove()
         output.result("the service is removed; environments continue")
-        return exit_codes.OK
+        return
     if service:
         _start_service(paths, daemon.server_command(settings), output)
     info = daemon.connect(paths, settings=settings).info()
-    output.json(info)
-    output.result(*_summary(info))
+    output.answer(info, *_summary(info))
     output.note(*_not_in_force(settings, info))
-    return exit_codes.OK
 
 
 def _start_service(paths: Paths, command: list[str], output: Output) -> None:
@@ -111,7 +108,7 @@ def _start_service(paths: Paths, command: list[str], output: Output) -> None:
 
 @click.command()
 @json_option
-def stop(output: Output) -> int:
+def stop(output: Output) -> None:
     """Stop the daemon. Its environments continue, and the next daemon adopts them.
 
     Before an uninstall, end them by `openenv down --all`.
@@ -121,15 +118,14 @@ def stop(output: Output) -> int:
     """
     identity = daemon.stop(Paths.from_environment())
     pid = (identity or {}).get("pid")
-    output.json({"stopped": identity is not None, "pid": pid})
-    stopped = f"stopped the daemon (pid {pid}); environments continue"
-    output.result("the daemon is not running" if identity is None else stopped)
-    return exit_codes.OK
+    text = f"stopped the daemon (pid {pid}); environments continue"
+    text = "the daemon is not running" if identity is None else text
+    output.answer({"stopped": identity is not None, "pid": pid}, text)
 
 
 @click.command()
 @json_option
-def info(output: Output) -> int:
+def info(output: Output) -> None:
     """Show the daemon's limits, plan, workers and settings.
 
     Examples:
@@ -149,12 +145,11 @@ def info(output: Output) -> int:
                 for w in value
             ]
         output.result(*lines or ["  none"])
-    return exit_codes.OK
 
 
 @click.command()
 @json_option
-def config(output: Output) -> int:
+def config(output: Output) -> None:
     """List each setting with its value and the source of the value.
 
     Options of `up` override variables, and these override `config.toml` in the home, whose keys are
@@ -186,7 +181,6 @@ def config(output: Output) -> int:
     for name, one in found.items():
         table.add_row(name, _shown(one["value"]), str(one["from"]))
     output.draw(f"{plain(file)}; {whose}", "", table)
-    return exit_codes.OK
 
 
 def _shown(value: Any) -> str:

@@ -320,6 +320,11 @@ class Output:
         """Print progress or a hint, which is not part of the result."""
         echo(lines, sys.stderr)
 
+    def answer(self, value: Any, *lines: str) -> None:
+        """Print a result: `value` for programs, `lines` for people."""
+        self.json(value)
+        self.result(*lines)
+
     def json(self, value: Any, *, indent: int | None = 2) -> None:
         """Print the result for programs; nothing without `--json`."""
         if self.as_json:
