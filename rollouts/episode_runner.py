@@ -192,8 +192,7 @@ class Attempt:
     async def _reset(self, session: EpisodeSession) -> None:
         seed = {} if self._seed is None else {"seed": self._seed}
         arguments = {"episode_id": self._id, **seed, **(self._rules.reset or {})}
-        seconds = self._rules.step_timeout_seconds
-        self._answer = await session.reset(arguments, seconds=seconds)
+        self._answer = await session.reset(arguments, seconds=self._rules.step_timeout_seconds)
 
     async def _step(self, session: EpisodeSession, act: Act) -> None:
         await self._context.turns.take()
@@ -214,8 +213,7 @@ class Attempt:
             raise EpisodeFailed(episodes.FailureReason.POLICY_ERROR, text)
 
     async def _answered(self, session: EpisodeSession, decided: Encoded) -> Answer:
-        seconds = self._rules.step_timeout_seconds
-        return await session.step(decided.action_json, seconds=seconds)
+        return await session.step(decided.action_json, seconds=self._rules.step_timeout_seconds)
 
     async def _decided(self, act: Act, seen: Answer, turn: Turn) -> Encoded:
         seconds = self._rules.policy_timeout_seconds

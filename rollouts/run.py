@@ -172,9 +172,7 @@ async def roll_out(
         return Report(config.unit, config.episodes, earlier, stats, collector.lag.snapshot())
 
     writing = await RolloutWriter.open(
-        config.folder,
-        buffer_bytes=config.buffer_bytes // 2,
-        group=config.stages.size,
+        config.folder, buffer_bytes=config.buffer_bytes // 2, group=config.stages.size
     )
     async with writing as writer:
 
@@ -186,7 +184,8 @@ async def roll_out(
             return [number for number in range(config.episodes) if episode_id(number) in lost]
 
         await lost_numbers()  # report the damage that `RolloutWriter.open` found
-        numbers = missing(config.episodes, writer.finished_episode_ids())
+        there = writer.finished_episode_ids()
+        numbers = [n for n in range(config.episodes) if episode_id(n) not in there]
         earlier = config.episodes - len(numbers)
         if earlier:
             say(f"{earlier} of {plural(config.episodes, config.unit)} are there already")
@@ -233,11 +232,6 @@ def _lost_hint(names: Sequence[str], *, keeps_failed: bool) -> str | None:
     command = f"openenv status {known[0]}" if len(names) == 1 else "openenv status"
     again = "" if keeps_failed else "; run the same rollout again to play the missing episodes"
     return f"{command} tells what happened{again}"
-
-
-def missing(episodes: int, existing: frozenset[str]) -> list[int]:
-    """Return the numbers of the episodes that the folder lacks."""
-    return [number for number in range(episodes) if episode_id(number) not in existing]
 
 
 def claim_folder(config: RunConfig) -> list[str]:

@@ -92,11 +92,7 @@ async def running_parts(
     )
     submitter: Submitter
     reconciler = Reconciler(
-        store,
-        bus,
-        paths,
-        submit=lambda *asked: submitter.submit_own(*asked),
-        fork=executor.fork,
+        store, bus, paths, submit=lambda *asked: submitter.submit_own(*asked), fork=executor.fork
     )
     tasks = DaemonTasks(
         loop, paths, lambda event: dispatcher.report(event), reconciler.changes.carry_out

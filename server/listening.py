@@ -152,9 +152,13 @@ def _listening(port: int | None) -> socket.socket:
             return socket.create_server(("127.0.0.1", each), backlog=LISTEN_BACKLOG)
         except OSError as exc:
             error = exc
+    from ..environments.engines.local.ports import holder_of
+
+    holder = holder_of(candidates[0])
+    who = "another process" if holder is None else "pid {} ({})".format(*holder)
     raise DaemonError(
         "port_in_use",
-        f"port {candidates[0]} cannot be bound: {_who_listens(candidates[0])}",
+        f"port {candidates[0]} cannot be bound: {who} listens there",
         "choose another: openenv up --port N, or OPENENV_PORT=N (0 picks a free one)",
     ) from error
 
@@ -218,13 +222,3 @@ class HttpServer(EventDrivenServer):
             # `openenv logs | less` reads no further while its user does not
             timing=HttpTiming(response_seconds=float("inf")),
         )
-
-
-def _who_listens(port: int) -> str:
-    from ..environments.engines.local.ports import holder_of
-
-    holder = holder_of(port)
-    if holder is None:
-        return "another process listens there"
-    pid, name = holder
-    return f"pid {pid} ({name}) listens there"

@@ -81,10 +81,7 @@ class StateProcess:
     """The state process of one supervisor. The supervisor must be single-threaded."""
 
     def __init__(
-        self,
-        env_class: Any,
-        kept_fds: Iterable[int] | None = None,
-        spawn: Spawn | None = None,
+        self, env_class: Any, kept_fds: Iterable[int] | None = None, spawn: Spawn | None = None
     ) -> None:
         """Listen on a socket to which only this user may connect.
 

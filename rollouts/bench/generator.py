@@ -115,11 +115,7 @@ class Connection(asyncio.Protocol):
             if opcode == websocket.PING:
                 self.write(websocket.unmasked_client_frame(payload, websocket.PONG))
             elif opcode == websocket.CLOSE:
-                code = (
-                    int.from_bytes(payload[:2], "big")
-                    if len(payload) >= 2
-                    else websocket.NO_CODE_CLOSE
-                )
+                code = int.from_bytes(payload[:2], "big") or websocket.NO_CODE_CLOSE
                 self.on_close(code, payload[2:].decode("utf-8", "replace"))
             elif opcode != websocket.PONG:
                 self._text += payload

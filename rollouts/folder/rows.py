@@ -240,8 +240,7 @@ class StepRow:
     @property
     def number(self) -> int:
         """The number of the step, from 0."""
-        found: int = self["step"]
-        return found
+        return int(self["step"])
 
     @property
     def observation(self) -> Any:
@@ -262,8 +261,7 @@ class StepRow:
     @property
     def done(self) -> bool:
         """Return whether the environment ended the episode with this step."""
-        found: bool = self["done"]
-        return found
+        return bool(self["done"])
 
     @property
     def info(self) -> Mapping[str, Any]:

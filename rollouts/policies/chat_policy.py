@@ -133,19 +133,11 @@ def action_of(text: str, schema: Json) -> Any:
             continue
         if isinstance(found, dict):
             return found
-    field = only_text_field(schema)
-    if field is None:
-        message = f"the model's answer is not an action: {text[:200]}"
-        raise EpisodeFailed(FailureReason.POLICY_ERROR, message)
-    return {field: text}
-
-
-def only_text_field(schema: Json) -> str | None:
-    """Return the only required field of an action, if it is a text."""
-    required = schema.get("required") or []
-    fields = schema.get("properties", {})
-    is_one = len(required) == 1 and fields.get(required[0], {}).get("type") == "string"
-    return required[0] if is_one else None
+    required, fields = schema.get("required") or [], schema.get("properties", {})
+    if len(required) == 1 and fields.get(required[0], {}).get("type") == "string":
+        return {required[0]: text}
+    message = f"the model's answer is not an action: {text[:200]}"
+    raise EpisodeFailed(FailureReason.POLICY_ERROR, message)
 
 
 def _said(completion: Json) -> tuple[str, Json]:

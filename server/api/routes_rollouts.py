@@ -24,15 +24,8 @@ NEWEST = 20  # events among which the last report is looked for: nearly all are 
 MAX_MARKS = 240  # rows of a history: no line of a chart has more points
 FIGURES = (
     *("episodes", "failed", "steps", "mean_reward", "retries", "unit", "wanted", "earlier"),
-    *(
-        "there",
-        "failures",
-        "seconds",
-        "truncated",
-        "truncated_mean_reward",
-        "odd_rewards",
-        "damaged",
-    ),
+    *("there", "failures", "seconds", "damaged"),
+    *("truncated", "truncated_mean_reward", "odd_rewards"),
 )
 
 router = APIRouter()

@@ -32,7 +32,6 @@ from fastapi.sse import ServerSentEvent
 from ...requests_db.records import Event
 from ..api.dependencies import Dependencies
 from ..api.streams import sse
-from ..events import Subscription
 from .followed_log import FollowedLog
 
 MAX_WAITING_CHARACTERS = 1_000_000  # for one viewer that does not read
@@ -89,11 +88,6 @@ class LiveState:
         finally:
             self._viewers.discard(viewer)
 
-    def wake_all(self) -> None:
-        """Wake every viewer: the daemon stops."""
-        for viewer in self._viewers:
-            viewer.wake.set()
-
     def put(self, kind: str, entity_id: str, entity: Any) -> None:
         """Add an entity, or replace it."""
         self._entities[kind][entity_id] = orjson.dumps(entity)
@@ -132,9 +126,10 @@ class LiveState:
         return [self._snapshot]
 
     def clear(self) -> None:
-        """Drop everything; viewers get a snapshot when there is one again."""
+        """Drop everything, and wake the viewers, which get a snapshot when there is one again."""
         for viewer in self._viewers:
             viewer.needs_snapshot = True
+            viewer.wake.set()
         self._entities.clear()
         self._sent.clear()
         self._snapshot = None
@@ -226,11 +221,14 @@ class Feed:
                         await subscription.wake.wait()
                     is_tick = time.monotonic() >= tick
                     tick = time.monotonic() + TICK_SECONDS if is_tick else tick
-                    await self._turn(sources, _turn_of(subscription, is_tick=is_tick))
+                    is_lagged, subscription.lagged = subscription.lagged, False
+                    subscription.wake.clear()
+                    events, is_tick = tuple(subscription.take()), is_tick or is_lagged
+                    turn = Turn(time.time(), events, is_tick=is_tick, is_first=is_lagged)
+                    await self._turn(sources, turn)
         finally:
             self._task = None
             self._state.clear()
-            self._state.wake_all()
 
     async def _turn(self, sources: Sequence[Source], turn: Turn) -> None:
         for source in sources:
@@ -243,10 +241,3 @@ class Feed:
                 self._failed.add(name)
             await asyncio.sleep(0)
         self._state.flush()
-
-
-def _turn_of(subscription: Subscription, *, is_tick: bool) -> Turn:
-    is_lagged, subscription.lagged = subscription.lagged, False
-    subscription.wake.clear()
-    events = tuple(subscription.take())
-    return Turn(time.time(), events, is_tick=is_tick or is_lagged, is_first=is_lagged)

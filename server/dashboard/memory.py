@@ -127,17 +127,9 @@ class MemoryHistory:
         zygote = proportional_bytes(executor.zygote_pid) if executor.zygote_pid else 0
         workers = sum(proportional_bytes(worker.pid) for worker in executor.workers)
         replicas = sum(self.replicas.values())
-        ours = daemon + zygote + workers + replicas
-        self.now = MemoryUse(
-            limit=limit,
-            daemon=daemon,
-            zygote=zygote,
-            workers=workers,
-            replicas=replicas,
-            other=max(0, limit - available - ours),
-            reserve=min(reserve, available),
-            free=max(0, available - reserve),
-        )
+        other = max(0, limit - available - daemon - zygote - workers - replicas)
+        reserve, free = min(reserve, available), max(0, available - reserve)
+        self.now = MemoryUse(limit, daemon, zygote, workers, replicas, other, reserve, free)
 
 
 ROUNDING_BYTES = 100_000
@@ -174,13 +166,9 @@ class MachineSource:
         state.put("plan", "", executor.plan)
         counts = await self._deps.store.read(queries.COUNTS)
         lag = {key: round(value, 4) for key, value in asdict(self._deps.lag.snapshot()).items()}
-        state.put(
-            "daemon",
-            "",
-            {name: self._deps.identity[name] for name in _IDENTITY}
-            | {"page": self._page, "start": self._start}
-            | {"requests": counts, "loop": lag},
-        )
+        known = {name: self._deps.identity[name] for name in _IDENTITY}
+        more = {"page": self._page, "start": self._start, "requests": counts, "loop": lag}
+        state.put("daemon", "", known | more)
 
 
 def coarse(size: int | None) -> int | None:

@@ -94,7 +94,10 @@ class RequestSource:
         latest = await read(queries.list_requests(states=_FINAL, limit=LOOKED_AT))
         failed = await read(queries.never_launched(FAILED_LAUNCHES_SHOWN))
         for request in [*running, *worth_showing(latest, failed)]:
-            shown[request.id] = self._with_progress(request)
+            shown[request.id] = self._view(request)
+        for request in running:
+            progress = self._progress.get(request.id) or None
+            shown[request.id] = shown[request.id] | {"progress": progress}
         self._views = {key: view for key, view in self._views.items() if key in shown}
         state.replace("requests", shown)
 
@@ -116,11 +119,6 @@ class RequestSource:
                 query = queries.newest_events(request.id, NEWEST)
                 found = map(_progress_of, await self._deps.store.read(query))
                 self._progress[request.id] = next(filter(None, found), {})
-
-    def _with_progress(self, request: Request) -> Json:
-        if request.state is not RequestState.RUNNING:
-            return self._view(request)
-        return self._view(request) | {"progress": self._progress.get(request.id) or None}
 
     def _view(self, request: Request) -> Json:
         known = self._views.get(request.id)
@@ -183,16 +181,13 @@ class RolloutSource:
                 self._reports[event.request_id] = mark_of(event.at, event.data["rollout"])
         if turn.is_first:
             self._reports.clear()  # events of newer ones may have been dropped
-        if self._is_listed_anew(turn):
-            await self._list()
-        state.replace(KIND, {r.id: self._view(r) for r in self._requests.values()})
-
-    def _is_listed_anew(self, turn: Turn) -> bool:
-        return turn.is_first or any(
+        if turn.is_first or any(
             event.request is None or event.request.operation == "rollout"
             for event in turn.events
-            if event.kind == "request.state"
-        )
+            if event.kind == REQUEST_STATE
+        ):
+            await self._list()
+        state.replace(KIND, {r.id: self._view(r) for r in self._requests.values()})
 
     async def _list(self) -> None:
         query = queries.list_requests(operation="rollout", limit=MAX_ROLLOUTS)

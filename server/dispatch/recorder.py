@@ -229,10 +229,8 @@ class Recorder:
         request = self._context.running.get(event.task_id)
         if request is not None and log.isEnabledFor(level := _level_of(request)):
             extra = log_fields(request, worker=event.worker, pid=event.pid)
-            text = "request %s (%s) runs on worker %s (pid %d)"
-            log.log(
-                level, text, request.id, label_of(request), event.worker, event.pid, extra=extra
-            )
+            text, which = "request %s (%s) runs on worker %s (pid %d)", label_of(request)
+            log.log(level, text, request.id, which, event.worker, event.pid, extra=extra)
 
 
 def _with_error(retry: Retry, error: RequestError | None, request: Request) -> Retry:

@@ -18,16 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import (
-    Span,
-    SpanKind,
-    Status,
-    StatusCode,
-    TracerProvider,
-    get_current_span,
-    set_span_in_context,
-)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ... import __version__
@@ -56,16 +48,16 @@ class _Attempt:
     """One attempt at a request that runs."""
 
     request: Request
-    process: Span
-    run: Span | None = None  # once a worker has it
-    phase: Span | None = None
+    process: trace.Span
+    run: trace.Span | None = None  # once a worker has it
+    phase: trace.Span | None = None
     phase_name: str = ""
 
 
 class RequestTraces:
     """Makes the spans of requests; none without a `provider`."""
 
-    def __init__(self, provider: TracerProvider | None = None) -> None:
+    def __init__(self, provider: trace.TracerProvider | None = None) -> None:
         self.provider = provider
         self._tracer = None
         if provider is not None:
@@ -77,11 +69,11 @@ class RequestTraces:
         """Return the request with the trace that it is part of: the call's, or a new one."""
         if self._tracer is None:
             return new
-        span = get_current_span()
+        span = trace.get_current_span()
         if span.get_span_context().is_valid:
             return replace(new, traceparent=_traceparent(span))
         # The daemon itself submits, to scale an environment.
-        own = self._tracer.start_span(f"submit {new.operation}", kind=SpanKind.PRODUCER)
+        own = self._tracer.start_span(f"submit {new.operation}", kind=trace.SpanKind.PRODUCER)
         context = _traceparent(own)
         own.end()
         return replace(new, traceparent=context)
@@ -91,7 +83,7 @@ class RequestTraces:
         if self._tracer is None or request.traceparent is None or request.started_at is None:
             return None
         name, context = f"process {request.operation}", _context_of(request)
-        span = self._begin(name, context, request.started_at, request, kind=SpanKind.CONSUMER)
+        span = self._begin(name, context, request.started_at, request, kind=trace.SpanKind.CONSUMER)
         self._attempts[request.id] = _Attempt(request, span)
         return _traceparent(span)
 
@@ -112,7 +104,7 @@ class RequestTraces:
         """End the hand-over of a request to its worker, which runs it now."""
         if (attempt := self._attempts.get(request_id)) is None:
             return
-        request, process = attempt.request, set_span_in_context(attempt.process)
+        request, process = attempt.request, trace.set_span_in_context(attempt.process)
         begun_at = request.started_at or at
         self._begin("dispatch", process, begun_at).end(_nanoseconds(max(begun_at, at)))
         attempt.run = self._begin(f"run {request.operation}", process, at)
@@ -127,7 +119,7 @@ class RequestTraces:
             if attempt.phase is not None:
                 attempt.phase.end(_nanoseconds(at))
             attempt.phase_name = phase
-            attempt.phase = self._begin(phase, set_span_in_context(attempt.run), at)
+            attempt.phase = self._begin(phase, trace.set_span_in_context(attempt.run), at)
 
     def ended(
         self,
@@ -158,7 +150,7 @@ class RequestTraces:
             if error is not None:
                 span.set_attribute("error.type", error.kind.value)
                 text = _shown(error.message.partition("\n")[0], request)
-                span.set_status(Status(StatusCode.ERROR, text))
+                span.set_status(trace.Status(trace.StatusCode.ERROR, text))
             span.end(_nanoseconds(at))
 
     def lost(self, request: Request, at: float, *, is_requeued: bool) -> None:
@@ -175,8 +167,8 @@ class RequestTraces:
         context: Context,
         at: float,
         request: Request | None = None,
-        kind: SpanKind = SpanKind.INTERNAL,
-    ) -> Span:
+        kind: trace.SpanKind = trace.SpanKind.INTERNAL,
+    ) -> trace.Span:
         known: Json = {}
         if request is not None:
             environment = request.environment and without_token(request.environment)[0]
@@ -191,11 +183,11 @@ class RequestTraces:
         return self._tracer.start_span(name, context, kind, known, start_time=_nanoseconds(at))
 
 
-def _traceparent(span: Span) -> str | None:
+def _traceparent(span: trace.Span) -> str | None:
     """The span's context as text; None if the sampler drops the span."""
     carrier: dict[str, str] = {}
     if span.is_recording():
-        _W3C.inject(carrier, set_span_in_context(span))
+        _W3C.inject(carrier, trace.set_span_in_context(span))
     return carrier.get(HEADER)
 
 

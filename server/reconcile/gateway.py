@@ -28,7 +28,6 @@ import anyio
 from ...environments.gateway import envoy, process
 from ...environments.gateway.configuration import MAX_ASKED, Backend, Endpoint
 from ...environments.gateway.envoy import BackendFiles, EndpointStatus
-from ...environments.gateway.process import Gateway
 from ...environments.replica_policy import Load, is_calm, weights
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
@@ -132,11 +131,21 @@ class GatewayManager:
             shown["restarts"] = replica.restarts
         try:
             seen = await asyncio.to_thread(envoy.endpoint_statuses, found.admin_socket)
-            shown |= await asyncio.to_thread(_connections_view, found)
+            connections = await asyncio.to_thread(found.connections)
+            shown["connections"] = asdict(connections)
+            if connections.problem is not None:
+                shown["problem"] = connections.problem
         except OSError as exc:
             seen, shown["problem"] = [], f"Envoy does not answer: {exc}"
         names = [environment.name for environment in await self._environments()]
-        shown["environments"] = [_environment_view(name, found, seen) for name in names]
+        shown["environments"] = [
+            {
+                "name": name,
+                "address": found.options.address_of(name),
+                "replicas": [asdict(each) for each in seen if each.environment == name],
+            }
+            for name in names
+        ]
         return {"gateway": shown}
 
     async def until_reached(
@@ -346,12 +355,6 @@ async def gateway_problem(layout: Layout) -> str | None:
     return None
 
 
-def _connections_view(gateway: Gateway) -> Json:
-    found = gateway.connections()
-    problem = {} if found.problem is None else {"problem": found.problem}
-    return {"connections": asdict(found), **problem}
-
-
 def backend_of(
     environment: Environment,
     watches: Iterable[ReplicaWatch],
@@ -467,8 +470,3 @@ def _common_problem(watched: Iterable[ReplicaWatch]) -> str | None:
     """Return why none of an environment's replicas can start; None if one can, as far as known."""
     found = [each.status.get("problem") or each.status.get("failed") for each in watched]
     return str(found[0]).rstrip(".") if found and all(found) else None
-
-
-def _environment_view(name: str, gateway: Gateway, seen: Iterable[EndpointStatus]) -> Json:
-    replicas = [asdict(each) for each in seen if each.environment == name]
-    return {"name": name, "address": gateway.options.address_of(name), "replicas": replicas}

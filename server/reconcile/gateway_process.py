@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...environments.gateway import process
-from ...environments.gateway.process import Gateway
 from ...environments.replica_policy import MAX_PAUSE_SECONDS
 from ...requests_db.records import Replica, RequestError
 from ...schema.layout import Layout
@@ -46,15 +45,12 @@ class GatewayProcess:
         if found is None or (watch and watch.is_of(found.run_file) and not watch.task.done()):
             return
         await self._unwatch()
-        self._begin_watch(found)
-
-    def _begin_watch(self, gateway: Gateway) -> None:
         self._port_guard.close()
         with contextlib.suppress(OSError):  # another user has it, so Envoy's start fails, too
-            self._port_guard.enter_context(process.hold_port(gateway))
+            self._port_guard.enter_context(process.hold_port(found))
         self.watch = ReplicaWatch(
-            new_replica(gateway.run_file),
-            gateway.run_file,
+            new_replica(found.run_file),
+            found.run_file,
             self.timing,
             _log_state,
             self._give_up,

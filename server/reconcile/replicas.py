@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -426,7 +426,9 @@ class Leftovers:
             launches.items(), key=lambda each: (each[1].is_held, -each[1].created_at)
         ):
             row = live.get(run_file.environment)
-            is_free = row is None or _has_lost(row, launches)
+            is_free = row is None or (  # or nothing exists of its launch: the database is old
+                row.state in SERVING and (row.name, row.request_id) not in launches
+            )
             if is_free and not await self._is_known(run_file, row):
                 adopted = _adopted(run_file, counts[key])
                 await self.status.adopt(adopted)
@@ -474,13 +476,6 @@ def is_leaving(watch: ReplicaWatch) -> bool:
     """Return whether it is being taken away, or has ended."""
     is_drained = watch.is_draining or watch.was_drained or watch.status.get("is_draining")
     return bool(is_drained) or is_over(watch.replica.state)
-
-
-def _has_lost(environment: Environment, launches: Collection[tuple[str, str]]) -> bool:
-    """Return whether it was launched, and nothing of that launch exists: the database is old."""
-    return (
-        environment.state in SERVING and (environment.name, environment.request_id) not in launches
-    )
 
 
 def _adopted(run_file: RunFile, replicas: int) -> Environment:

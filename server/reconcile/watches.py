@@ -100,7 +100,8 @@ class Watches(dict[str, "ReplicaWatch"]):
     def note(self, watch: ReplicaWatch) -> None:
         """Update the sums by a replica's state and sessions, if the replica is still watched."""
         if self.get(watch.replica.id) is watch:
-            self._count(watch, _share_of(watch))
+            counts = watch.replica.state in _COUNTED  # it may begin sessions
+            self._count(watch, _Share(watch.max_sessions, watch.sessions) if counts else None)
 
     def occupancy(self, name: str, request_id: str | None) -> Occupancy | None:
         """Return how full a launch's replicas are; None while none has reported its maximum."""
@@ -115,13 +116,6 @@ class Watches(dict[str, "ReplicaWatch"]):
         sums.add(self._shares.get(replica.id), -1)
         sums.add(share, 1)
         self._shares[replica.id] = share
-
-
-def _share_of(watch: ReplicaWatch) -> _Share | None:
-    """Return what a replica adds to the sums; None if it may begin no more sessions."""
-    if watch.replica.state not in _COUNTED:
-        return None
-    return _Share(watch.max_sessions, watch.sessions)
 
 
 class Moves:

@@ -20,8 +20,8 @@ from typing import Any
 
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
-from ...requests_db.records import Event
 from ...requests_db.sql import queries
+from ...requests_db.transactions.journal import REQUEST_STATE
 from ..events import EventBus, Subscription
 from .decisions import DECISIVE
 from .status_writer import StatusWriter, Timing
@@ -79,7 +79,9 @@ class WorkQueue:
         with self.bus.subscribe() as subscription:
             while True:
                 for event in await subscription.next():
-                    self._on_event(event)
+                    is_due = event.request is None or event.request.operation in DECISIVE
+                    if event.environment and event.kind == REQUEST_STATE and is_due:
+                        self.add(event.environment)
                 if subscription.lagged:
                     await self._add_all(subscription)
 
@@ -98,14 +100,6 @@ class WorkQueue:
         self._due.add(name)
         if name not in self._running:
             self._running[name] = self.tasks.spawn(self._run(name), f"reconcile {name}")
-
-    def _on_event(self, event: Event) -> None:
-        if event.environment is None:
-            return
-        if event.kind == "request.state" and (
-            event.request is None or event.request.operation in DECISIVE
-        ):
-            self.add(event.environment)
 
     async def _add_all(self, subscription: Subscription) -> None:
         """Events were dropped; their contents are in the tables."""

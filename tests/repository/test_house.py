@@ -14,14 +14,14 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_583,
-    "code lines": 48_518,
+    "shipped lines": 75_440,
+    "code lines": 48_402,
     "modules": 390,
     "test lines": 67_627,
     "words of pages": 24_987,
     "words of decisions": 7_941,
     "folders at the root": 15,
-    "large classes": 2,
+    "large classes": 3,
     "crowded folders": 0,
     "dialect words": 7,
     "private names": 0,

@@ -76,9 +76,7 @@ class TrialSession:
     async def __aenter__(self) -> Self:
         try:
             self._session = await sessions.Session.open(
-                self.base_url,
-                connect_seconds=CONNECT_SECONDS,
-                close_seconds=self.answer_seconds,
+                self.base_url, connect_seconds=CONNECT_SECONDS, close_seconds=self.answer_seconds
             )
         except (sessions.SessionFailed, ValueError) as exc:
             raise SessionFailed(f"no session could be opened: {exc}") from exc
