@@ -81,7 +81,7 @@ def rollout(
             from .rollout_show import show
 
             return show(names[1:], output)
-        raise click.UsageError("Missing option '--out'.")
+        raise click.MissingParameter(param_type="option", param_hint="'--out'")
     payload = _payload(tuple(_name_of(each) for each in names), options)
     client = connect(output)
     for name in names:

@@ -251,7 +251,8 @@ def test_a_folder_of_rollouts_is_shown_and_one_of_its_episodes(cli: Cli, tmp_pat
     assert cli("rollout", "show", str(tmp_path / "out"), "2").code == 4
     assert cli("rollout", "show", str(tmp_path / "none")).code == 1
     assert cli("rollout", "show").code == 2
-    assert "Missing option '--out'" in cli("rollout", "echo").err
+    told = cli("rollout", "echo").err
+    assert "Missing option '--out'.\nFor example: openenv rollout echo --out episodes" in told
 
 
 # Lines of `openenv play`: actions by the schema, completion, pictures in a terminal.

@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 75_440,
     "code lines": 48_402,
     "modules": 390,
-    "test lines": 67_627,
+    "test lines": 67_628,
     "words of pages": 24_987,
     "words of decisions": 7_941,
     "folders at the root": 15,
