@@ -104,9 +104,8 @@ def _taken_apart(text: Message, reward: Any = None) -> Answer:
         known = _REASONS.get(code) if isinstance(code, str) else None
         reason = known or FailureReason.ENVIRONMENT_ERROR
         raise EpisodeFailed(reason, error_text(message, errors))
-    raise EpisodeFailed(
-        FailureReason.PROTOCOL_ERROR, f"the server answered with a {frame.type!r} frame"
-    )
+    message = f"the server answered with a {frame.type!r} frame"
+    raise EpisodeFailed(FailureReason.PROTOCOL_ERROR, message)
 
 
 def _number(reward: Any) -> tuple[float | None, str | None]:

@@ -254,16 +254,15 @@ class Attempt:
         if end is not None:
             failure = episodes.Failure(end.reason, str(end), self._steps, end.traceback)
         last = self._answer.observation_json
-        status = (
-            episodes.EpisodeStatus.DONE if self._answer.done else episodes.EpisodeStatus.TRUNCATED
-        )
+        known = episodes.EpisodeStatus
+        status = known.DONE if self._answer.done else known.TRUNCATED
         return episodes.Episode(
             id=self._id,
             environment=without_token(self._address)[0],
             seed=self._seed,
             steps=(),
             total_reward=math.nan if self._odd_rewards else self._reward,
-            status=status if failure is None else episodes.EpisodeStatus.FAILED,
+            status=status if failure is None else known.FAILED,
             started_at=self._started_at,
             finished_at=time.time(),
             failure=failure,

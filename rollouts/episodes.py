@@ -148,14 +148,10 @@ class FailureReason(StrEnum):
     @property
     def is_worth_retrying(self) -> bool:
         """Return whether another attempt at the whole episode may succeed."""
-        return self not in _HOPELESS
+        return self not in _LASTING
 
 
-_HOPELESS = (
-    FailureReason.INVALID_ACTION,
-    FailureReason.PROTOCOL_ERROR,
-    FailureReason.BRANCH_FAILED,
-)
+_LASTING = (FailureReason.INVALID_ACTION, FailureReason.PROTOCOL_ERROR, FailureReason.BRANCH_FAILED)
 
 
 @dataclass(frozen=True, slots=True)

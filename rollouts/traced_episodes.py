@@ -53,16 +53,14 @@ class EpisodeTraces:
     ) -> Attempt:
         """Make one attempt at an episode, with the arguments of `Attempt`."""
         server, token = without_token(address)
-        attributes: dict[str, str | int] = {
+        known: dict[str, str | int] = {
             "openenvd.episode.id": episode_id(number),
             "openenvd.episode.attempt": attempt,
             "server.address": server,
         }
         if (seed := stage.seed_of(number)) is not None:
-            attributes["openenvd.episode.seed"] = seed
-        span = self._tracer.start_span(
-            "episode", Context(), links=self._links, attributes=attributes
-        )
+            known["openenvd.episode.seed"] = seed
+        span = self._tracer.start_span("episode", Context(), links=self._links, attributes=known)
         if not span.is_recording():
             return Attempt(stage, number, address, hold, attempt)
         made = _TracedAttempt(stage, number, address, hold, attempt)

@@ -49,18 +49,16 @@ class Tree:
         Raises `ValueError`: it has another form.
         """
         try:
-            numbers = {
-                name: int(number) for name, number in (p.split("=") for p in text.split(","))
-            }
+            pairs = (part.split("=") for part in text.split(","))
+            numbers = {name: int(number) for name, number in pairs}
             tree = cls(**numbers)
         except (ValueError, TypeError):
             raise ValueError(f"a tree is {_FORM} or {_FORM},every=10, not {text!r}") from None
         if tree.width < 2 or min(numbers.values()) < 1:
             raise ValueError(f"a tree has a width of at least 2 and a depth of at least 1: {_FORM}")
         if tree.leaves > MAX_LEAVES:
-            raise ValueError(
-                f"a tree has at most {MAX_LEAVES} episodes, not {tree.leaves}: {_FORM}"
-            )
+            text = f"a tree has at most {MAX_LEAVES} episodes, not {tree.leaves}: {_FORM}"
+            raise ValueError(text)
         return tree
 
     @property
@@ -138,9 +136,8 @@ class TreeAttempt(Attempt):
         """Turn a copy of an attempt into a branch of it."""
         self._parent, self._id = self._id, f"{self._id}.{number_of_path}"
         self._branched_at, self._branch_number, self._number = self._steps, number, 0
-        self._memory = (
-            self._copied_memory() if self._before is None else copy.deepcopy(self._before)
-        )
+        before = self._before
+        self._memory = self._copied_memory() if before is None else copy.deepcopy(before)
         self._odd_rewards, self._size_bytes = self._odd_rewards.copy(), 0
         self._deadline = asyncio.timeout(self._rules.episode_timeout_seconds)
 

@@ -47,7 +47,7 @@ from .errors import DaemonError
 if TYPE_CHECKING:
     from ..executor.spawning.zygote import PreforkedZygote
 
-MAX_DAEMON_LOG_BYTES = 8 * MB
+MAX_LOG_BYTES = 8 * MB
 
 
 def set_up_log(paths: Paths, settings: Settings, *, in_background: bool) -> None:
@@ -55,9 +55,7 @@ def set_up_log(paths: Paths, settings: Settings, *, in_background: bool) -> None
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if in_background:
         with contextlib.suppress(OSError):  # `daemon.run` refuses to start: it needs the folder too
-            handler = RotatingFileHandler(
-                paths.daemon_log, maxBytes=MAX_DAEMON_LOG_BYTES, backupCount=1
-            )
+            handler = RotatingFileHandler(paths.daemon_log, maxBytes=MAX_LOG_BYTES, backupCount=1)
     formatter = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     if settings.log_format == "json":
         from pythonjsonlogger.core import RESERVED_ATTRS

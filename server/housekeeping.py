@@ -153,9 +153,7 @@ class Sweeper:
 
     def _ownerless_sockets(self, names: set[str]) -> Iterator[tuple[Path, int]]:
         layout = self._layout
-        owned = {
-            layout.replica_socket(folder.name).name[:_DIGITS] for folder in self._run_folders()
-        }
+        owned = {layout.replica_socket(f.name).name[:_DIGITS] for f in self._run_folders()}
         owned.update(Path(layout.doors(name)).name[:_DIGITS] for name in names)
         with contextlib.suppress(OSError):
             for path in layout.sockets.iterdir():

@@ -67,9 +67,7 @@ class Table:
 
     def __init__(self, *headings: str) -> None:
         self._headings = headings
-        self._rows: list[tuple[Cell, ...]] = [
-            tuple(Cell(heading, {"bold": True}) for heading in headings)
-        ]
+        self._rows: list[tuple[Cell, ...]] = [tuple(Cell(one, {"bold": True}) for one in headings)]
 
     def add_row(self, *cells: str | Cell) -> None:
         """Add a row: a cell for each heading."""

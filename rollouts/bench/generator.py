@@ -249,9 +249,8 @@ class Generator:
         found = socket.getaddrinfo(batch.host, batch.port, socket.AF_INET, socket.SOCK_STREAM)
         self._address = found[0][4]
         headers = "".join(f"{k}: {v}\r\n" for k, v in bearer_header(batch.token).items())
-        opening = websocket.upgrade_request(
-            f"{batch.host}:{batch.port}", f"{batch.path}/ws", headers
-        )
+        authority = f"{batch.host}:{batch.port}"
+        opening = websocket.upgrade_request(authority, f"{batch.path}/ws", headers)
         step = websocket.unmasked_client_frame(orjson.dumps({"type": "step", "data": batch.action}))
         self._room = asyncio.Semaphore(batch.window or max(1, batch.count))
         self._sessions = [Session(opening, step, self._room.release) for _ in range(batch.count)]

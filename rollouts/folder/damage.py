@@ -95,9 +95,7 @@ class FolderCheck:
             for name in there | known
             if name.partition(".")[0].isdecimal()
         }
-        sizes = Counter(
-            number for name, number in numbers.items() if name.isdecimal() and name in there
-        )
+        sizes = Counter(n for name, n in numbers.items() if name.isdecimal() and name in there)
         lost_branches = {numbers[name] for name in numbers.keys() - there if "." in name}
         partial = {
             name

@@ -124,9 +124,8 @@ def pack(
 def finish_interrupted(folder: Path, disk: Disk) -> None:
     """Remove files whose episodes are in an unfinished pack, then rename that pack."""
     packs = folder / readers.PACKS
-    for packing in (
-        packs / name for name in readers.pack_names(folder) if name.endswith(readers.PACKING)
-    ):
+    names = [name for name in readers.pack_names(folder) if name.endswith(readers.PACKING)]
+    for packing in (packs / name for name in names):
         packed = readers.places_in(packing).keys()
         doubled = []
         for path in small_files(folder):

@@ -157,7 +157,6 @@ def _httpx() -> Any:
     try:
         import httpx
     except ImportError as exc:
-        raise PolicyNotFound(
-            "a policy of openai:URL needs httpx", install_command("openai")
-        ) from exc
+        why = "a policy of openai:URL needs httpx"
+        raise PolicyNotFound(why, install_command("openai")) from exc
     return httpx

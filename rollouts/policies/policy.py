@@ -7,8 +7,8 @@
       └── ChatPolicy         chat_policy.py
 
 A class is a policy with a memory: each episode gets an instance of its own, and a branch a deep
-copy. A policy that takes two
-arguments also gets the `Turn`. It returns an action, or a `Decision` with further data.
+copy. A policy that takes two arguments also gets the `Turn`. It returns an action, or a `Decision`
+with further data.
 
 Coroutine functions run on the loop, all others in `CpuThreads`: two, shared by all episodes.
 

@@ -81,9 +81,7 @@ def action_schema(address: str) -> Json:
 def properties(schema: Json) -> dict[str, Json]:
     """Return the schemas of an action's fields, by name; empty for a union."""
     resolve, fields = _Sampler(schema, random.Random()), schema.get("properties", {})  # noqa: S311
-    return {
-        name: resolve.simplest(of) for name, of in fields.items() if name not in _LEFT_TO_THE_SERVER
-    }
+    return {n: resolve.simplest(of) for n, of in fields.items() if n not in _LEFT_TO_THE_SERVER}
 
 
 def sample(schema: Json, rng: random.Random) -> Any:

@@ -25,11 +25,7 @@ from ...system.net import websocket
 Message = bytes | bytearray
 
 _WHOLE = (websocket.FIN | websocket.TEXT, websocket.FIN | websocket.BINARY)
-_CONTROL = (
-    websocket.FIN | websocket.CLOSE,
-    websocket.FIN | websocket.PING,
-    websocket.FIN | websocket.PONG,
-)
+_CONTROL = [websocket.FIN | kind for kind in (websocket.CLOSE, websocket.PING, websocket.PONG)]
 _END_OF_HANDSHAKE = b"\r\n\r\n"
 
 

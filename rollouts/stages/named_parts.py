@@ -137,9 +137,8 @@ class Stages:
         """Import the user's own functions; return how advantages are computed, and the filters."""
         weigh: Advantages | None = None
         if self.group is not None:
-            weigh = _ADVANTAGES.get(self.advantages) or function_named(
-                self.advantages, StageNotFound
-            )
+            name = self.advantages
+            weigh = _ADVANTAGES.get(name) or function_named(name, StageNotFound)
         return weigh, {text: _filter(text) for text in self.filters}
 
 
@@ -187,9 +186,7 @@ def check_filters(texts: Sequence[str], group: int | None) -> None:
         if text in texts[:number]:
             raise ValueError(f"the filter {text} is asked for twice")
     if group is None and ZERO_ADVANTAGE in texts:
-        raise ValueError(
-            f"the filter {ZERO_ADVANTAGE} compares the episodes of a group: add --group"
-        )
+        raise ValueError(f"the filter {ZERO_ADVANTAGE} compares episodes of a group: add --group")
 
 
 def bound(name: str, value: str) -> float:

@@ -66,9 +66,8 @@ class Players:
         if len(running) >= MAX_PLAYERS:
             raise QueueFull(f"{MAX_PLAYERS} pages play already", "close one of them")
         program = [sys.executable, "-P", "-m", PROGRAM]
-        return _Player(
-            await asyncio.create_subprocess_exec(*program, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
-        )
+        made = asyncio.create_subprocess_exec(*program, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+        return _Player(await made)
 
     def end(self, player_id: str) -> None:
         """End a process, and so its session."""

@@ -72,13 +72,12 @@ class RequestSource:
         for schedule in Schedule:
             room = self._deps.dispatcher.claimer.room(schedule)
             waiting = await read(queries.first_pending(schedule, MAX_WAITING))
-            too_long = sum(
-                now - request.created_at > environments.WAITING_SECONDS for request in waiting
-            )
+            late_at = now - environments.WAITING_SECONDS
+            too_long = sum(request.created_at < late_at for request in waiting)
             for place, request in enumerate(waiting):
                 reason = reason_at(self._deps, request, place, room)
                 shown[request.id] = self._view(request) | {"place": place, "pending_reason": reason}
-                if place == 0 and now - request.created_at > environments.WAITING_SECONDS:
+                if place == 0 and request.created_at < late_at:
                     more = "at least " if too_long == MAX_WAITING else ""
                     others = (
                         f"; behind it: {more}{plural(too_long - 1, 'other')}"
@@ -87,9 +86,7 @@ class RequestSource:
                     )
                     late.append(environments.waiting_request(request, reason + others))
         self._faults.put(state, "queue", late)
-        running = await read(
-            queries.list_requests(states=[RequestState.RUNNING], limit=MAX_RUNNING)
-        )
+        running = await read(queries.list_requests([RequestState.RUNNING], limit=MAX_RUNNING))
         await self._read_progress(running)
         latest = await read(queries.list_requests(states=_FINAL, limit=LOOKED_AT))
         failed = await read(queries.never_launched(FAILED_LAUNCHES_SHOWN))

@@ -102,9 +102,8 @@ class Claimer:
 
     def due_at(self) -> float:
         """Return when to look at memory again, on the monotonic clock."""
-        return min(
-            (q.look_at for q in self._queues.values() if q.look_at is not None), default=math.inf
-        )
+        times = (q.look_at for q in self._queues.values() if q.look_at is not None)
+        return min(times, default=math.inf)
 
     def room(self, schedule: Schedule) -> int:
         """Return how many requests may begin, less those that the daemon carries out (any thread).

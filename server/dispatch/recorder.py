@@ -123,9 +123,8 @@ class Recorder:
             extra = {"request_id": getattr(event, "task_id", None)}
             log.exception("%s cannot be written", type(event).__name__, extra=extra)
             if isinstance(event, FinalEvent):
-                error = messages.TaskError(
-                    type(exc).__name__, f"its outcome cannot be written: {exc}"
-                )
+                why = f"its outcome cannot be written: {exc}"
+                error = messages.TaskError(type(exc).__name__, why)
                 self._write([messages.Raised(event.task_id, error, None, event.at)])
 
     def _write(self, batch: list[messages.ExecutorEvent]) -> None:
@@ -169,11 +168,7 @@ class Recorder:
     def _ending(self, event: FinalEvent) -> _Ending:
         request, reason = self._context.running.get(event.task_id), reason_of(event)
         context = None
-        if (
-            request is not None
-            and reason is not None
-            and isinstance(event, messages.Died | messages.Raised)
-        ):
+        if request and reason and isinstance(event, messages.Died | messages.Raised):
             context = FailureContext(
                 request,
                 self.estimates.peaks_of(request),
@@ -235,12 +230,10 @@ class Recorder:
 
 def _with_error(retry: Retry, error: RequestError | None, request: Request) -> Retry:
     """Add the error of the attempt, which the request's row does not keep; hide secrets."""
-    secrets = secret_values(request.payload)
-    text = (
-        {name: hide_credentials(value) for name, value in asdict(error).items()} if error else None
-    )
+    shown = error and {name: hide_credentials(value) for name, value in asdict(error).items()}
     message = without_secrets(retry.message, request.payload)
-    return replace(retry, message=message, error=hide_values(text, secrets))
+    secrets = secret_values(request.payload)
+    return replace(retry, message=message, error=hide_values(shown, secrets))
 
 
 def _level_of(request: Request) -> int:

@@ -39,6 +39,7 @@ from .progress import eta_seconds
 
 if TYPE_CHECKING:
     from ...rollouts.run import Report, RunConfig
+    from ...rollouts.session.session import Server
 
 LOG_SECONDS = 10.0  # between two log lines about progress
 POLL_INTERVAL_SECONDS = 0.1  # between two checks whether a starting environment is ready
@@ -134,21 +135,14 @@ class Rollout(base.Operation):
 
         reporter = _ProgressReporter(context)
         runs = Layout(context.home).runs
-        named = {
-            name: FollowedEnvironment(runs, name) for name in payload.names if "://" not in name
-        }
+        named = {n: FollowedEnvironment(runs, n) for n in payload.names if "://" not in n}
         for name, environment in named.items():
             if environment.is_starting():  # or restarting
                 base.say(f"waiting for {name}, which is being started")
             while environment.is_starting():
                 time.sleep(POLL_INTERVAL_SECONDS)
-        config = payload.run_config(
-            {
-                without_token(name)[0]: named[name].base_url if name in named else name
-                for name in payload.names
-            },
-            {environment.base_url: environment for environment in named.values()},
-        )
+        urls = {without_token(n)[0]: named[n].base_url if n in named else n for n in payload.names}
+        config = payload.run_config(urls, {each.base_url: each for each in named.values()})
         addresses = (without_token(url)[0] for url in config.environments.values())
         base.say(f"{plural(config.episodes, config.unit)} at {', '.join(addresses)}")
         folder = Path(payload.cwd) if payload.cwd else None
@@ -179,10 +173,7 @@ class FollowedEnvironment:
         self._launch = found.request_id
         self.base_url = with_token(found.address, found.token)
         headers = run_files.server_options(found.data)["headers"]
-        self.server: tuple[str | None, str | None] = (
-            headers[ENVIRONMENT_HEADER],
-            headers[GENERATION_HEADER],
-        )
+        self.server: Server = headers[ENVIRONMENT_HEADER], headers[GENERATION_HEADER]
 
     def is_starting(self) -> bool:
         """Return whether it has replicas, but none that takes sessions. Reads files.
@@ -205,10 +196,7 @@ class FollowedEnvironment:
                 f"what has finished is kept; launch {self.name}, and run the same command again",
             )
         known = ((each, read_status_file(each.run_dir) or {}) for each in own)
-        return not any(
-            is_ready(run_file, status) and not status.get("is_draining")
-            for run_file, status in known
-        )
+        return not any(is_ready(f, s) and not s.get("is_draining") for f, s in known)
 
 
 class _ProgressReporter:
@@ -222,14 +210,13 @@ class _ProgressReporter:
         """Report how far the rollout is; from any thread."""
         message = report.message()
         there = report.earlier + report.stats.trees
+        left = report.wanted - report.earlier
         progress = {
             "phase": "rolling out",
             "message": message,
             "done": there,
             "total": report.wanted,
-            "eta_seconds": eta_seconds(
-                report.stats.trees, report.wanted - report.earlier, report.stats.seconds
-            ),
+            "eta_seconds": eta_seconds(report.stats.trees, left, report.stats.seconds),
             "rollout": report.to_json(),
         }
         self._context.progress(progress)

@@ -178,10 +178,8 @@ class Changes:
                     await watch.drain(seconds, leaves=True)
             if state is GenerationState.FAILED:
                 await self.replicas.status.insist(lambda: self._start_missing(name))
-            if ending:
-                await asyncio.wait(
-                    [w.task for w in ending], timeout=seconds + replacing.STOP_SECONDS
-                )
+            if tasks := [watch.task for watch in ending]:
+                await asyncio.wait(tasks, timeout=seconds + replacing.STOP_SECONDS)
             await self.replicas.insist_on_stopping(name, launch)
             end = self.replicas.status.end_generation
             await self.replicas.status.insist(lambda: end(generation, state, error))

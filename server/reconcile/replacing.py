@@ -56,9 +56,7 @@ class Change:
 
     is_whole: ClassVar[bool] = False  # whether new replicas serve only when all are ready
     # The parts whose replicas may be the model of new ones.
-    models: ClassVar[tuple[Part, ...]] = (
-        *(Part.STAYS, Part.OLD, Part.KEPT, Part.READY, Part.WAITING),
-    )
+    models: ClassVar[Sequence[Part]] = (Part.STAYS, Part.OLD, Part.KEPT, Part.READY, Part.WAITING)
 
     name: str
     _context: OperationContext
@@ -226,15 +224,13 @@ class Change:
         return changed
 
     def _report_waiting(self, first: ReplicaWatch) -> None:
-        now, count = time.monotonic(), self._roster.count(Part.WAITING)
+        now, count, ready = time.monotonic(), self._roster.count(Part.WAITING), len(self._ready)
         why = first.status.get("problem") or first.status.get("waiting")
         if now >= self._deadline:
-            raise started_replicas.not_ready(
-                first.run_file, self._ready_seconds, why, len(self._ready)
-            )
+            raise started_replicas.not_ready(first.run_file, self._ready_seconds, why, ready)
         if why is not None and now - self._waits_since >= PATIENT_SECONDS:
             verb = "waits" if count == 1 else "wait"
-            counts = f"{len(self._ready)} of {len(self._ready) + count} are ready"
+            counts = f"{ready} of {ready + count} are ready"
             self._awaited.on_lasting(f"{counts}; {count} {verb}: {why}", self._deadline - now)
         elif why is None:
             run_file = first.run_file

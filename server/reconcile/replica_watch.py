@@ -133,9 +133,8 @@ class ReplicaWatch:
                 await asyncio.sleep(self.timing.look_again_seconds)
 
     async def _follow_shim(self) -> None:
-        reader, writer = await asyncio.open_unix_connection(
-            self.run_file.socket_path, limit=MAX_LINE_BYTES
-        )
+        path = self.run_file.socket_path
+        reader, writer = await asyncio.open_unix_connection(path, limit=MAX_LINE_BYTES)
         self._writer = writer
         try:
             async for line in reader:

@@ -199,10 +199,8 @@ class ReplicaManager:
                 replica = None
             if replica is None or is_over(replica.state):  # or the row of an earlier attempt
                 replica = new_replica(run_file)
-            revive = partial(run_files.revive, fork=self.fork)
-            watch = ReplicaWatch(
-                replica, run_file, self.timing, self._record, self._give_up, revive
-            )
+            again = partial(run_files.revive, fork=self.fork)
+            watch = ReplicaWatch(replica, run_file, self.timing, self._record, self._give_up, again)
             watch.is_kept.clear()
             watch.on_status = partial(self._note_status, watch)
             self.watches.add(watch)

@@ -57,10 +57,8 @@ class StatusWriter:
         error: RequestError | None = None,
     ) -> None:
         """Write an environment's state; keep the address when None is given."""
-        move = observing.set_environment_state
-        event = await self._store.write(
-            move, name, state, address=address, error=error, now=time.time()
-        )
+        work, now = observing.set_environment_state, time.time()
+        event = await self._store.write(work, name, state, address=address, error=error, now=now)
         if event is None:
             return
         self._bus.publish([event])

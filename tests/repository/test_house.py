@@ -14,8 +14,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_440,
-    "code lines": 48_402,
+    "shipped lines": 75_363,
+    "code lines": 48_325,
     "modules": 390,
     "test lines": 67_628,
     "words of pages": 24_987,

@@ -34,9 +34,7 @@ async def check(subject: Subject, result: CheckResult) -> None:
         ids = [each["session_id"] for each in answer.data.get("branches") or ()]
         episodes = [await _branch(subject, opened, each) for each in ids or [None] * BRANCHES]
         episodes.append(await _play(subject, parent))
-    differing = next(
-        (d for each in episodes for d in differences(episodes[0], each, ignored)), None
-    )
+    differing = next((d for e in episodes for d in differences(episodes[0], e, ignored)), None)
     if differing is None:
         result.summary += "; two branches answer as their session does"
         return
@@ -47,13 +45,9 @@ async def check(subject: Subject, result: CheckResult) -> None:
         return
     step, path, values = differing
     result.summary += "; their answers differ"
-    found = (
-        f"after the same actions, two copies of a session differ at step {step}: {path}: {values}"
-    )
+    found = f"after equal actions, two copies of a session differ at step {step}: {path}: {values}"
     means = "a branch has not all of its session's state, or shares some of it"
-    remedy = (
-        "keep all state in the instance, or in what export_state() returns and import_state() takes"
-    )
+    remedy = "keep state in the instance, or in what export_state() gives and import_state() takes"
     result.findings.append(Finding(found, means, remedy))
 
 
@@ -75,9 +69,9 @@ def _describe(answer: Frame, result: CheckResult) -> None:
 
 async def _branch(subject: Subject, opened: AsyncExitStack, session_id: str | None) -> list[Json]:
     """Attach to a branch, or replay one; return its answers to the actions that follow."""
-    address = (
-        subject.base_url if session_id is None else branch_address(subject.base_url, session_id)
-    )
+    address = subject.base_url
+    if session_id is not None:
+        address = branch_address(address, session_id)
     session = TrialSession(address, subject.plan.step_timeout_seconds)
     await opened.enter_async_context(session)
     if session_id is None:

@@ -115,9 +115,7 @@ async def check(subject: Subject, result: CheckResult) -> None:
         "sessions": run.played,
         "sessions_between_samples": batch,
         "bytes_per_session": None if per_session is None else round(per_session),
-    }
-    result.figures |= {
-        each.name: [getattr(held, each.name) for held in samples] for each in fields(Holdings)
+        **{each.name: [getattr(held, each.name) for held in samples] for each in fields(Holdings)},
     }
     seen = size(max(MIN_BYTES, largest_fall(memory)) / (batch * BATCHES))
     result.summary = (

@@ -109,9 +109,7 @@ def note_exits(
     more = "" if had is None else f" {math.ceil(2 * had / MB)}M"
     remedy = f"more memory: openenv test with --memory{more}, and openenv launch in the same way"
     if result.check == "leaks":
-        remedy = (
-            f"it may leak: see with fewer --sessions whether its memory grows; if not, {remedy}"
-        )
+        remedy = f"it may leak: see with fewer --sessions whether memory grows; if not, {remedy}"
     result.summary = "it could not be finished: the server was killed for memory"
     kept = [] if result.check in MEASURING else result.findings
     result.findings = [Finding(found, means, remedy), *kept]
