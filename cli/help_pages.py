@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Help pages that fit a screen: flags in groups, a line each, and `--set` for all other options.
 
-`-h` shows the flags of a first launch or rollout on 24 lines, `--help` all flags.
+`-h` shows the flags of a first launch or rollout on one screen, `--help` all flags and examples.
 A rarely used option has no flag. It keeps the name, type and help of its declaration, and is given
 as `--set NAME=VALUE`; `--set help` prints the table of a command's options of this kind.
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 Groups = Mapping[str, str]  # titles, each with its flags; `-h` shows those before a `|`
 
-SHORT_LINES = 23  # of `-h`: with the prompt, the 24 lines of a terminal
-SCREEN_LINES = 40
+SCREEN_LINES = 23  # of `-h`: with the prompt, the 24 lines of a terminal
 _IS_SHORT = f"{__name__}.is_short"  # in the context's `meta`
 _HELP = ("-h, --help", "Show the most used options (-h), or all (--help)")
 _YES_OR_NO = "yes|no"
@@ -59,9 +58,11 @@ class GroupedCommand(click.Command):
                     formatter.write_dl([(f"{flags:{width}}", text) for flags, text in group])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write as many examples as fit the screen, at least one."""
-        lines = SHORT_LINES if ctx.meta.get(_IS_SHORT) else SCREEN_LINES
-        room = lines - formatter.getvalue().count("\n")
+        """Write the examples: with `-h` as many as fit the screen, at least one."""
+        if not ctx.meta.get(_IS_SHORT):
+            super().format_epilog(ctx, formatter)
+            return
+        room = SCREEN_LINES - formatter.getvalue().count("\n")
         examples = (self.epilog or "").splitlines()[2:]  # after `\b` and the heading
         for line in examples[: max(1, room)]:
             formatter.write(f"Example: {line.strip()}\n")

@@ -64,8 +64,8 @@ def launch(source: str, output: Output, is_async: bool, watch: bool, **options: 
     Examples:
       openenv launch echo  # a bundled environment
       openenv launch ./my_env --memory 2G  # a folder, with a memory limit
-      openenv launch my_module:MyEnvironment -e API_KEY  # a class; $API_KEY is handed on
-      openenv launch ./my_env --replicas 4 --gateway  # four replicas at one address
+      openenv launch my_module:MyEnvironment -e API_KEY  # a class, with $API_KEY
+      openenv launch ./my_env --replicas 4 --gateway  # four at one address
       openenv launch ./my_env --provider docker  # in a container
       openenv launch --async ./my_env  # print the request's id, and return
       openenv launch --watch ./my_env  # update it whenever a file changes

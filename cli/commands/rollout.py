@@ -74,7 +74,7 @@ def rollout(
       openenv rollout echo --out episodes --episodes 64  # random actions
       openenv rollout my_env --out out --policy my_policies:act  # your own
       openenv rollout show episodes  # counts and rewards of a folder
-      openenv rollout my_env --out out --launch --group 8  # launch it first; groups for GRPO
+      openenv rollout my_env --out out --launch --group 8  # groups for GRPO
     """
     if options["out"] is None:
         if names[0] == "show":
