@@ -216,9 +216,8 @@ def _rewards(result: Json) -> list[str]:
         steps = plural(result["max_steps"], "step")
         lines.append(f"  {count} truncated at {steps}{reward_note}")
     if odd := result["odd_rewards"]:
-        number = result["episodes_with_odd_rewards"]
-        have = f"{plural(number, 'episode')} {'has' if number == 1 else 'have'}"
-        lines.append(f"  {have} rewards that are no numbers, left out of the mean: {_counts(odd)}")
+        with_odd = f"{plural(result['episodes_with_odd_rewards'], 'episode')} with rewards"
+        lines.append(f"  {with_odd} that are no numbers, left out of the mean: {_counts(odd)}")
     return lines
 
 

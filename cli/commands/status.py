@@ -184,10 +184,9 @@ def _remarks(environment: Json, now: float, *, is_named: bool = True) -> Iterato
         yield f"  {name}: {bad('sessions fail')}: {cause} (see openenv logs {name})"
     if held := serving.get("held"):
         shards = plural(serving["shards"], "shard")
-        are = "is" if held["shards"] == 1 else "are"
         since = phrases.duration(now - held["since"])
         yield (
-            f"  {name}: {held['shards']} of {shards} {are} blocked for {since}; a step whose "
+            f"  {name}: {held['shards']} of {shards} blocked for {since}; a step whose "
             f"client waits is ended by --step-timeout alone (see openenv logs {name})"
         )
     if environment.get("is_exposed") and environment["state"] not in _ENDED:

@@ -72,9 +72,8 @@ def replica_faults(name: str, replica: Json, *, is_brief: bool = False) -> Itera
         yield f"{where} {plain(replica['message'])}"
     for one in replica.get("abandoned") or ():  # steps that run although their sessions have ended
         calls = plural(one["count"], "abandoned call")
-        has = "has" if one["count"] == 1 else "have"
         ran = phrases.duration(now - one["since"])
-        yield f"{where} shard {one['shard']}: {calls} {has} run for {ran}"
+        yield f"{where} shard {one['shard']}: {calls}, running for {ran}"
     if left := replica.get("left"):
         programs = (f"{plain(p['name'])} (pid {p['pid']}, {p['bytes'] / MB:.0f} MB)" for p in left)
         them = "it" if len(left) == 1 else "them"

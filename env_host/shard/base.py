@@ -35,7 +35,7 @@ from ...system.net.websocket import GOING_AWAY_CLOSE
 from ...system.process.descriptors import Message
 from ...system.process.loop_lag import EventLoopLagMonitor, LagSnapshot
 from ...system.process.signal_pipe import STOP_SIGNALS, handler_before, take_over
-from ...system.text.units import MB
+from ...system.text.units import MB, plural
 from ..errors import SessionEnded
 from ..ipc.fd_messages import MessageChannel, PeerReplicas
 from ..ipc.reports import note_awake
@@ -127,9 +127,8 @@ def memory_sentences(killed: int, held_bytes: int, limit_bytes: int) -> str:
     """
     text = ""
     if killed:
-        victims = "A program" if killed == 1 else f"{killed} programs"
-        verb = "was" if killed == 1 else "were"
-        text = f" {victims} that the environment had started {verb} killed for memory meanwhile."
+        programs = plural(killed, "program")
+        text = f" Killed for memory meanwhile: {programs} that the environment had started."
     if limit_bytes and held_bytes >= SHORT_SHARE * limit_bytes:
         text += (
             f" Memory was short: {held_bytes / MB:.0f} MB were held together with other processes "

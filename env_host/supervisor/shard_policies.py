@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
+from ...system.text.units import plural
 from ..ipc.reports import abandoned_seconds, blocked_seconds
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field
 
@@ -106,9 +107,8 @@ def replacement_of(
 
 def describe(row: Counters, now: int) -> str:
     """Describe the abandoned steps of a shard, for the log."""
-    count = row[Field.ABANDONED]
-    what = "1 abandoned call has" if count == 1 else f"{count} abandoned calls have"
-    return f"{what} run for {abandoned_seconds(row, now):.0f} s"
+    calls = plural(row[Field.ABANDONED], "abandoned call")
+    return f"{calls}, running for {abandoned_seconds(row, now):.0f} s"
 
 
 class Idleness:

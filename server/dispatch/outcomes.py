@@ -17,7 +17,7 @@ from ...schema.states import ErrorKind, RequestState
 from ...system.memory.limits import HINT, tells_no_room
 from ...system.process.exit_reason import ExitKind, ExitReason
 from ...system.text.json_lines import Json
-from ...system.text.units import MB
+from ...system.text.units import MB, plural
 
 FinalEvent = Succeeded | Raised | Died | Cancelled
 
@@ -35,7 +35,6 @@ _HINT_OF_KIND = {
 # Hints for operations whose next run continues where this one stopped.
 _RESUMES = {"rollout": "finished episodes are kept: the same command plays the missing ones"}
 _GROWTH = 2  # how much more the next attempt is given
-_PLURALS = {"launch": "launches"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +103,8 @@ def story(event: Died, known: FailureContext) -> str:
         ran += f" for {event.exit.seconds:.1f} s"
     lines = [f"{what_happened(event)}.", f"{ran}."]
     if known.peaks:
-        operation, count = known.request.operation, len(known.peaks)
-        which = operation if count == 1 else f"{count} {_PLURALS.get(operation, f'{operation}s')}"
-        lines[-1] += f" Peak of the last {which}: {max(known.peaks) / MB:.0f} MB."
+        runs = plural(len(known.peaks), "earlier run")
+        lines[-1] += f" Peak of {runs}: {max(known.peaks) / MB:.0f} MB."
     if known.request.retry_oom and known.request.attempts > 1:
         lines.append(f"It was attempt {known.request.attempts} of {known.request.max_attempts}.")
     return "\n".join(lines)

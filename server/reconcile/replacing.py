@@ -229,9 +229,8 @@ class Change:
         if now >= self._deadline:
             raise started_replicas.not_ready(first.run_file, self._ready_seconds, why, ready)
         if why is not None and now - self._waits_since >= PATIENT_SECONDS:
-            verb = "waits" if count == 1 else "wait"
-            counts = f"{ready} of {ready + count} are ready"
-            self._awaited.on_lasting(f"{counts}; {count} {verb}: {why}", self._deadline - now)
+            counts = f"{ready} of {ready + count} are ready; {count} waiting"
+            self._awaited.on_lasting(f"{counts}: {why}", self._deadline - now)
         elif why is None:
             run_file = first.run_file
             secrets = {"env": run_file.data["env"], "token": run_file.token}

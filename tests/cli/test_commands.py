@@ -455,7 +455,7 @@ GPUS = {"each": 1.0, "resource": "nvidia.com/mig-1g.5gb"}
             new_environment(gpus={"each": 0.25, "resource": None}),
             "  trial: 0.25 GPU for each replica\n",
         ),
-        (new_environment(serving=SERVING), "trial: 1 of 4 shards is blocked for"),
+        (new_environment(serving=SERVING), "trial: 1 of 4 shards blocked for"),
         (with_replica(exits=[EXIT]), f"ago {EXIT['message']}\n"),
         (
             with_replica(exits=[EXIT, EXIT], exit_kinds={"oom_killed": 1, "exited": 2}),
@@ -498,7 +498,7 @@ def test_status_says_of_an_environment_by_its_name(
 
 def test_status_names_steps_that_go_on_and_a_gateways_exit_and_problem(cli: Cli) -> None:
     abandoned = [{"shard": 0, "count": 1, "since": time.time() - 130.0}]
-    sentence = "trial replica 0: shard 0: 1 abandoned call has run for 2 min"
+    sentence = "trial replica 0: shard 0: 1 abandoned call, running for 2 min"
     assert sentence in cli.shows(with_replica(abandoned=abandoned))
     told = {"at": 1000.0, "message": "Envoy (pid 7) was killed by SIGKILL"}
     out = cli.shows(gateway={"exits": [told], "problem": "the gateway is full"})

@@ -212,7 +212,7 @@ def test_the_summary_tells_truncated_damaged_and_dropped_episodes_and_odd_reward
     assert "  packs/00000.jsonl was removed\n  what was lost by it was played again\n" in text
     assert "played again" not in summary(damaged=["out/rollout.json was cut or changed"])
     text = summary(odd_rewards={'"high"': 1, "NaN": 12}, episodes_with_odd_rewards=3)
-    assert "  3 episodes have rewards that are no numbers, left out of the mean: " in text
+    assert "  3 episodes with rewards that are no numbers, left out of the mean: " in text
     assert ': 12 NaN, 1 "high"\n' in text
     text = summary(
         there=4, failures={"policy_error": 1}, left_out=3,

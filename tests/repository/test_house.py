@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_363,
-    "code lines": 48_325,
+    "shipped lines": 75_357,
+    "code lines": 48_319,
     "modules": 390,
-    "test lines": 67_628,
-    "words of pages": 24_987,
+    "test lines": 67_626,
+    "words of pages": 24_988,
     "words of decisions": 7_941,
     "folders at the root": 15,
     "large classes": 3,

@@ -67,7 +67,7 @@ def test_a_shard_is_replaced_when_its_other_sessions_have_ended(
     psutil.Process(pid).wait(WAIT_SECONDS)
     with host.open() as client:
         assert client.pid() != pid
-    assert f"shard 0 (pid {pid}) is replaced: 1 abandoned call has run for" in host.log.read_text()
+    assert f"shard 0 (pid {pid}) is replaced: 1 abandoned call, running for" in host.log.read_text()
 
 
 def test_a_shard_whose_sessions_are_starved_is_replaced_at_once(
@@ -169,8 +169,8 @@ SHORT = (
     [
         (0, 100, ""),
         (0, 250, SHORT),
-        (1, 0, " A program that the environment had started was killed for memory meanwhile."),
-        (2, 0, " 2 programs that the environment had started were killed for memory meanwhile."),
+        (1, 0, " Killed for memory meanwhile: 1 program that the environment had started."),
+        (2, 0, " Killed for memory meanwhile: 2 programs that the environment had started."),
     ],
 )  # fmt: skip
 def test_a_client_whose_step_timed_out_is_told_what_memory_had_to_do_with_it(

@@ -145,7 +145,7 @@ def test_the_error_of_a_killed_worker_says_what_ran_for_how_long_and_earlier_pea
             "worker long-3 (pid 41233) was killed by the kernel for memory at 251 MB; its "
             "limit was 256 MB (cgroup openenvd/long-3, oom_kill 0→1)."
         ),
-        "It was running `launch trial` for 12.4 s. Peak of the last 20 launches: 214 MB.",
+        "It was running `launch trial` for 12.4 s. Peak of 20 earlier runs: 214 MB.",
     ]
     assert error.hint == (
         "openenv retry id --memory 512M   or fewer at once: openenv up --max-long-workers 3"
