@@ -21,7 +21,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from ..schema.settings import Paths
 from .errors import DaemonNotStarted
@@ -30,27 +29,8 @@ MANAGER_SECONDS = 60.0
 _HINT = "without a service manager, openenv up starts the daemon until the machine is shut down"
 
 
-class Service(Protocol):
-    """The service of one home."""
-
-    path: Path  # of its file
-    lasts: str  # a sentence about how long it runs
-
-    def check(self) -> None:
-        """Raise `DaemonNotStarted` if there is no service manager."""
-
-    def start(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Write the file, and start the service now and with each session of the user."""
-
-    def resume(self) -> None:
-        """Start the service, whose daemon was stopped, as its file says."""
-
-    def remove(self) -> None:
-        """Stop and disable the service, and remove its file."""
-
-
 class SystemdUnit:
-    """A unit of the user's systemd."""
+    """A unit of the user's systemd; `lasts` says how long it runs."""
 
     lasts = "it ends with your last session, unless loginctl enable-linger was run"
 
@@ -72,7 +52,7 @@ class SystemdUnit:
             raise
 
     def check(self) -> None:
-        """Ask for the user's service manager."""
+        """Raise `DaemonNotStarted` if there is no service manager."""
         _run("systemctl", "--user", "show-environment")
 
     def resume(self) -> None:
@@ -113,7 +93,7 @@ class LaunchdAgent:
         _run("launchctl", "bootstrap", self._domain, str(self.path))
 
     def check(self) -> None:
-        """Ask for the session of this user, which `ssh` alone does not begin."""
+        """Raise `DaemonNotStarted` without a session of the user, which `ssh` does not begin."""
         _run("launchctl", "print", self._domain)
 
     def resume(self) -> None:
@@ -127,7 +107,7 @@ class LaunchdAgent:
         self.path.unlink()
 
 
-def service_of(home: Path) -> Service:
+def service_of(home: Path) -> SystemdUnit | LaunchdAgent:
     """Return the service of a home, whether or not it exists."""
     digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:8]
     name = "openenvd" if home == Paths.from_environment({}).home else f"openenvd-{digest}"

@@ -19,7 +19,6 @@ from ...client.service import service_of
 from ...schema.settings import SETTINGS, Paths, Setting, Settings, flags_of_killed, given_settings
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
-from ...system.text.units import plural
 from ..options import Command, Duration, connect, json_option
 from ..output import phrases
 from ..output.output import Output, Table, good
@@ -193,7 +192,7 @@ def _summary(info: Json) -> list[str]:
     shown: dict[str, Callable[[float], str]] = {
         "cpus": lambda count: f"{count:g} CPUs",
         "memory_bytes": phrases.size,
-        "pids": lambda count: plural(int(count), "process", "es"),
+        "pids": lambda count: f"{count:,} processes",
     }
     sources = limits.get("sources") or {}
     found = [

@@ -14,8 +14,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_357,
-    "code lines": 48_319,
+    "shipped lines": 75_336,
+    "code lines": 48_310,
     "modules": 390,
     "test lines": 67_626,
     "words of pages": 24_988,
