@@ -118,6 +118,14 @@ def needs_gateway(spec: EnvironmentSpec) -> bool:
     return spec.provider != LOCAL and (most > 1 or entry_of(spec.provider).moves)
 
 
+def runs_elsewhere(provider: str | None) -> bool:
+    """Return whether a provider's replicas use other machines' memory; None is this machine."""
+    try:
+        return entry_of(provider or LOCAL).has_own_addresses
+    except EngineRefused:  # its package was uninstalled
+        return False
+
+
 def check_engines(*engines: str) -> dict[str, Json]:
     """Return the `Check` of these engines, or of all, made in a process of its own. Blocks."""
     asked = engines or names()

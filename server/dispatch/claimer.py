@@ -23,6 +23,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ...environments.engines.registry import runs_elsewhere
 from ...executor.errors import FrameError, NoRoom
 from ...executor.messages import Raised, Succeeded, Task, TaskError
 from ...executor.policy.memory import FreeMemory, Need, Shortage, admit
@@ -190,11 +191,14 @@ class Claimer:
         return replace(free, burst_bytes=burst, available_bytes=available, is_alone=False)
 
     def _bytes_of(self, request: Request) -> int:
-        """Estimate the memory of a request; a `scale` needs it for the replicas that it adds."""
-        if request.operation != "scale":
-            return self._estimates.of(request)
-        found = self._context.store.read(queries.environment(str(request.environment)))
-        running = 0 if found is None else int(found.spec.get("replicas") or 1)
+        """Estimate the memory of a request: of its worker, and of replicas that it adds here."""
+        spec, running, is_scale = request.payload, 0, request.operation == "scale"
+        if is_scale:  # has no worker
+            found = self._context.store.read(queries.environment(str(request.environment)))
+            spec = {} if found is None else found.spec
+            running = 0 if found is None else int(spec.get("replicas") or 1)
+        if runs_elsewhere(spec.get("provider")):
+            running = int(request.payload.get("replicas") or 1) - (not is_scale)
         return self._estimates.of(request, running)
 
     def _note_shortages(self, queue: _Queue, short: dict[str, Shortage]) -> None:
@@ -260,15 +264,16 @@ class Claimer:
         )
 
     def _task(self, request: Request) -> Task:
+        operation = self._context.operations[request.operation]
         return Task(
             id=request.id,
-            operation=self._context.operations[request.operation],
+            operation=operation,
             payload=payload_of(request),
             schedule=request.schedule,
             log_path=f"{self._before_id}{request.id}{self._after_id}",
             label=label_of(request),
             timeout_seconds=request.timeout_seconds,
             memory_bytes=request.memory_bytes or asked_bytes(request),
-            expected_bytes=self._estimates.of(request),
+            expected_bytes=self._bytes_of(request) if operation else 0,  # "": it has no worker
             traceparent=self._context.traces.begin(request),
         )

@@ -197,6 +197,21 @@ def test_a_scale_waits_only_for_the_memory_of_replicas_that_it_adds(bench: Bench
     assert told == "waiting for memory: needs 8 MB, 0 MB free"
 
 
+def test_replicas_on_other_machines_need_no_memory_here(bench: Bench) -> None:
+    learned = records.MemoryEstimate("launch", "echo", (records.PeakSample(0.0, 100 * MB),), 0.0)
+    bench.dispatcher.claimer._estimates.accept([learned])
+    spec = {"provider": "slurm", "replicas": 3}
+    row = records.Environment("grows", spec, EnvironmentState.READY, 0.0, 0.0)
+    bench.writer.write(submitting.adopt, row)
+    launch = {"source": "echo", "replicas": 100}
+    bench.running(payload=launch | {"provider": "slurm"})
+    assert bench.executor.tasks[0].expected_bytes == int(100 * MB * 1.15)  # its worker's
+    uninstalled = bench.submit(payload=launch | {"provider": "uninstalled"})
+    grows = bench.submit("scale", environment="grows", payload={"replicas": 1000})
+    bench.ended(grows, RequestState.RUNNING)
+    bench.eventually(lambda: uninstalled in bench.dispatcher.claimer.shortages)
+
+
 def test_a_waiting_request_starts_when_another_process_frees_memory(bench: Bench) -> None:
     ids = [bench.submit() for _ in range(3)]
     bench.dispatcher.start()
