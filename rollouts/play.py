@@ -34,6 +34,7 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
+from ..env_host.errors import WSErrorCode
 from ..schema.errors import HintedError
 from ..system.process.proc import set_oom_score_adj
 from ..system.text.json_lines import Json
@@ -212,6 +213,8 @@ class Game:
 
 def _refused(error: Json, environment: str) -> CallFailed:
     """Return the error for an answer that is one, with the exception's class and place."""
+    if error.get("code") == WSErrorCode.SESSION_NOT_RESET:
+        return CallFailed("reset begins an episode")
     errors = error.get("errors") or []
     if errors:
         first = errors[0]

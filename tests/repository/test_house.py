@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_336,
-    "code lines": 48_310,
+    "shipped lines": 75_352,
+    "code lines": 48_323,
     "modules": 390,
-    "test lines": 67_626,
+    "test lines": 67_643,
     "words of pages": 24_988,
     "words of decisions": 7_941,
     "folders at the root": 15,

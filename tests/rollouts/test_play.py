@@ -50,6 +50,8 @@ def test_every_episode_of_a_game_is_saved_once_and_the_one_that_is_named_as_a_py
 
 def test_a_game_tells_what_the_environment_refused_or_raised(serve: Serve) -> None:
     game = Game(address_of(serve()), "walk", "worlds:Walk")
+    with pytest.raises(CallFailed, match="reset begins an episode"):
+        game.step({"size": 1})
     game.reset({})
     with pytest.raises(CallFailed, match="valid integer") as refused:
         game.step({"size": "x"})
