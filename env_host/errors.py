@@ -40,9 +40,6 @@ class WSErrorCode(StrEnum):
     CHECKPOINT_UNKNOWN = "CHECKPOINT_UNKNOWN"
 
 
-PLACE_ATTRIBUTE = "openenvd_place"  # of an error from another process: the line that raised it
-
-
 class HostError(Exception):
     """Base of everything the env host raises itself."""
 
@@ -121,13 +118,14 @@ class CapacityReached(SessionError):
 
 
 class FactoryFailed(SessionError):
-    """The environment could not be created; `__cause__` is what its factory raised."""
+    """The environment could not be created, because its factory raised `cause`, or that line."""
 
     code = WSErrorCode.FACTORY_ERROR
 
-    def __init__(self, factory_name: str, cause: BaseException) -> None:
-        text = f"{factory_name} could not be created: {type(cause).__name__}: {cause}"
-        super().__init__(text, factory_name=factory_name)
+    def __init__(self, factory_name: str, cause: BaseException | str) -> None:
+        if isinstance(cause, BaseException):
+            cause = f"{type(cause).__name__}: {cause}"
+        super().__init__(f"{factory_name} could not be created: {cause}", factory_name=factory_name)
 
 
 class CallTimedOut(SessionError):

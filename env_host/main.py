@@ -172,7 +172,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
 def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> None:
     """Run the supervisor, which is the parent of the processes that serve."""
     from .environment import plan as plans
-    from .shard import shard  # noqa: F401  before a fork, so that children share it
+    from .shard import session_process, shard  # noqa: F401  before a fork: children share them
     from .startup import note_on_few_fds
     from .supervisor.spawn import what_forbids_forking
     from .supervisor.supervisor import Supervisor
@@ -204,9 +204,10 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
         notifier.note(sentence)
     if has_hooks:
         notifier.note(plans.note_on_hooks(plan))
-    wanted = 1 if plan.exclusive else config.max_sessions or protocol.DEFAULT_SESSIONS
-    note = note_on_few_fds(wanted, plan.max_sessions, max_fds, plan.shards)
-    if note is not None and not plan.isolates:
+    default = plan.max_sessions if plan.isolates else protocol.DEFAULT_SESSIONS
+    wanted = 1 if plan.exclusive else config.max_sessions or default
+    note = note_on_few_fds(wanted, plan.max_sessions, max_fds, plan.shards, 1 + plan.isolates)
+    if note is not None:
         notifier.note(note)
 
     serve = functools.partial(_serve_as_child, config, definition)
@@ -225,30 +226,28 @@ def _serve_as_program(config: HostConfig, definition: Definition, child: dict[st
     if STATE_CONFIG in child:
         serve_as_program(definition.env_class, child[STATE_CONFIG])
     die_with_parent(os.getppid())
-    head = bytes.fromhex(child.pop("head"))
     own = ChildConfig(**child)
     for fd in own.fds:
         os.set_inheritable(fd, False)
-    scoreboard = Scoreboard(own.scoreboard_fd, own.shards, own.rows - own.shards)
-    _serve_as_child(config, definition, own, scoreboard, head)
+    board = None if own.scoreboard_fd is None else Scoreboard(own.scoreboard_fd, own.shards)
+    _serve_as_child(config, definition, own, board)
 
 
 def _serve_as_child(
-    config: HostConfig,
-    definition: Definition,
-    own: ChildConfig,
-    scoreboard: Scoreboard,
-    head: bytes,
+    config: HostConfig, definition: Definition, own: ChildConfig, scoreboard: Scoreboard | None
 ) -> Never:
     """Serve as one of the supervisor's children, and exit."""
     from ..system.process.descriptors import Message, send_message
     from .event_loop import run_loop
     from .startup import pin_gpu
 
+    if scoreboard is None:
+        _serve_session(definition, own, config.gpus or 0)
+        _exit_soon()
+        sys.exit(0)
     pin_gpu(own.index, config.gpus or 0)
-
     try:
-        serving = _run_child(config, definition, own, scoreboard, head)
+        serving = _run_shard(config, definition, own, scoreboard)
         run_loop(serving, _exit_soon, has_project_code=definition.runs_on_loop)
     except StartError as exc:
         text, lines = str(exc), list[str]()
@@ -258,34 +257,41 @@ def _serve_as_child(
         text, lines = f"{type(exc).__name__}: {exc}", _traceback(exc)
     else:
         sys.exit(0)
+    assert own.link_fd is not None
     failed = {"failed": text, "log_tail": lines[-protocol.FAILURE_LOG_LINES :]}
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(own.link_fd)) as link:
         send_message(link, Message(failed))
     sys.exit(protocol.EXIT_FAILED_TO_START)
 
 
-async def _run_child(
-    config: HostConfig,
-    definition: Definition,
-    own: ChildConfig,
-    scoreboard: Scoreboard,
-    head: bytes,
-) -> None:
-    """Run a shard, or an isolated session; `head` was already read from its connection."""
-    from .shard.shard import IsolatedSession, Shard
+def _serve_session(definition: Definition, own: ChildConfig, gpus: int) -> None:
+    """Serve one session, or as the template of a shard's sessions, until the shard ends it."""
+    from .shard.session_process import SessionProcess
 
-    kind = Shard if own.connection_fd is None else IsolatedSession
+    assert own.session_fd is not None
+    assert own.life_fd is not None
+    end = socket.socket(fileno=own.session_fd)
+    process = SessionProcess(definition, end, own.life_fd, own.state_address, gpus)
+    process.serve(own.imported_fds)
+
+
+async def _run_shard(
+    config: HostConfig, definition: Definition, own: ChildConfig, scoreboard: Scoreboard
+) -> None:
+    """Run a shard."""
+    from .shard.shard import Shard
+
     if own.state_address is None:
-        await kind(config, definition, own, scoreboard).run(head)
+        await Shard(config, definition, own, scoreboard).run()
         return
     from .shared_state.connection import ProxyFactory, StateLink
 
     link = StateLink(own.state_address)
     shared = replace(definition, factory=ProxyFactory(definition.factory, link))
-    process = kind(config, shared, own, scoreboard)
+    process = Shard(config, shared, own, scoreboard)
     link.on_lost = process.on_state_lost
     try:
-        await process.run(head)
+        await process.run()
     finally:
         await link.close()
 

@@ -36,6 +36,7 @@ MODULES = (
     *(f"{_OURS}.environment.{name}" for name in ("definition", "source_analysis", "interfaces")),
     *(f"{_OURS}.environment.upstream_project", f"{_OURS}.main", f"{_OURS}.serving.app"),
     *(f"{_OURS}.serving.uvicorn_server", f"{_OURS}.shard.shard", f"{_OURS}.startup"),
+    f"{_OURS}.shard.session_process",
     *(f"{_OURS}.shared_state.connection", f"{_OURS}.supervisor.supervisor"),
 )
 

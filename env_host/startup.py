@@ -48,24 +48,22 @@ def stacks_signal() -> int:
 class ChildConfig:
     """A child's place, its bounds, and the descriptors that it inherits."""
 
-    index: int  # its row of the scoreboard
-    generation: int
-    shards: int
-    rows: int  # of the scoreboard
-    max_sessions: int
-    exclusive: bool  # the class allows one session at a time in a process
-    scoreboard_fd: int
-    link_fd: int
+    index: int  # a shard's row of the scoreboard; or which session it is, counted from 1
+    generation: int = 0
+    shards: int = 0
+    max_sessions: int = 1
+    exclusive: bool = False  # the class allows one session at a time in a process
+    scoreboard_fd: int | None = None
+    link_fd: int | None = None
     inbox_fd: int | None = None  # where others send it connections
     inbox_fds: Sequence[int] = ()  # where it sends connections to others, by index
-    isolates: bool = False
-    isolated: int = 0  # sessions that have processes of their own already
-    connection_fd: int | None = None  # an isolated session's
+    isolates: bool = False  # its sessions have processes of their own
+    has_template: bool = False  # these are forked from a process that the shard has for that
     state_address: str | None = None  # of the state process, if sessions share a state
-    since: int = 0  # when the connection began to wait, on the scoreboard's clock
-    imported_fds: Sequence[int] = ()  # that the environment opened at its import; a session's only
     partial_messages_bytes: int = 0  # it may keep of unfinished messages; 0: not known
-    accepted: str | None = None  # headers with which the project's middleware accepted it
+    session_fd: int | None = None  # a session's process: its end of the socket pair to its shard
+    life_fd: int | None = None  # whose other end is closed when the supervisor exits
+    imported_fds: Sequence[int] = ()  # that the environment opened at its import
 
     @property
     def is_home(self) -> bool:
@@ -75,8 +73,8 @@ class ChildConfig:
     @property
     def fds(self) -> tuple[int, ...]:
         """The descriptors that the child keeps."""
-        single = (self.scoreboard_fd, self.link_fd, self.inbox_fd, self.connection_fd)
-        return (*(fd for fd in single if fd is not None), *self.inbox_fds)
+        own = (self.scoreboard_fd, self.link_fd, self.inbox_fd, self.session_fd, self.life_fd)
+        return (*(fd for fd in own if fd is not None), *self.inbox_fds)
 
 
 SPARE_FDS = 128  # besides those of sessions: modules, pipes, files of environments
@@ -163,12 +161,15 @@ def fitting_sessions(asked: int, limit: int, shards: int) -> int:
     return max(1, min(asked, sessions_of_process(limit) * shards))
 
 
-def note_on_few_fds(wanted: int, fitting: int, limit: int, shards: int) -> str | None:
+def note_on_few_fds(
+    wanted: int, fitting: int, limit: int, shards: int, of_each: int = 1
+) -> str | None:
     """Return a note for the user if there will be fewer sessions than are wanted."""
     if fitting >= wanted:
         return None
+    a_few = "a file descriptor" if of_each == 1 else f"{of_each} file descriptors"
     return (
-        f"only {fitting} of {wanted} sessions are possible: each needs a file descriptor, "
+        f"only {fitting} of {wanted} sessions are possible: each needs {a_few}, "
         f"and each of {shards} processes may have {limit} (ulimit -Hn). Raise the limit, or use "
         "more --shards"
     )

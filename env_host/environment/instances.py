@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MethodType
 from typing import Any
 
 from . import interfaces
@@ -104,6 +104,14 @@ def call_signature_of(env: Any) -> CallSignature:
     if signature is None:
         signature = _signatures[type(env)] = _find_signature(env)
     return signature
+
+
+def learn_signature(env_class: type) -> None:
+    """Find how environments of a class are called, for processes that are forked from this one."""
+    signature = _signatures[env_class] = _find_signature(env_class)
+    reset = getattr(env_class, signature.reset_name)
+    if inspect.isfunction(reset):
+        keep_accepted(MethodType(reset, env_class), {"seed": None})
 
 
 def may_use_loop(env_class: type) -> bool:

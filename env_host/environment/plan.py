@@ -35,7 +35,7 @@ from ..startup import fitting_sessions, sessions_of_process, stacks_signal
 from .definition import Definition
 from .instances import failure_of
 
-# What an isolated session is expected to need by default: 14 MB, and an environment.
+# What an isolated session is expected to need by default: 1 MB, and an environment.
 ISOLATED_SESSION_BYTES = 48 * MB
 ISOLATED_PER_CORE = 16  # most, by default
 MAX_CORES = 4096
@@ -76,8 +76,8 @@ class ServingPlan:
 
     def with_sessions(self, asked: int, fds: int) -> ServingPlan:
         """Return this plan for another number of sessions, in as many processes as before."""
-        if not self.isolates:
-            asked = 1 if self.exclusive else fitting_sessions(asked, fds, self.shards)
+        fds //= 1 + self.isolates
+        asked = 1 if self.exclusive else fitting_sessions(asked, fds, self.shards)
         return replace(self, max_sessions=asked)
 
 
@@ -102,8 +102,9 @@ def plan_of(
         if asked is None and machine.memory_bytes is not None:
             each = config.session_memory_bytes or ISOLATED_SESSION_BYTES
             most = max(1, min(most, int(machine.memory_bytes * MEMORY_SHARE) // each))
-        # One front-end shard is enough: it only reads heads, and answers HTTP.
-        return ServingPlan(1, most, isolates=True, exclusive=not is_concurrent, keeps_one=True)
+        shards = min(most, config.shards or (1 if has_own_hooks else machine.cores))
+        fitting = fitting_sessions(most, machine.fds // 2, shards)
+        return ServingPlan(shards, fitting, isolates=True, exclusive=False, keeps_one=True)
     if not is_concurrent:
         if asked is not None and asked > 1:
             raise NotConcurrent(class_name, asked)

@@ -70,16 +70,12 @@ def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
         "sessions": _total(shards, Field.SESSIONS),
         "max_sessions": _total(shards, Field.MAX_SESSIONS),
         "draining": any(counters[Field.DRAINING] for counters in shards),
-        "branches": _total(list(scoreboard), Field.BRANCHES),
-        "checkpoints": _total(list(scoreboard), Field.CHECKPOINTS),
+        "branches": _total(shards, Field.BRANCHES),
+        "checkpoints": _total(shards, Field.CHECKPOINTS),
         "waiting": _total(shards, Field.WAITING),
         "longest_wait_seconds": max(waited_seconds(counters, now) for counters in shards),
         "shards": [shard_of(counters, now) for counters in shards],
-        "isolated": [
-            {"pid": row[Field.PID], "sessions": row[Field.SESSIONS], "busy": row[Field.BUSY]}
-            for row in scoreboard
-            if row[Field.ISOLATED] and row[Field.PID] > 0
-        ],
+        "isolated": _total(shards, Field.ISOLATED),
         "exits": exits,
         "left": left,
         "sessions_fail": sessions_fail,
@@ -205,7 +201,7 @@ def render_metrics(name: str, capacity: Json) -> str:
     ]
     text = "How late a shard's loop was over the last minute; 1 is the longest."
     pages.append(metric_family("openenvd_shard_loop_lag_seconds", text, lags, "summary"))
-    isolated = [({"environment": name}, len(capacity["isolated"]))]
+    isolated = [({"environment": name}, capacity["isolated"])]
     text = "Sessions with a process of their own."
     pages.append(metric_family("openenvd_isolated_sessions", text, isolated))
     for key, text in (

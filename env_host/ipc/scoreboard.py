@@ -54,7 +54,7 @@ class Field(IntEnum):
     STOPPING = 17  # 1: it no longer accepts, or the supervisor is about to stop it
     BUSY = 18  # calls of environments in progress
     STEP_TIMEOUTS = 19  # ever
-    ISOLATED = 20  # 1: a session's own process
+    ISOLATED = 20  # sessions that have processes of their own
     OPEN = 21  # connections that it has
     ARRIVING = 22  # connections taken whose first request is not known yet
     IDLE = 23  # 1: nothing to do, so no heartbeat
@@ -135,28 +135,28 @@ class Counters:
 
 
 class Scoreboard:
-    """The rows of all shards, then those of isolated sessions."""
+    """The rows of all shards."""
 
-    def __init__(self, fd: int, shards: int, extra: int = 0) -> None:
+    def __init__(self, fd: int, shards: int) -> None:
         self.fd = fd
         self.shards = shards
-        self._map = mmap.mmap(fd, size := _ROW_BYTES * (shards + extra) + _NEWS_BYTES)
+        self._map = mmap.mmap(fd, size := _ROW_BYTES * shards + _NEWS_BYTES)
         values = memoryview(self._map).cast("q")
         self._news = memoryview(self._map)[size - _NEWS_BYTES + _FIELD_BYTES :]
         self._news_word = values[(size - _NEWS_BYTES) // _FIELD_BYTES :]
-        rows = range(shards + extra)
+        rows = range(shards)
         self._rows = [Counters(i, values[i * _FIELDS : (i + 1) * _FIELDS]) for i in rows]
 
     @classmethod
-    def create(cls, shards: int, extra: int = 0) -> Scoreboard:
+    def create(cls, shards: int) -> Scoreboard:
         """Make a new scoreboard whose rows are all empty."""
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("openenvd-scoreboard", os.MFD_CLOEXEC)
         else:
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
-        os.ftruncate(fd, _ROW_BYTES * (shards + extra) + _NEWS_BYTES)
-        return cls(fd, shards, extra)
+        os.ftruncate(fd, _ROW_BYTES * shards + _NEWS_BYTES)
+        return cls(fd, shards)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -188,8 +188,8 @@ class Scoreboard:
         return [], [], None
 
     def shard_counters(self) -> list[Counters]:
-        """Return the counters of the shards, without isolated sessions."""
-        return self._rows[: self.shards]
+        """Return the counters of all shards."""
+        return self._rows
 
     def others(self, index: int) -> list[Counters]:
         """Return the counters of all shards but one."""

@@ -210,15 +210,13 @@ class HostApp:
         table: SessionTable,
         config: HostConfig,
         scoreboard: Scoreboard,
-        others: Peers | None,
+        others: Peers,
         own: ChildConfig,
         route: Callable[[int, bytes], None],
     ) -> None:
         """`route` routes a connection, of which some bytes were read, as one that has arrived."""
-        is_home = own.is_home or others is None
-        is_own = (lambda _: False) if is_home else definition.is_own
+        is_own = (lambda _: False) if own.is_home else definition.is_own
         self.routing = Routing(is_own, SESSION_PATHS - definition.own_paths, route)
-        self._is_asked = others is not None  # an isolated session's shard was asked instead
         self._definition = definition
         self._table = table
         self._scoreboard = scoreboard
@@ -231,7 +229,7 @@ class HostApp:
             self._mcp.answer,
             asyncio.get_running_loop(),
             PartialMessages(config.max_message_bytes, own.partial_messages_bytes),
-            self._is_asked and definition.checks_handshakes,
+            definition.checks_handshakes,
             lines.encode("latin-1"),
         )
         self._routes = HttpRoutes(definition, table, config.manifest)
@@ -255,7 +253,7 @@ class HostApp:
             case "http", path if path == DRAIN_ROUTE and self._drain_secret:
                 await _answer(send, _drain(self._drain_secret, scope))
             case "http", "/mcp" if scope["method"] == "POST":
-                if is_outside and self._is_asked and self._definition.middleware is not None:
+                if is_outside and self._definition.middleware is not None:
                     scope = answered_by(self._answer_mcp, scope)
                     await self._definition.app(scope, receive, send)
                 else:

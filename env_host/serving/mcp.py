@@ -13,9 +13,7 @@ A POST may arrive at any shard, and is passed to the one that has its session (`
                                         ▲  └──the same POST, on the other end──▶ b serves it
                                         └──────────── b's answer ◀─────────────┘
 
-With `--isolate`, `a` is the front-end shard and `b` the process of a session. The pair's end goes
-to the supervisor, which passes it to that process, forking one for a new session. The pair's end
-for a session of another replica goes to its control socket (`ipc/fd_messages.py`).
+The pair's end for a session of another replica goes to its control socket (`ipc/fd_messages.py`).
 
 An HTTP connection is kept alive, and its next request may be for any session. So only the request
 is forwarded, as HTTP; to `b`, the socket pair is a connection like any other. A session's id names
@@ -37,17 +35,20 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
 
 from ..environment.upstream_types import JsonRpcRequest, RpcCode, rpc_error, takes_tools
 from ..errors import BranchRefused, SessionError, UnknownSession
+from ..sessions.remote_session import RemoteSession
 from . import messages
 from .ws_session import SessionSocket
 
 if TYPE_CHECKING:
     from ...system.text.json_lines import Json
+    from ..environment.definition import Definition
+    from ..environment.instances import Calls
     from ..sessions.session import Session
     from ..sessions.table import SessionTable
 
@@ -58,7 +59,6 @@ BRANCHING = {f"openenv/session/{kind}": kind for kind in ("branch", "checkpoint"
 NOT_MCP = "Environment does not support MCP"
 
 Give = Callable[[int], None]  # gives another process a descriptor, and closes it here
-GetReady = Callable[[], Awaitable[Give]]  # waits until a descriptor can be handed over
 
 _HEAD = (
     b"POST /mcp HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n"
@@ -75,35 +75,26 @@ class Peers:
 
     owner_of: Callable[[str], Give | None]  # to the other process that has a session
     roomier: Callable[[], Awaitable[Give | None]]  # to a shard with room, when this one has none
-    isolate: GetReady | None = None  # waits for room, where new sessions have processes
     token: bytes = b""  # of the environment, if it has one
 
-    async def ask(self, give: Give | None, request: Json) -> Json:
-        """Return another process's answer to a request; None: that of a new session's process.
+    async def ask(self, give: Give, request: Json) -> Json:
+        """Return another process's answer to a request.
 
-        Raises `CapacityReached`: there is no room for a new session; `SessionError`: the process
-        ended before it had answered.
+        Raises `SessionError`: the process ended before it had answered.
         """
-        who = (
-            "The process of the new session"
-            if give is None
-            else "The process that has this session"
-        )
         ours, theirs = socket.socketpair()
         with theirs:
             for end in (ours, theirs):
                 end.setblocking(False)
             reader, writer = await asyncio.open_unix_connection(sock=ours)
             try:
-                if give is None:  # last: what it returns must be called, or its slot is lost
-                    assert self.isolate is not None
-                    give = await self.isolate()
                 give(theirs.detach())
                 body = json.dumps(request).encode()
                 writer.writelines([_HEAD % (self.token, len(body)), body])
                 return body_of(await reader.read())
             except (OSError, ValueError) as exc:
-                raise SessionError(f"{who} ended before it had answered.") from exc
+                text = "The process that has this session ended before it had answered."
+                raise SessionError(text) from exc
             finally:
                 writer.close()
 
@@ -155,8 +146,6 @@ class Mcp:
             return rpc_error(RpcCode.INVALID_REQUEST, f"Invalid request: {exc}")
         try:
             if session is None and self._others is not None:
-                if request.method == CREATE and self._others.isolate is not None:
-                    return await self._others.ask(None, data)
                 give, wanted = None, request.params.get("session_id")
                 if request.method == CREATE:
                     give = await self._others.roomier()
@@ -209,7 +198,7 @@ class Mcp:
         except UnknownSession as exc:
             raise RpcFailed(RpcCode.INVALID_PARAMS, str(exc)) from exc
         try:
-            _ = session.ready_calls
+            session.check_ready()
         except UnknownSession as exc:
             raise RpcFailed(RpcCode.INVALID_REQUEST, str(exc)) from exc
         return session
@@ -217,14 +206,12 @@ class Mcp:
     async def _ask(self, session: Session, request: JsonRpcRequest) -> Any:
         session.busy += 1
         try:
-            match request.method:
-                case "tools/list":
-                    tools = await self._list_tools(session)
-                    dumps = [t.model_dump() if hasattr(t, "model_dump") else dict(t) for t in tools]
-                    return {"tools": dumps}
-                case "tools/call":
-                    return plain(await self._call_tool(session, request.params))
-            raise RpcFailed(RpcCode.METHOD_NOT_FOUND, f"Method not found: {request.method}")
+            if not isinstance(session, RemoteSession):
+                return await ask_tools(self._table.definition, session, request)
+            answer = json.loads(await session.ask("mcp", request.model_dump()))
+            if (error := answer.get("error")) is not None:
+                raise RpcFailed(error["code"], error["message"])
+            return answer["result"]
         finally:
             session.busy -= 1
             session.touch()
@@ -243,52 +230,82 @@ class Mcp:
             session.touch()
         return messages.decode(messages.branch_message(answer))["data"]
 
-    async def _list_tools(self, session: Session) -> list[Any]:
-        client, server = _mcp_of(session.env)
-        if client is None and server is None:
-            return list((await self._ask_by_step(session, "tools/list")).tools)
-        if client:
-            return list(await _with_client(session.env, client, client.list_tools))
-        return [
-            {
-                "name": tool.name,
-                "description": tool.description or "",
-                "inputSchema": tool.parameters or {},
-            }
-            for tool in (await _server_tools(server)).values()
-        ]
 
-    async def _call_tool(self, session: Session, params: dict[str, Any]) -> Any:
-        name, arguments = params.get("name"), params.get("arguments", {})
-        if not name:
-            raise RpcFailed(RpcCode.INVALID_PARAMS, "Missing 'name' in params")
-        client, server = _mcp_of(session.env)
-        if client is None and server is None:
-            given = {"tool_name": name, "arguments": arguments}
-            return await self._ask_by_step(session, "tools/call", **given)
-        if client:
-            call = partial(client.call_tool, name=name, arguments=arguments)
-            return await _with_client(session.env, client, call)
-        tool = (await _server_tools(server)).get(name)
-        if tool is None:
-            raise RpcFailed(RpcCode.INVALID_PARAMS, f"Tool not found: {name}")
-        result = tool.fn(**arguments)
-        return await result if inspect.isawaitable(result) else result
+class Called(Protocol):
+    """An environment that can be called: a session here, or that of this process."""
 
-    async def _ask_by_step(self, session: Session, method: str, **arguments: Any) -> Any:
-        """Ask by a step, since the environment takes tools as actions and has no MCP server."""
-        types = self._table.definition.mcp
-        if not takes_tools(types, self._table.definition.action_cls):
-            raise RpcFailed(RpcCode.INTERNAL_ERROR, NOT_MCP)
-        action_type, expected = types.CallToolAction, types.CallToolObservation
-        if method == "tools/list":
-            action_type, expected = types.ListToolsAction, types.ListToolsObservation
-        calls, action = session.ready_calls, action_type(**arguments)
-        seen = await session.call(calls.step, calls.signature.step_is_async, action)
-        if not isinstance(seen, expected):
-            text = f"The step for {method} returned an unexpected {type(seen).__name__}"
-            raise RpcFailed(RpcCode.INTERNAL_ERROR, text)
-        return seen
+    env: Any
+
+    @property
+    def ready_calls(self) -> Calls:
+        """Return how to call the environment."""
+
+    async def call(self, method: Callable[..., Any], is_async: bool, *args: Any) -> Any:
+        """Make one call and return its result."""
+
+
+async def ask_tools(definition: Definition, session: Called, request: JsonRpcRequest) -> Any:
+    """List the tools of an environment, or call one; raises `RpcFailed`."""
+    match request.method:
+        case "tools/list":
+            tools = await _list_tools(definition, session)
+            dumps = [t.model_dump() if hasattr(t, "model_dump") else dict(t) for t in tools]
+            return {"tools": dumps}
+        case "tools/call":
+            return plain(await _call_tool(definition, session, request.params))
+    raise RpcFailed(RpcCode.METHOD_NOT_FOUND, f"Method not found: {request.method}")
+
+
+async def _list_tools(definition: Definition, session: Called) -> list[Any]:
+    client, server = _mcp_of(session.env)
+    if client is None and server is None:
+        return list((await _ask_by_step(definition, session, "tools/list")).tools)
+    if client:
+        return list(await _with_client(session.env, client, client.list_tools))
+    return [
+        {
+            "name": tool.name,
+            "description": tool.description or "",
+            "inputSchema": tool.parameters or {},
+        }
+        for tool in (await _server_tools(server)).values()
+    ]
+
+
+async def _call_tool(definition: Definition, session: Called, params: dict[str, Any]) -> Any:
+    name, arguments = params.get("name"), params.get("arguments", {})
+    if not name:
+        raise RpcFailed(RpcCode.INVALID_PARAMS, "Missing 'name' in params")
+    client, server = _mcp_of(session.env)
+    if client is None and server is None:
+        given = {"tool_name": name, "arguments": arguments}
+        return await _ask_by_step(definition, session, "tools/call", **given)
+    if client:
+        call = partial(client.call_tool, name=name, arguments=arguments)
+        return await _with_client(session.env, client, call)
+    tool = (await _server_tools(server)).get(name)
+    if tool is None:
+        raise RpcFailed(RpcCode.INVALID_PARAMS, f"Tool not found: {name}")
+    result = tool.fn(**arguments)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _ask_by_step(
+    definition: Definition, session: Called, method: str, **arguments: Any
+) -> Any:
+    """Ask by a step, since the environment takes tools as actions and has no MCP server."""
+    types = definition.mcp
+    if not takes_tools(types, definition.action_cls):
+        raise RpcFailed(RpcCode.INTERNAL_ERROR, NOT_MCP)
+    action_type, expected = types.CallToolAction, types.CallToolObservation
+    if method == "tools/list":
+        action_type, expected = types.ListToolsAction, types.ListToolsObservation
+    calls, action = session.ready_calls, action_type(**arguments)
+    seen = await session.call(calls.step, calls.signature.step_is_async, action)
+    if not isinstance(seen, expected):
+        text = f"The step for {method} returned an unexpected {type(seen).__name__}"
+        raise RpcFailed(RpcCode.INTERNAL_ERROR, text)
+    return seen
 
 
 def encode_response(response: dict[str, Any]) -> bytes:

@@ -15,6 +15,7 @@ model with a serializer for JSON only, *inside a field without a type*.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import sysconfig
@@ -30,7 +31,7 @@ from pydantic_core import SchemaSerializer, core_schema, from_json
 
 from ..environment.instances import plain_state
 from ..environment.upstream_types import ObservationForm
-from ..errors import PLACE_ATTRIBUTE, WSErrorCode
+from ..errors import BranchRefused, NotReset, WSErrorCode
 
 # Writes any value by its type (bytes, dates, enums and models are fine). Raises `ValueError` where
 # something has no JSON form.
@@ -45,6 +46,7 @@ _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _BESIDE = {"reward", "done"}  # fields of an observation that a message has beside the others
 _BESIDE_OR_NOWHERE = {"reward", "done", "metadata"}
+OBSERVATION = b'{"type":"observation",'  # with which the message of an observation begins
 _WORDS: dict[Any, bytes] = {None: b"null", True: b"true", False: b"false"}
 _PLAIN = frozenset(
     {"any", "bool", "default", "definition-ref", "definitions", "dict", "enum", "float", "int"}
@@ -54,6 +56,8 @@ _PLAIN = frozenset(
 _NOT_SCHEMAS = frozenset({"cls", "default", "expected", "fields", "members", "metadata"})
 
 _writers: dict[type, Writer | None] = {}
+
+log = logging.getLogger("openenvd.env_host")
 
 
 # Built at the first malformed message, because building them takes a tenth of a host's import.
@@ -130,6 +134,23 @@ def error_frame(message: str, code: WSErrorCode, **details: Any) -> bytes:
     return encode_error({"type": "error", "data": {"message": message, "code": code, **details}})
 
 
+def refusal(kind: Any, exc: Exception, log_fields: dict[str, str]) -> bytes:
+    """Make the error frame for a message of this kind that raised `exc`; the session continues."""
+    match exc:
+        case ValidationError():
+            # If a model inside the environment failed to validate, name the line there.
+            origin = origin_of(exc)
+            origin = origin if "place" in origin else {}
+            code = WSErrorCode.VALIDATION_ERROR
+            return error_frame("Invalid message", code, errors=plain_errors(exc), **origin)
+        case BranchRefused():
+            return error_frame(str(exc), exc.code, **exc.details)
+        case NotReset():
+            return error_frame(str(exc), WSErrorCode.SESSION_NOT_RESET)
+    log.warning("%s failed", kind, exc_info=exc, extra=log_fields)
+    return error_frame(text_of(exc), WSErrorCode.EXECUTION_ERROR, **origin_of(exc))
+
+
 def origin_of(exc: BaseException) -> dict[str, str]:
     """Return the class of an exception, and the line of the environment that raised it.
 
@@ -141,8 +162,6 @@ def origin_of(exc: BaseException) -> dict[str, str]:
     inside = [each for each in theirs if not _is_installed(each[0].co_filename)]
     for code, line in (inside or theirs)[-1:]:
         origin["place"] = f"{code.co_filename}:{line}, in {code.co_name}"
-    if (place := getattr(exc, PLACE_ATTRIBUTE, None)) is not None:
-        origin["place"] = place
     if isinstance(exc, NoObservation):
         origin["hint"] = exc.hint
     return origin
@@ -197,7 +216,7 @@ class ObservationWriter:
 
     def message(self, observation: Any) -> bytes:
         """Write the message of an observation; raises what dumping the observation raises."""
-        writer = _writer_of(type(observation))
+        writer = writer_of(type(observation))
         if writer is not None and self._is_known:
             try:
                 return self._in_one_pass(writer, observation)
@@ -239,7 +258,7 @@ def _odd_reward(reward: Any) -> bytes:
 
 def state_message(state: Any) -> bytes:
     """Write the message of a state."""
-    writer, data = _writer_of(type(state)), None
+    writer, data = writer_of(type(state)), None
     if writer is not None:
         with suppress(Exception):  # as above
             data = writer(state)
@@ -248,7 +267,8 @@ def state_message(state: Any) -> bytes:
     return b'{"type":"state","data":%b}' % data
 
 
-def _writer_of(model: Any) -> Writer | None:
+def writer_of(model: Any) -> Writer | None:
+    """Return what writes models of a class in one pass; None: two are needed."""
     try:
         return _writers[model]
     except KeyError:

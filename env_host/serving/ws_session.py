@@ -21,20 +21,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from ...system.net.websocket import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
 from ...system.process import forking
 from ...system.text.units import MB
 from ..environment.instances import keep_accepted
-from ..errors import (
-    BranchRefused,
-    NotReset,
-    SessionEnded,
-    SessionError,
-    UnknownSession,
-    WSErrorCode,
-)
+from ..errors import NotReset, SessionEnded, SessionError, UnknownSession, WSErrorCode
 from ..sessions.session import Session
 from ..sessions.threads import plain_error
 from ..websocket.frames import PartialMessages
@@ -264,10 +255,14 @@ class SessionSocket(WebSocketProtocol):
 
     def _step(self, data: dict[str, Any]) -> None:
         session = self._ready()
-        calls = session.ready_calls
+        session.check_ready()
         if not session.may_step and data.get("type") != LIST_TOOLS:
             raise NotReset
-        action = session.definition.parse_action(data)
+        if session.is_remote:
+            self._service.table.steps += 1
+            self._ask("step", data)
+            return
+        calls, action = session.ready_calls, session.definition.parse_action(data)
         self._service.table.steps += 1
         write, is_async = self._service.observation_message, calls.signature.step_is_async
         self._start("step", write, calls.step, action, is_async=is_async)
@@ -275,6 +270,10 @@ class SessionSocket(WebSocketProtocol):
     def _reset(self, data: dict[str, Any]) -> None:
         session = self._ready()
         session.may_step = True
+        session.check_ready()
+        if session.is_remote:
+            self._ask("reset", data)
+            return
         calls = session.ready_calls
         reset = calls.reset
         arguments = keep_accepted(reset, data)
@@ -285,11 +284,19 @@ class SessionSocket(WebSocketProtocol):
 
     def _state(self) -> None:
         session = self._ready()
+        session.check_ready()
+        if session.is_remote:
+            self._ask("state", None)
+            return
         calls = session.ready_calls
         if calls.signature.step_is_async:
             self.send_text(messages.state_message(calls.env.state))
         else:  # on the session's thread, as its step is
             self._start("state", messages.state_message, lambda: calls.env.state, is_async=False)
+
+    def _ask(self, kind: str, data: Any) -> None:
+        """Have the session's process answer, with a finished frame."""
+        self._start(kind, bytes, kind, data, is_async=False)
 
     def _call_mcp(self, data: dict[str, Any]) -> None:
         session = self._ready()
@@ -314,11 +321,11 @@ class SessionSocket(WebSocketProtocol):
         self,
         name: str,
         write: Callable[[Any], bytes],
-        method: Callable[..., Any],
+        method: Any,
         *args: Any,
         is_async: bool,
     ) -> None:
-        """Start a call: in a task of its own if it `is_async`, or else on the session's thread."""
+        """Start a call: in a task of its own if it `is_async`, or else where the session's run."""
         session = self._ready()
         awaitable: Any = method(*args) if is_async else None
         call = self._call = Call(self, name, write)
@@ -355,7 +362,9 @@ class SessionSocket(WebSocketProtocol):
                 raise error
             if call.write is not None:
                 frame = call.write(result)
-                if call.write is self._service.observation_message:
+                if call.write is self._service.observation_message or (
+                    call.write is bytes and frame.startswith(messages.OBSERVATION)
+                ):
                     self._service.table.branches.note_seen(self._ready(), frame)
                 self.send_text(frame)
         except Exception as exc:
@@ -367,25 +376,10 @@ class SessionSocket(WebSocketProtocol):
 
     def _refuse(self, kind: Any, exc: Exception) -> None:
         """Answer a message with an error; the session continues unless it is a `SessionError`."""
-        match exc:
-            case SessionError():
-                self._fail(exc)
-            case ValidationError():
-                errors, code = messages.plain_errors(exc), WSErrorCode.VALIDATION_ERROR
-                # If a model inside the environment failed to validate, name the line there.
-                origin = messages.origin_of(exc)
-                origin = origin if "place" in origin else {}
-                self.send_text(
-                    messages.error_frame("Invalid message", code, errors=errors, **origin)
-                )
-            case BranchRefused():
-                self.send_text(messages.error_frame(str(exc), exc.code, **exc.details))
-            case NotReset():
-                self.send_text(messages.error_frame(str(exc), WSErrorCode.SESSION_NOT_RESET))
-            case _:
-                log.warning("%s failed", kind, exc_info=exc, extra=self._log_fields())
-                text, origin = messages.text_of(exc), messages.origin_of(exc)
-                self.send_text(messages.error_frame(text, WSErrorCode.EXECUTION_ERROR, **origin))
+        if isinstance(exc, SessionError):
+            self._fail(exc)
+        else:
+            self.send_text(messages.refusal(kind, exc, self._log_fields()))
 
     # Ending
 

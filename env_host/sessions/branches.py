@@ -7,7 +7,7 @@
     restore     copies the parked copy into the session; answers the observation of that point
 
 All of it happens between two calls of the session. `copying.py` decides how a session is copied;
-one with a process of its own is forked instead (`session_process.py`).
+one with a process of its own is forked instead (`remote_session.py`).
 What happens when
 
     nothing copies the session safely   BRANCH_UNSUPPORTED; the session is untouched
@@ -19,7 +19,8 @@ What happens when
     the parent ends                     its branches continue; its checkpoints are dropped
     there are too many checkpoints      the oldest is dropped; CHECKPOINT_UNKNOWN says so later
     a checkpoint is old                 it is dropped, as above
-    the process ends                    its sessions, branches and checkpoints end with it
+    the shard ends                      its sessions, branches and checkpoints end with it
+    the process of a checkpoint ends    CHECKPOINT_UNKNOWN says how
 """
 
 from __future__ import annotations
@@ -29,20 +30,19 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ...system.memory.cgroup_tree import free_memory_bytes
 from ...system.text.units import MB
-from ..environment.instances import MCP_ATTRIBUTES, Calls
-from ..errors import BranchRefused, WSErrorCode
+from ..environment.instances import Calls
+from ..errors import BranchRefused, SessionEnded, WSErrorCode
 from . import copying
 from .copying import Reason, Tier, unsupported
-from .session_process import RemoteEnvironment, SessionProcess, detach
+from .remote_session import ProcessEnd, RemoteSession
 
 if TYPE_CHECKING:
-    from ...system.memory.cgroups import Cgroup
     from .session import Session
     from .table import SessionTable
 
@@ -103,7 +103,7 @@ class Checkpoint:
 
     session_id: str  # of the session that it was made of
     tier: Tier
-    copy: Any  # an instance, the state that one has exported, or a `SessionProcess`
+    copy: Any  # an instance, the state that one has exported, or a `ProcessEnd`
     seen: bytes
     may_step: bool | None
     made_at: float  # on the loop's clock
@@ -157,7 +157,7 @@ class Checkpoints:
 
     def _discard(self, checkpoint_id: str) -> None:
         parked = self._by_id.pop(checkpoint_id).copy
-        if isinstance(parked, SessionProcess):
+        if isinstance(parked, ProcessEnd):
             parked.discard()
 
 
@@ -179,24 +179,6 @@ def check_memory(size_bytes: int, count: int, free_bytes: int | None) -> None:
         raise BranchRefused(text, WSErrorCode.BRANCH_MEMORY)
 
 
-class Forks(Protocol):
-    """The process that holds the sessions which have processes of their own."""
-
-    life_fd: int  # a pipe whose other end is closed when this process exits
-
-    async def take_slots(self, count: int, processes: int) -> list[Cgroup]:
-        """Take slots for branches; raises `BranchRefused`: there are too few.
-
-        Returns a memory cgroup for each of these processes, or none where sessions have none.
-        """
-
-    def free_slot(self) -> None:
-        """Give back the slot of a session that has ended while others continue."""
-
-    def own_fds(self) -> set[int]:
-        """Return the descriptors that the environment has not opened."""
-
-
 class Branches:
     """Makes branches and checkpoints of the sessions of one process. On the event loop only."""
 
@@ -204,21 +186,17 @@ class Branches:
         self._table = table
         self._loop = asyncio.get_running_loop()
         self.checkpoints = Checkpoints()
-        self.forks: Forks | None = None  # None: the sessions of this process share it
         self.live = 0  # branches
         self.is_used = False  # a branch or a checkpoint was requested
-        self.platform = ""  # that forks no sessions, if each has a process of its own
 
     def note_seen(self, session: Session, frame: bytes) -> None:
         """Keep the message of an observation, for `restore`; a large one only where it may come."""
         session.seen = frame if self.is_used or len(frame) <= MAX_SEEN_BYTES else b""
 
     def session_ended(self, session: Session) -> None:
-        """Drop the checkpoints of a session, and free its slot."""
+        """Drop the checkpoints of a session."""
         self.checkpoints.drop_of(session.id)
         self.live -= session.is_branch
-        if self.forks is not None and len(self._table):
-            self.forks.free_slot()
 
     async def answer(self, session: Session, kind: str, data: dict[str, Any]) -> Any:
         """Answer a request: with a message as plain data, or with that of an observation, written.
@@ -227,7 +205,7 @@ class Branches:
             pydantic.ValidationError: the request's data is invalid.
             BranchRefused: it cannot be done; the session is untouched.
         """
-        _ = session.ready_calls
+        session.check_ready()
         self.is_used = True
         if kind == "branch":
             count = {"count": len(seeds)} if isinstance(seeds := data.get("seeds"), list) else {}
@@ -242,21 +220,16 @@ class Branches:
         return await self._restore(session, RestoreRequest.model_validate(data).checkpoint_id)
 
     async def _branch(self, parent: Session, request: BranchRequest) -> tuple[Tier, list[Session]]:
-        groups: list[Cgroup] = []
-        if self.forks is None:
-            tier = (await self._look_at(parent, request.count)).tier
-        else:
-            tier, _ = Tier.FORK, await self._process_of(parent, request.count)
-            groups = await self.forks.take_slots(request.count, request.count)
+        tier = await self._look_at(parent, request.count)
         made = self._table.begin_branches(request.count)
         for each in made:
             each.is_branch = True
         self.live += len(made)
         try:
-            await self._fill(parent, made, tier, groups)
+            await self._fill(parent, made, tier)
             for number, each in enumerate(made):
                 if (seed := request.seed_of(number)) is not None:
-                    await _on_thread(each, _reseed, each.env, seed)
+                    await _reseed(each, seed)
         except BaseException:
             for each in made:
                 self._table.release(each)
@@ -271,26 +244,12 @@ class Branches:
         if branch.socket is None:
             self._table.release(branch)
 
-    async def _process_of(self, session: Session, count: int) -> SessionProcess:
-        """Return the bare process of a session, from now on its own; `count` copies are wanted."""
-        assert self.forks is not None
-        check_memory(FORKED_BYTES, count, free_memory_bytes())
-        if not isinstance(session.env, RemoteEnvironment):
-            if any(getattr(session.env, name, None) is not None for name in MCP_ATTRIBUTES):
-                raise unsupported(Reason.SOCKETS, ["the connection of its MCP client or server"])
-            forks = self.forks
-            groups = await forks.take_slots(0, 1)
-            process = await _on_thread(
-                session, detach, session.env, forks.own_fds(), forks.life_fd, groups
-            )
-            session.hand_to(RemoteEnvironment(process))
-        env: RemoteEnvironment = session.env
-        return env.process
-
-    async def _look_at(self, session: Session, count: int) -> Look:
+    async def _look_at(self, session: Session, count: int) -> Tier:
+        """Return how copies of a session can be made; raises `BranchRefused`: they cannot."""
+        if isinstance(session, RemoteSession):
+            check_memory(FORKED_BYTES, count, free_memory_bytes())
+            return Tier.FORK  # its process says whether it can be forked
         definition = self._table.definition
-        if self.platform:
-            raise unsupported(Reason.PLATFORM, [self.platform])
         if getattr(definition.env_class, "SHARED_STATE", False):
             raise unsupported(Reason.SHARED_STATE, ["the sessions of this class share one state"])
         if self._table.exclusive:
@@ -299,16 +258,15 @@ class Branches:
         look = await _on_thread(session, _look, session.env)
         if look.size_bytes * count > UNCHECKED_BYTES:
             check_memory(look.size_bytes, count, free_memory_bytes())
-        return look
+        return look.tier
 
-    async def _fill(
-        self, parent: Session, made: list[Session], tier: Tier, groups: list[Cgroup]
-    ) -> None:
+    async def _fill(self, parent: Session, made: list[Session], tier: Tier) -> None:
         """Give each new session an instance with the parent's state, ready to be called."""
-        if tier is Tier.FORK:
-            copies = await _on_thread(parent, parent.env.process.fork, len(made), groups)
+        if isinstance(parent, RemoteSession):
+            copies = await parent.copies(len(made))
             for each, process in zip(made, copies, strict=True):
-                each.hand_to(RemoteEnvironment(process))
+                assert isinstance(each, RemoteSession)
+                each.continue_in(process)
             return
         if tier is Tier.COPY:
             envs = await _on_thread(parent, copying.copies_of, parent.env, len(made))
@@ -323,10 +281,10 @@ class Branches:
 
     async def _checkpoint(self, session: Session) -> tuple[Tier, str]:
         parked: Any
-        if self.forks is not None:
-            tier, process = Tier.FORK, await self._process_of(session, 1)
-            [parked] = await _on_thread(session, process.fork, 1)
-        elif (tier := (await self._look_at(session, 1)).tier) is Tier.COPY:
+        tier = await self._look_at(session, 1)
+        if isinstance(session, RemoteSession):
+            [parked] = await session.copies(1, is_parked=True)
+        elif tier is Tier.COPY:
             [parked] = await _on_thread(session, copying.copies_of, session.env, 1)
         else:
             parked = await _on_thread(session, copying.export_state, session.env)
@@ -336,9 +294,13 @@ class Branches:
 
     async def _restore(self, session: Session, checkpoint_id: str) -> bytes:
         found = self.checkpoints.find(checkpoint_id, self._loop.time())
-        if found.tier is Tier.FORK:
-            [process] = await _on_thread(session, found.copy.fork, 1)
-            await session.replace(RemoteEnvironment(process))
+        if isinstance(session, RemoteSession):
+            try:
+                [process] = await found.copy.copies(1)
+            except SessionEnded as exc:
+                text = f"The checkpoint is lost: {exc} Reset, and take the same actions again."
+                raise BranchRefused(text, WSErrorCode.CHECKPOINT_UNKNOWN) from exc
+            session.continue_in(process)
         elif found.tier is Tier.COPY:
             [env] = await _on_thread(session, copying.copies_of, found.copy, 1)
             await session.replace(env)
@@ -361,8 +323,9 @@ def _look(env: Any) -> Look:
     return Look(copying.choose_tier(env, contents), contents.size_bytes)
 
 
-def _reseed(env: Any, seed: int) -> None:
-    if isinstance(env, RemoteEnvironment):
-        env.process.ask("seed", seed)
+async def _reseed(session: Session, seed: int) -> None:
+    if isinstance(session, RemoteSession):
+        await session.ask("seed", seed)
     else:
-        copying.reseed(copying.examine(env).generators, seed)
+        generators = copying.examine(session.env).generators
+        await _on_thread(session, copying.reseed, generators, seed)

@@ -33,17 +33,14 @@ _TASK = Path("/proc/self/task")
 Found = tuple[Reason, str]
 
 
-def find_obstacles(
-    env: Any, own_fds: Collection[int], threads: Collection[int], children: Collection[int]
-) -> list[Found]:
+def find_obstacles(env: Any, own_fds: Collection[int]) -> list[Found]:
     """Return what forbids to fork this process, with a name of each.
 
-    The descriptors, native ids of threads and pids are those of the env host, which are not
-    looked at.
+    The descriptors of the env host, `own_fds`, are not looked at.
     """
     return [
-        *_threads(threads),
-        *((Reason.CHILDREN, f"pid {p}") for p in children_of(os.getpid()) if p not in children),
+        *_threads(),
+        *((Reason.CHILDREN, f"pid {pid}") for pid in children_of(os.getpid())),
         *_descriptors(own_fds),
         *_mappings(),
         *(each for each in examine(env).obstacles if any(own in each[1] for own in _OWN_FILES)),
@@ -61,9 +58,9 @@ def reopen_files(own_fds: Collection[int]) -> None:
                 os.close(again)
 
 
-def _threads(known: Collection[int]) -> Iterator[Found]:
+def _threads() -> Iterator[Found]:
     for task in _TASK.iterdir():
-        if int(task.name) not in known:
+        if int(task.name) != os.getpid():
             with contextlib.suppress(OSError):  # it has ended
                 name = (task / "comm").read_text().strip()
                 yield Reason.THREADS, f"{name} (tid {task.name})"

@@ -66,6 +66,8 @@ class Threads:
 class Session:
     """One environment instance with what it runs on."""
 
+    is_remote = False  # its environment is in another process (`remote_session.py`)
+
     def __init__(
         self, session_id: str, definition: Definition, factory: Factory, threads: Threads
     ) -> None:
@@ -88,15 +90,24 @@ class Session:
         self._factory = factory
         self._threads = threads
         self._thread = threads.shared
-        self._kept: Any = None  # its finalizers concern what its copy in another process uses
-        self._holding: _HeldContext | None = None
+        self._holding: HeldContext | None = None
         self._context: contextvars.Context | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether the environment can be called."""
+        return self.calls is not None
+
+    def check_ready(self) -> None:
+        """Raise `UnknownSession` while the environment is being created."""
+        if not self.is_ready:
+            raise UnknownSession(f"Session {self.id} is still initializing; retry shortly")
 
     @property
     def ready_calls(self) -> Calls:
         """Return how to call the environment; raises `UnknownSession` while it is being created."""
-        if self.calls is None:
-            raise UnknownSession(f"Session {self.id} is still initializing; retry shortly")
+        self.check_ready()
+        assert self.calls is not None
         return self.calls
 
     @property
@@ -142,7 +153,7 @@ class Session:
         await self.create()
         calls = Calls(self.env)
         if calls.signature.holds_mcp:
-            self._holding = _HeldContext(self.env.mcp_session)
+            self._holding = HeldContext(self.env.mcp_session)
             await self._holding.begin()
         self._set_ready(calls)
 
@@ -166,18 +177,6 @@ class Session:
             await (await self.leave())
         self._holding, self.env = None, env
         await self.begin()
-
-    def hand_to(self, env: Any) -> None:
-        """Continue with the environment in another process; the one here is kept, unclosed."""
-        self._kept, self.env = self.env, env
-        self.release_thread()
-        self._thread = SessionThread()
-        self._set_ready(Calls(env))
-
-    def kill_hung(self) -> None:
-        """Kill the process of a session that has ended, if a call of it still runs there."""
-        if self.running and self.env is not None:
-            self.env.kill()
 
     def cancel_expiry(self) -> None:
         """Let a branch that has got its client, or has ended, live on without a time limit."""
@@ -246,7 +245,7 @@ async def _plainly(call: Awaitable[Any]) -> Any:
     return result
 
 
-class _HeldContext:
+class HeldContext:
     """Keeps a context manager open in one task from begin to end, as cancel scopes demand."""
 
     def __init__(self, factory: Callable[[], Any]) -> None:
@@ -314,7 +313,7 @@ class SessionWatch:
         loop = asyncio.get_running_loop()
         sessions = list(self._table)
         self._next_log = {each.id: self._next_log.get(each.id, 0.0) for each in sessions}
-        creating = [each for each in sessions if each.calls is None and each.running]
+        creating = [each for each in sessions if not each.is_ready and each.running]
         first = min(creating, key=lambda each: each.call_began, default=None)
         if first is not None and loop.time() - first.call_began >= HUNG_SECONDS:
             first.note_slow_creation()  # not of each: it looks at the frames of all threads
@@ -345,7 +344,7 @@ class SessionWatch:
         seconds, limit = 0.0 if session.busy else now - session.last_used, self._table.idle_seconds
         if session.socket is None:
             # Not while its environment is being created.
-            is_forgotten = seconds > self._table.unattached_seconds and session.calls is not None
+            is_forgotten = seconds > self._table.unattached_seconds and session.is_ready
             if is_forgotten or seconds > limit:
                 self._table.release(session)
             return is_forgotten

@@ -23,11 +23,12 @@ from ...system.net.websocket import INTERNAL_ERROR_CLOSE
 from ..environment.instances import Calls, Factory
 from ..errors import BranchRefused, CallTimedOut, CapacityReached, SessionEnded, UnknownSession
 from .branches import Branches
+from .remote_session import RemoteSession
 from .session import Session, Threads
-from .session_process import RemoteEnvironment
 
 if TYPE_CHECKING:
     from ..environment.definition import Definition
+    from .remote_session import ProcessEnds
     from .session import Attached
 
 CLOSE_SECONDS = 10.0  # how long a session's end waits for its environment's `close`
@@ -84,7 +85,7 @@ class AbandonedCalls:
 
     def add(self, session: Session) -> None:
         """Count a session whose thread is still in a call, until the call returns."""
-        if session.running and session not in self._began:
+        if session.running and not session.is_remote and session not in self._began:
             session.on_ended = self._remove
             self._began[session] = session.call_began
             self._report()
@@ -109,6 +110,7 @@ class SessionTable:
     admission: Admission
     reset_first: bool | None = None
     step_timeout_seconds: float | None = None
+    process_ends: ProcessEnds | None = None  # where each session has a process of its own
     idle_seconds: float = math.inf  # idle time after which a session ends
     unattached_seconds: float = math.inf  # the same, of one without a WebSocket
     taken: int = field(default=0, init=False)  # slots, also of environments that are closing
@@ -188,8 +190,7 @@ class SessionTable:
 
     def begin_branches(self, count: int) -> list[Session]:
         """Take slots for branches, all or none; raises `BranchRefused`: there are too few."""
-        has_slots = self.branches.forks is not None  # the supervisor has given them
-        if self._stopping or not (has_slots or count <= self.admission.room):
+        if self._stopping or count > self.admission.room:
             taken, most = self.admission.totals
             refused = CapacityReached(taken, most)
             text = f"{count} branches do not fit here: {refused}"
@@ -210,7 +211,7 @@ class SessionTable:
             UnknownSession: no session has this id, or it is not ready, or has a WebSocket already.
         """
         session = self.find(session_id)
-        _ = session.ready_calls
+        session.check_ready()
         if session.socket is not None:
             raise UnknownSession(f"Session {session_id} already has an attached WebSocket")
         self._attach(session, socket)
@@ -222,7 +223,7 @@ class SessionTable:
         """Detach a session from its WebSocket; return a future of its end if this ends it."""
         self._detach(session)
         if session.close_when_detached:
-            return self.release(session)
+            return self.release(session, abandoned=session.running > 0)
         session.touch()
         return None
 
@@ -252,15 +253,13 @@ class SessionTable:
         self._detach(session)
         self.abandoned.add(session)
         if abandoned:
-            call = "its creation" if session.calls is None else f"its {session.call_name}"
+            call = "its creation" if not session.is_ready else f"its {session.call_name}"
             began = session.call_began or session.last_used
             seconds = asyncio.get_running_loop().time() - began
-            if session.calls is None and seconds >= SLOW_SECONDS:
+            if not session.is_ready and seconds >= SLOW_SECONDS:
                 session.note_slow_creation()
             text = "session %s ended while %s was still running, after %.1f s"
             log.warning(text, session.id, call, seconds, extra={"session": session.id})
-            if isinstance(session.env, RemoteEnvironment):
-                session.kill_hung()  # else the supervisor would end the holder of all sessions
         if after is None and not abandoned and not session.needs_closing:
             self._closed(session)
             return None
@@ -351,15 +350,17 @@ class SessionTable:
             session.socket = None
             self.hooks.on_end(session)
 
-    def _new(self) -> Session:
-        session = Session(self.hooks.new_id(), self.definition, self._factory, self._threads)
+    def _new(self, ends: ProcessEnds | None = None) -> Session:
+        made = self.hooks.new_id(), self.definition, self._factory, self._threads
+        session: Session
+        session = Session(*made) if ends is None else RemoteSession(ends, self.release, *made)
         session.may_step = None if self.reset_first is None else not self.reset_first
         return session
 
     def _begin(self, socket: Attached | None) -> Session:
         self.taken += 1
         self.begun += 1
-        session = self._new()
+        session = self._new(self.process_ends)
         self._sessions[session.id] = session
         self.occupied.set()
         self.hooks.on_change(len(self._sessions))

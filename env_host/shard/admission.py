@@ -56,22 +56,19 @@ class Admission:
         *,
         timeout_seconds: float,
         serve: Callable[[Arrival], None],
-        refuse: Callable[[Arrival], None] | None = None,
         hand_over: Callable[[Arrival, int], None],
         ask_peer: Callable[[Arrival], bool] = lambda _: False,
     ) -> None:
         """Begin without waiting connections; they are placed by timers and by calls of `changed`.
 
-        `refuse` answers a connection that gets no slot. It is passed where sessions run in other
-        processes; there, a served connection counts at once, and no slot is promised. `ask_peer`
-        passes a connection to another replica; it returns False when none is left to ask.
+        `ask_peer` passes a connection to another replica; it returns False when none is left to
+        ask.
         """
         self._scoreboard = scoreboard
         self._counters = scoreboard[index]
-        self._others = scoreboard.others(index) if index < scoreboard.shards else []
+        self._others = scoreboard.others(index)
         self._timeout_seconds = timeout_seconds
         self._serve = serve
-        self._refuse = refuse
         self._hand_over = hand_over
         self._ask_peer = ask_peer
         self._waiting: list[Arrival] = []  # the oldest first
@@ -211,9 +208,7 @@ class Admission:
 
     def _expire(self) -> None:
         now = now_microseconds()
-        before = self._timeout_seconds
-        if self._refuse is None:  # sessions that run elsewhere must not begin here
-            before = min(before, HANDSHAKE_SECONDS)
+        before = min(self._timeout_seconds, HANDSHAKE_SECONDS)
         if not (self.is_full or self._counters[Field.DRAINING]):  # a shard with room is starting
             before = max(before, HANDSHAKE_SECONDS)
         rest = max(0.0, self._timeout_seconds - before)
@@ -222,12 +217,9 @@ class Admission:
                 self._admit(arrival, rest)
 
     def _admit(self, arrival: Arrival, rest_seconds: float | None) -> None:
-        if self._refuse is not None and rest_seconds is None:
-            self._serve(arrival)
-            return
         self._tickets.append(_Ticket(now_microseconds(), rest_seconds))
         self._publish()
-        (self._refuse or self._serve)(arrival)
+        self._serve(arrival)
 
     def _drop_stale_tickets(self) -> None:
         oldest = now_microseconds() - int(PROMISE_SECONDS * MICROSECONDS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ServingProcess`: the common part of shards and isolated sessions.
+"""`ServingProcess`: a shard without what it sends to others.
 
     a connection ─▶ Arrival ─▶ `_route` ─┬─ wants a session ─▶ Admission ─its turn─▶ server
                                          ├─ anything else ────────────────────────▶ server
@@ -43,6 +43,7 @@ from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_micr
 from ..serving.app import HostApp
 from ..serving.mcp import Peers
 from ..serving.uvicorn_server import Server
+from ..sessions.remote_session import ProcessEnds
 from ..sessions.table import SessionTable
 from ..startup import HOME, STOPPING, ChildConfig, sessions_of_process, stacks_signal
 from ..websocket.handshake import END_OF_HEAD, may_ask_another, try_another
@@ -87,6 +88,7 @@ class ProcessReport:
         counters[Field.BEGUN] = table.begun
         counters[Field.BRANCHES] = table.branches.live
         counters[Field.CHECKPOINTS] = len(table.branches.checkpoints)
+        counters[Field.ISOLATED] = sum(session.is_remote for session in table)
         counters[Field.STEPS] = table.steps
         counters[Field.STEP_TIMEOUTS] = table.step_timeouts
 
@@ -138,7 +140,7 @@ def memory_sentences(killed: int, held_bytes: int, limit_bytes: int) -> str:
 
 
 class ServingProcess:
-    """The common part of shards and isolated sessions. Within a running loop."""
+    """What a shard does by itself. Within a running loop."""
 
     def __init__(
         self,
@@ -148,7 +150,6 @@ class ServingProcess:
         scoreboard: Scoreboard,
     ) -> None:
         self._own = own
-        self._cap_bytes = config.session_memory_bytes
         self._token = (config.token or "").encode()
         self._scoreboard = scoreboard
         self._counters = scoreboard[own.index]
@@ -163,24 +164,28 @@ class ServingProcess:
             scoreboard,
             own.index,
             timeout_seconds=config.admission_timeout_seconds,
-            serve=self._isolate if own.isolates else self._serve,
-            refuse=self._serve if own.isolates else None,
+            serve=self._serve,
             hand_over=self._hand_over,
             ask_peer=self._ask_peer,
         )
         owner = connections.Owner(own.index, own.generation, config.replica)
         self.peers = PeerReplicas(config.doors, config.replica)
-        is_alone = own.connection_fd is not None
-        self._shares_address = config.shares_address and not is_alone
-        self.owners = connections.SessionOwners(scoreboard, owner, self.peers, is_alone)
+        self._shares_address = config.shares_address
+        self.owners = connections.SessionOwners(scoreboard, owner, self.peers)
         self.registry = connections.ConnectionRegistry(self.link, owner, self._count)
+        self.process_ends = (
+            ProcessEnds(self.link, own.index, has_template=own.has_template)
+            if own.isolates
+            else None
+        )
         self.table = SessionTable(
             definition,
-            0 if own.isolates else 1 if own.exclusive else own.max_sessions,
+            own.max_sessions,
             exclusive=own.exclusive,
             hooks=self.registry,
             admission=self.admission,
             step_timeout_seconds=config.step_timeout_seconds,
+            process_ends=self.process_ends,
             idle_seconds=definition.session_timeout_seconds or math.inf,
             unattached_seconds=config.http_session_idle_seconds or math.inf,
             reset_first=config.refuses_unreset,
@@ -194,15 +199,13 @@ class ServingProcess:
         route = lambda fd, data: self._take_connection(fd, now_microseconds(), data)  # noqa: E731
         app = HostApp(definition, self.table, config, scoreboard, self._others(), own, route)
         self.server = Server(app, config, runs_hooks=own.is_home)
-        # An isolated session never starts it; a shard pauses it while all is idle.
+        # Paused while all is idle.
         self._lag = EventLoopLagMonitor(f"shard {own.index}", on_report=self._report.write_lag)
         self._stopping = asyncio.Event()
         self._stopped_by: signal.Signals | None = None
-        self._isolated = own.isolated
-        self._may_hand_over = not own.is_home and own.connection_fd is None
         self._refuses_unknown_ids = definition.refuses_unknown_ids
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most_connections = sessions_of_process(limit)
+        self._most_connections = sessions_of_process(limit // (1 + own.isolates))
         self._pending: set[asyncio.Task[None]] = set()
         self._checking: set[connections.Arrival] = set()  # asking the project's middleware
 
@@ -217,8 +220,6 @@ class ServingProcess:
         counters[Field.PID] = os.getpid()
         counters[Field.GENERATION] = own.generation
         counters[Field.MAX_SESSIONS] = own.max_sessions
-        counters[Field.SESSIONS] = self._isolated
-        counters[Field.ISOLATED] = int(own.connection_fd is not None)
         self.wake()
         counters[Field.READY] = 1
 
@@ -293,7 +294,7 @@ class ServingProcess:
     def _read_quota(self) -> None:
         """Read how many sessions this process may have: the supervisor may change its quota."""
         own = self._own
-        if not (own.isolates or own.exclusive or own.connection_fd is not None):
+        if not own.exclusive:
             self.table.max_sessions = self._counters[Field.MAX_SESSIONS]
 
     def _count_connections(self) -> None:
@@ -302,7 +303,7 @@ class ServingProcess:
 
     def _count(self) -> None:
         """Record that the number of sessions has changed, or a slot is free."""
-        self._counters[Field.SESSIONS] = self.table.taken + self._isolated
+        self._counters[Field.SESSIONS] = self.table.taken
         self._counters[Field.HEARTBEAT] = now_microseconds()
         self.wake()
         self.admission.changed()
@@ -329,7 +330,7 @@ class ServingProcess:
         is_session = head.is_upgrade and head.path not in definition.own_paths
         is_unchecked = definition.checks_handshakes and arrival.accepted is None
         is_homes = is_unchecked if is_session else definition.is_own(head.path)
-        if is_homes and self._may_hand_over and not arrival.is_internal:
+        if is_homes and not self._own.is_home and not arrival.is_internal:
             self._hand_over(arrival, HOME)
         elif is_homes and is_session and self._own.is_home:
             self._begin(self._check(arrival, head))
@@ -364,9 +365,7 @@ class ServingProcess:
     def _route_on(
         self, arrival: connections.Arrival, head: connections.Head, *, is_session: bool
     ) -> None:
-        # An HTTP connection may bring a request for any session; a session's process has only one.
-        is_whole = is_session or not self._own.isolates
-        index = self.owners.process(head.session_id) if head.session_id and is_whole else None
+        index = self.owners.process(head.session_id) if head.session_id else None
         begins_session = head.wants_session  # needs a slot; so does an unknown session
         if not self._refuses_unknown_ids and head.is_upgrade and head.session_id:
             begins_session = head.session_id not in self.table
@@ -401,18 +400,17 @@ class ServingProcess:
     def _serve(self, arrival: connections.Arrival) -> None:
         arrival.serve_by(self.server.serve_connection)
 
-    def _isolate(self, arrival: connections.Arrival) -> None:
-        raise NotImplementedError
-
     def _hand_over(self, arrival: connections.Arrival, index: int) -> None:
         raise NotImplementedError
 
-    def _others(self) -> Peers | None:
-        """Return the other processes that serve the environment, if sessions can be there."""
-        return None
+    def _others(self) -> Peers:
+        """Return the other processes that serve the environment."""
+        raise NotImplementedError
 
     def _on_link(self, message: Message) -> None:
-        """Handle a message from the supervisor."""
+        """Handle a message from the supervisor: it is about a session process."""
+        assert self.process_ends is not None
+        self.process_ends.take(message.head)
 
 
 def _pass_on(number: signal.Signals) -> None:

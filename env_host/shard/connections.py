@@ -284,12 +284,11 @@ class SessionOwners:
     _scoreboard: Scoreboard
     _own: Owner
     _peers: PeerReplicas
-    _is_alone: bool  # this process never hands a connection to another of its replica
 
     def process(self, session_id: str) -> int | None:
         """Return the index of the other process of this replica that has the session."""
         owner = owner_of(session_id)
-        if owner is None or owner.replica != self._own.replica or self._is_alone:
+        if owner is None or owner.replica != self._own.replica:
             return None
         if owner.index == self._own.index or owner.index >= len(self._scoreboard):
             return None
@@ -319,19 +318,14 @@ class ConnectionRegistry:
         self._begun: dict[int, Attached] = {}  # not reported yet
         self._ended: list[int] = []
         self._is_due = False
-        self._count = 0
-        self.is_over = asyncio.Event()  # set while there is no session, and none has a connection
 
     def new_id(self) -> str:
         """Return a new session id that names this process."""
         return new_session_id(self._owner)
 
     def on_change(self, count: int) -> None:
-        """Take note of the number of sessions."""
-        self._count = count
-        self._check_if_over()
+        """Take note that the number of sessions has changed."""
         self._on_count()
-        self._flush_soon()
 
     def on_begin(self, session: Session, socket: Attached) -> None:
         """Report a session and a copy of its socket."""
@@ -342,7 +336,6 @@ class ConnectionRegistry:
     def on_end(self, session: Session) -> None:
         """Report that a session has ended."""
         token = self._tokens.pop(session.id, None)
-        self._check_if_over()
         if token is None:
             return
         if self._begun.pop(token, None) is None:  # otherwise the supervisor has not heard of it
@@ -353,7 +346,7 @@ class ConnectionRegistry:
         """Report what has begun and ended since the last report."""
         self._is_due = False
         ended, self._ended = self._ended, []
-        self._send(ended=ended, sessions=self._count)
+        self._send(ended=ended)
         while self._begun and not self._link.is_full:
             self._send()
         if self._begun:
@@ -369,12 +362,6 @@ class ConnectionRegistry:
                 copies.append((token, attached.path, fd))
         head["begun"] = [[token, path] for token, path, _ in copies]
         self._link.send(Message(head, fds=tuple(fd for _, _, fd in copies)))
-
-    def _check_if_over(self) -> None:
-        if self._count or self._tokens:
-            self.is_over.clear()
-        else:
-            self.is_over.set()
 
     def _flush_soon(self) -> None:
         if not self._is_due:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handles what children send over their links, and the exits of children.
 
-a link from each child: ready, sockets of sessions, connections to isolate, failures
+a link from each shard: ready, sockets of sessions, session processes, failures
 SIGCHLD ──▶ how it exited (`exit_of`) ──▶ clients and shim are notified ──▶ a restart is due
 """
 
@@ -20,14 +20,13 @@ from typing import Any
 from ...schema.protocol import ENVIRONMENT_HEADER, Serving
 from ...system.process.descriptors import Message, receive_message
 from ...system.process.diagnose import explain_child
-from ...system.process.proc import exit_sentence, kill
+from ...system.process.proc import exit_sentence, has_exited
 from ..errors import ShardFailed
 from ..ipc.scoreboard import MICROSECONDS, Field
 from ..startup import STOPPING
 from .children import Child, exit_of
-from .close_notices import refuse
 from .context import SupervisorContext
-from .isolated_sessions import Orphans
+from .session_processes import Orphans
 
 QUICK_START_SECONDS = 0.5  # a shard that takes longer to start is kept when it is the last one
 
@@ -43,29 +42,28 @@ class ChildLinks:
     _keep_one: Callable[[], None]  # keeps one shard from now on, since its start takes long
     orphans: Orphans | None = None  # None: this process does not adopt orphans
 
-    def add(self, new: Child | None) -> None:
-        """Listen to a child that was started."""
-        if new is not None:
-            self._context.children.add(new)
-            self._context.selector.register(
-                new.link, selectors.EVENT_READ, lambda: self._on_link(new)
-            )
+    def add(self, new: Child) -> None:
+        """Listen to a shard that was started."""
+        assert new.link is not None
+        self._context.children.add(new)
+        self._context.selector.register(new.link, selectors.EVENT_READ, lambda: self._on_link(new))
 
     def reap(self) -> None:
         """Notify shim and clients of the children that have exited."""
         ended = []
         for child, status, peak_bytes in self._context.children.reap():
-            if child.is_isolated:
+            if child.link is None:
                 ended.append(child.started_at)
-            with contextlib.suppress(EOFError):
-                self._receive_all(child)
-            with contextlib.suppress(KeyError, ValueError):
-                self._context.selector.unregister(child.link)
-            child.link.close()
+            else:
+                with contextlib.suppress(EOFError):
+                    self._receive_all(child)
+                with contextlib.suppress(KeyError, ValueError):
+                    self._context.selector.unregister(child.link)
+                child.link.close()
             sessions, kills = self._sessions_of(child), self._context.programs.kills
             how, facts = exit_of(child, status, peak_bytes, sessions=sessions, kills=kills)
             self._on_exit(child, how, facts)
-        if self.orphans is not None:
+        if self.orphans is not None and not self._context.processes.is_forking:
             self.orphans.look(self._context.state_pid, ended_since=min(ended, default=None))
         gone = self._context.state.reap() if self._context.state is not None else None
         if gone is not None and not self._context.is_stopping:
@@ -78,27 +76,27 @@ class ChildLinks:
             self._context.reporter.report_exit(gone)
 
     def _on_link(self, child: Child) -> None:
-        if child.link.fileno() < 0:  # reaped in this very iteration, by an earlier event
+        link = child.link
+        if link is None or link.fileno() < 0:  # reaped in this very iteration, by an earlier event
             return
         with contextlib.suppress(EOFError):
             self._receive_all(child)
             return
         # The child has closed its end; SIGCHLD reports its exit.
-        self._context.selector.unregister(child.link)
+        self._context.selector.unregister(link)
 
     def _receive_all(self, child: Child) -> None:
+        assert child.link is not None
         while (message := receive_message(child.link)) is not None:
             self._handle(child, message)
 
     def _handle(self, child: Child, message: Message) -> None:
         head = message.head
-        if "isolate" in head:
-            self._isolate(message)
-        elif "for" in head:
-            self._context.isolated.forward(message)
-        elif "branches" in head:
-            self._context.isolated.count_branches(child, head["branches"], head["processes"])
-        elif "ready" in head:
+        if self._context.processes.take(child, message):
+            if any(map(has_exited, head.get("copied", ()))):  # before it was known
+                self.reap()
+            return
+        if "ready" in head:
             child.is_ready = True
             if time.monotonic() - child.started_at > QUICK_START_SECONDS:
                 self._keep_one()  # so that the next session need not wait as long
@@ -109,18 +107,9 @@ class ChildLinks:
             child.failure = head
         else:
             self._context.copies.update(child, message)
-        if head.get("sessions") == 0:
-            self._context.isolated.free_slot(child)
-
-    def _isolate(self, message: Message) -> None:
-        if self._context.is_stopping:
-            for fd in message.fds:
-                refuse(fd, STOPPING)
-        else:
-            self.add(self._context.isolated.begin(message))
 
     def _report_ready(self) -> None:
-        shards = (each for each in self._context.children if not each.is_isolated)
+        shards = self._context.children.shards
         if self._context.is_ready or not all(each.is_ready for each in shards):
             return
         self._context.is_ready = True
@@ -135,27 +124,26 @@ class ChildLinks:
 
     def _sessions_of(self, child: Child) -> int:
         """Return how many sessions a child that has exited had, with a WebSocket or without."""
-        row = self._context.scoreboard[child.index]
         if child.is_isolated:
-            return max(int(child.holds_slot), row[Field.ENDED]) + child.branches
-        if self._context.plan.isolates:  # its row counts sessions that have their own processes
-            return 0
+            return int(child.holds_slot)
+        row = self._context.scoreboard[child.index]
         return max(row[Field.SESSIONS], row[Field.ENDED])
 
     def _on_exit(self, child: Child, how: str, facts: dict[str, Any]) -> None:
         context, wait_status = self._context, facts["wait_status"]
         context.programs.report_rest(child)
-        self._clean_up(child, how, wait_status)
-        if not child.is_isolated:
+        text = self._words_for_clients(child, how)
+        if child.is_isolated:
+            context.processes.ended(child, text)
+        else:
+            self._clean_up(child, text, wait_status)
             context.reporter.report_at_once()
-        context.isolated.free_slot(child)
         if context.is_stopping:
             return
-        self.add(context.isolated.begin_next())
         if child.is_retired or (child.is_isolated and wait_status == 0):  # as it was asked to
             return
         if not (context.is_ready or child.is_isolated):  # a shard, and none has served yet
-            context.children.signal(signal.SIGKILL)
+            context.children.kill()
             if wait_status == signal.SIGKILL:  # perhaps for memory: the shim finds out, if we die
                 os.kill(os.getpid(), signal.SIGKILL)
             failed = f"{child} {how} before it could serve"
@@ -166,24 +154,20 @@ class ChildLinks:
         if not child.is_isolated:
             context.restarts.exited(child.index, seconds=facts["seconds"], now=time.monotonic())
 
-    def _clean_up(self, child: Child, how: str, wait_status: int) -> None:
-        """Notify the clients of a child that has exited, free its row, remove its cgroup."""
-        if wait_status or child.socket_copies:
-            text = f"The process of this session ({child.where}) {how}"
-            name = self._context.config.headers.get(ENVIRONMENT_HEADER, self._context.config.name)
-            text = f"{text}; the session has ended. openenv status {name} says more."
-            text = STOPPING if self._context.is_stopping else text
-            self._context.copies.notify_clients(child, text, self._accept)
-        elif child.connection_fd is not None:  # its client came and went
-            os.close(child.connection_fd)
-        row = self._context.scoreboard[child.index]
+    def _words_for_clients(self, child: Child, how: str) -> str:
+        if self._context.is_stopping:
+            return STOPPING
+        name = self._context.config.headers.get(ENVIRONMENT_HEADER, self._context.config.name)
+        text = f"The process of this session ({child.where}) {how}"
+        return f"{text}; the session has ended. openenv status {name} says more."
+
+    def _clean_up(self, shard: Child, text: str, wait_status: int) -> None:
+        """Notify the clients of a shard that has exited, and free its row."""
+        if wait_status or shard.socket_copies:
+            self._context.copies.notify_clients(shard, text, self._accept)
+        row = self._context.scoreboard[shard.index]
         self._context.idleness.note_use(row[Field.HEARTBEAT] / MICROSECONDS)
         row.clear()
-        if child.is_isolated:  # what its session has started ends with it
-            kill(child.pid, group=True)
-        else:
-            row[Field.MAX_SESSIONS] = self._context.plan.share(child.index)
-            self._context.distributor.shard_exited(child.index)
-        for group in (*child.groups, *child.new_groups, *([child.group] if child.group else [])):
-            group.kill()
-            group.remove()
+        row[Field.MAX_SESSIONS] = self._context.plan.share(shard.index)
+        self._context.processes.shard_exited(shard)
+        self._context.distributor.shard_exited(shard.index)

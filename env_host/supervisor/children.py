@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...system.memory.cgroups import Cgroup
 from ...system.process.diagnose import explain_child
-from ...system.process.proc import exit_sentence, reap
+from ...system.process.proc import exit_sentence, kill, reap
 from ...system.text.json_lines import Json
 from ..startup import cap_sentence
 from .memory import KillCount
@@ -30,24 +30,21 @@ if TYPE_CHECKING:
 RETIRE_SECONDS = 5.0  # for a shard that was asked to exit
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Child:
-    """A process that serves sessions: a shard, or one isolated session."""
+    """A process that serves sessions: a shard, or the process of one session."""
 
     pid: int
-    config: ChildConfig
-    link: socket.socket
+    config: ChildConfig  # of the shard, that which holds the session
+    link: socket.socket | None  # of a shard
     started_at: float  # monotonic
-    connection_fd: int | None = None  # an isolated session's, until its session has begun
+    holder: Child | None = None  # the shard that has the session
+    number: int = 0  # of this shard's request to start it; 0: a copy of another process
     group: Cgroup | None = None
     kills_before: int = 0  # counted for the whole server, when it was started
     kills: KillCount | None = None  # in its group, if it has one
     cap_bytes: int | None = None  # of memory, of an isolated session
-    holds_slot: bool = True
-    branches: int = 0  # further sessions of an isolated session's process, each with a slot
-    groups: list[Cgroup] = field(default_factory=list)  # of its bare processes
-    new_groups: list[Cgroup] = field(default_factory=list)  # the last given, perhaps still empty
-    ended: int = 0  # sessions, since empty groups were looked for
+    holds_slot: bool = True  # a session's process: its session has not ended
     is_ready: bool = False
     retire_at: float | None = None  # when it is stopped, because it is not needed any more
     is_retired: bool = False  # asked to exit: it is not needed any more
@@ -65,7 +62,7 @@ class Child:
     @property
     def is_isolated(self) -> bool:
         """Return whether the child serves a single session."""
-        return self.config.connection_fd is not None
+        return self.holder is not None
 
     @property
     def where(self) -> str:
@@ -97,12 +94,20 @@ class Children:
 
     def __init__(self) -> None:
         self._by_pid: dict[int, Child] = {}
+        self._shards: dict[int, Child] = {}  # by pid, too
 
     def __len__(self) -> int:
         return len(self._by_pid)
 
-    def __iter__(self) -> Iterator[Child]:
-        return iter(self._by_pid.values())
+    @property
+    def shards(self) -> list[Child]:
+        """The shards."""
+        return list(self._shards.values())
+
+    @property
+    def sessions(self) -> Iterator[Child]:
+        """The processes of isolated sessions."""
+        return (each for each in self._by_pid.values() if each.is_isolated)
 
     @property
     def pids(self) -> list[int]:
@@ -112,31 +117,57 @@ class Children:
     def add(self, new: Child) -> None:
         """Add a child that was started."""
         self._by_pid[new.pid] = new
+        if not new.is_isolated:
+            self._shards[new.pid] = new
+
+    def find(self, pid: int) -> Child | None:
+        """Return the child of that pid, if it has not been reaped."""
+        return self._by_pid.get(pid)
 
     def at(self, index: int) -> Child | None:
-        """Return the child of one row of the scoreboard."""
-        return next((each for each in self if each.index == index), None)
+        """Return the shard of one row of the scoreboard."""
+        return next((each for each in self._shards.values() if each.index == index), None)
 
     def reap(self) -> Iterator[tuple[Child, int, int | None]]:
         """Yield each child that has exited, its wait status, and its peak memory in bytes.
 
         Only these pids are waited for: the environment waits for the processes that it started
-        when it was imported.
+        when it was imported. They are tried one by one only if one of those has exited.
         """
+        while hasattr(os, "waitid"):
+            try:
+                exited = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                break
+            if exited is None:
+                return
+            if exited.si_pid not in self._by_pid:
+                break
+            _, status, usage = reap(exited.si_pid)
+            yield self._pop(exited.si_pid), status, usage.ru_maxrss * 1024
         for pid in list(self._by_pid):
             try:
                 reaped, status, usage = reap(pid)
             except ChildProcessError:  # other code in this process has waited for it
-                yield self._by_pid.pop(pid), 0, None
+                yield self._pop(pid), 0, None
                 continue
             if reaped:
-                yield self._by_pid.pop(pid), status, usage.ru_maxrss * 1024
+                yield self._pop(pid), status, usage.ru_maxrss * 1024
 
-    def signal(self, number: int) -> None:
-        """Send a signal to all children."""
+    def _pop(self, pid: int) -> Child:
+        self._shards.pop(pid, None)
+        return self._by_pid.pop(pid)
+
+    def kill(self) -> None:
+        """Kill all children."""
         for pid in self._by_pid:
+            kill(pid)
+
+    def terminate_shards(self) -> None:
+        """Ask the shards to exit; each ends its sessions first, and their processes."""
+        for pid in self._shards:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+                os.kill(pid, signal.SIGTERM)
 
 
 def exit_of(

@@ -48,7 +48,7 @@ class SocketCopies:
         """Leave `count` descriptors to others: close the oldest copies if need be."""
         self._reserved = count
         surplus = self._count + count - self._most
-        for child in self._children if surplus > 0 else ():
+        for child in self._children.shards if surplus > 0 else ():
             while child.socket_copies and surplus > 0:
                 self._close(child, next(iter(child.socket_copies)))
                 surplus -= 1
@@ -62,9 +62,6 @@ class SocketCopies:
                 continue
             self._count += 1
             child.socket_copies[token] = fd, path
-        if begun and message.fds and child.connection_fd is not None:
-            os.close(child.connection_fd)
-            child.connection_fd = None
         for token in message.head.get("ended", ()):
             if token in child.socket_copies:
                 self._close(child, token)
@@ -101,9 +98,6 @@ class SocketCopies:
                 accept()
         self._count -= len(child.socket_copies)
         child.socket_copies.clear()
-        if child.connection_fd is not None:
-            refuse(child.connection_fd, text)
-            child.connection_fd = None
 
 
 def refuse(fd: int, text: str) -> None:

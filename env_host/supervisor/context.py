@@ -17,8 +17,8 @@ from .acceptor import Backlog
 from .children import Children
 from .close_notices import SocketCopies
 from .distributor import Distributor
-from .isolated_sessions import IsolatedSessions
 from .memory import ProgramWatch
+from .session_processes import SessionProcesses
 from .shard_policies import Idleness
 from .spawn import Spawner
 from .status_reporter import StatusReporter
@@ -47,8 +47,8 @@ class SupervisorContext:
         )
         self.selector = selectors.DefaultSelector()
         self.children = Children()
-        self.isolated = IsolatedSessions(self.scoreboard, self.children, self.spawner)
-        self.reporter = StatusReporter(self.scoreboard, self.notifier)
+        self.processes = SessionProcesses(self.children, self.spawner)
+        self.reporter = StatusReporter(self.scoreboard, self.notifier, self.children)
         self.programs = ProgramWatch(self.config, self.children, self.reporter)
         self.spawner.count_kills = lambda: self.programs.kills.count()
         self.restarts = RestartSchedule()

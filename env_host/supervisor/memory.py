@@ -224,7 +224,7 @@ def private_bytes(pid: int) -> int:
 
 
 def _is_uncapped(child: Child) -> bool:
-    return child.is_isolated and child.group is None
+    return child.group is None
 
 
 class ProgramWatch:
@@ -251,7 +251,8 @@ class ProgramWatch:
 
     def report_killed(self) -> None:
         """Report programs that were killed for memory; their sessions continue."""
-        counts = [(each.kills, [each.pid], each.cap_bytes) for each in self._children if each.kills]
+        sessions = self._children.sessions
+        counts = [(each.kills, [each.pid], each.cap_bytes) for each in sessions if each.kills]
         for kills, pids, limit in [*counts, (self.kills, self._children.pids, None)]:
             self._report(kills, kills.take_others(pids), limit)
 

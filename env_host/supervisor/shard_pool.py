@@ -18,11 +18,11 @@ from ..startup import stacks_signal
 from . import shard_policies
 from .child_links import ChildLinks
 from .context import SupervisorContext
-from .isolated_sessions import Orphans, sessions_in
 from .memory import MemoryWatchdog
+from .session_processes import Orphans
 from .shard_policies import Replacement, ShardDemand, describe, replacement_of
 
-RETRY_SECONDS = 0.05  # until a report that the front-end shard could not read is sent again
+RETRY_SECONDS = 0.01  # until a report that a shard could not read is sent again
 CORDON_SECONDS = 0.2  # for connections that are on their way to a shard that will be stopped
 
 log = logging.getLogger("openenvd.env_host")
@@ -54,15 +54,15 @@ class ShardPool:
         moments = [
             context.restarts.next_due(),
             context.backlog.due(),
-            self._memory.due(context.children),
-            now + RETRY_SECONDS if context.isolated.over else None,
+            self._memory.due(context.children.sessions),
+            now + RETRY_SECONDS if context.processes.has_unsent else None,
         ]
         if context.is_placing:
             moments += [
                 context.distributor.due(),
                 reports_at,
                 self._demand.due(),
-                *(each.retire_at for each in context.children),
+                *(each.retire_at for each in context.children.shards),
                 context.programs.kills.due(is_used=context.reporter.sessions > 0),
                 None if reports_at is None else self._replaces_at,
                 None if context.state is None else context.state.restarts.next_due(),
@@ -97,28 +97,25 @@ class ShardPool:
             if context.state is not None:
                 context.state.start_if_due()
         self._place()
-        context.isolated.notify_front_end()
+        context.processes.send()
         if context.is_ready:
             context.reporter.report(lambda: context.programs.find_left(context.state_pid))
-        self._memory.check(context.children)
+        self._memory.check(context.children.sessions)
         if context.is_placing:
             context.programs.report_killed()
         self._replace_blocked()
 
     def stop(self) -> None:
-        """Ask all children to exit; none is started any more."""
+        """Ask all shards to exit; none is started any more."""
         context = self._context
         context.restarts.cancel()
-        context.isolated.cancel()
         for row in context.scoreboard:
             row[Field.STOPPING] = 1
-        context.children.signal(signal.SIGTERM)
+        context.children.terminate_shards()
 
     def assign_quota(self, max_sessions: int) -> None:
         """Limit the number of sessions; sessions beyond a lower limit continue."""
         context = self._context
-        if context.plan.isolates:
-            max_sessions = min(max_sessions, sessions_in(len(context.scoreboard)))
         context.spawner.plan = context.plan.with_sessions(max_sessions, context.max_fds)
         context.share_sessions()
         context.reporter.report_at_once()
@@ -170,27 +167,25 @@ class ShardPool:
 
     def _start_shard(self, index: int) -> None:
         try:
-            new = self._context.spawner.shard(index, isolated=len(self._context.isolated))
+            new = self._context.spawner.shard(index)
         except OSError as exc:
             if not self._context.is_ready:  # none has served yet
-                self._context.children.signal(signal.SIGKILL)
+                self._context.children.kill()
                 raise ShardFailed(f"shard {index} could not be started: {exc}", []) from exc
             seconds = self._context.restarts.could_not_start(index, time.monotonic())
             text = "shard %d could not be started; trying again in %g s: %s"
             log.warning(text, index, seconds, exc, extra={"shard": index})
             return
-        if index == 0:  # the front-end shard has just been given the number of sessions
-            self._context.isolated.over = 0
         self.links.add(new)
 
     def _replace_blocked(self) -> None:
-        """Kill shards and isolated sessions whose steps are abandoned or block their loops."""
+        """Kill shards whose steps are abandoned or block their loops."""
         now, at, context = time.monotonic(), now_microseconds(), self._context
         limit = context.config.step_timeout_seconds
         if not context.is_placing or now < self._replaces_at:
             return
         self._replaces_at = now + shard_policies.POLL_SECONDS
-        for child in list(context.children):
+        for child in context.children.shards:
             row = context.scoreboard[child.index]
             if child.is_retired or row[Field.PID] != child.pid:
                 continue
@@ -202,10 +197,10 @@ class ShardPool:
                 os.kill(child.pid, self._stacks_signal)
                 continue
             left, waiting = context.copies.count_left(child) if held else (0, 0)
-            is_exclusive = context.plan.exclusive or child.is_isolated
+            is_exclusive = context.plan.exclusive
             wanted = replacement_of(row, at, limit, left, waiting, is_exclusive=is_exclusive)
             if wanted is Replacement.WHEN_IDLE:
-                if not child.is_isolated and context.distributor.has_passed_on(row):
+                if context.distributor.has_passed_on(row):
                     continue
                 child.is_retired = True
                 log.warning("%s is replaced: %s", child, describe(row, at), extra=child.log_fields)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Spawner`: makes the supervisor's children, by forking itself or as new programs.
 
-    shard, isolated ──▶ link, configuration, memory cgroup ──fork──▶ leave the supervisor ──▶ serve
-                                                          └──new program, where no fork is safe
+    shard ────▶ link, configuration ──fork──▶ leave the supervisor ──▶ serve (`shard/shard.py`)
+    session ──▶ memory cgroup ────────┘└──new program, where no fork is safe
+                                                               (`shard/session_process.py`)
 
-The child then runs `shard/shard.py`. If the machine has no room for one more process or descriptor,
+If the machine has no room for one more process or descriptor,
 nothing is left behind, and the caller gets `OSError`. Running children continue.
 """
 
@@ -15,6 +16,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -27,11 +29,11 @@ from typing import TYPE_CHECKING, Any, Never
 from ...schema.protocol import CHILD_CONFIG_VARIABLE, HOST_CONFIG_VARIABLE, HostConfig
 from ...system.memory.cgroups import Cgroup, GroupsBelow
 from ...system.process import forking
-from ...system.process.descriptors import Message, packet_pair
+from ...system.process.descriptors import packet_pair
 from ...system.process.prctl import set_thread_name
 from ...system.process.proc import children_of, oom_score_adj, set_oom_score_adj
 from ...system.text.units import plural
-from ..ipc.scoreboard import Counters, Field, Scoreboard
+from ..ipc.scoreboard import Field, Scoreboard
 from ..startup import ChildConfig
 from .children import Child
 from .memory import CHECK_SECONDS, KillCount
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 # tells clients why their sessions have ended.
 CHILD_OOM_SCORE_ADJ = 200
 PROGRAM = Path(__file__).resolve().parent.parent / "__main__.py"
-Serve = Callable[[ChildConfig, Scoreboard, bytes], Never]  # what a forked child does
+Serve = Callable[[ChildConfig, Scoreboard | None], Never]  # what a forked child does
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -61,7 +63,8 @@ class Spawner:
         int
     ]  # descriptors that the environment opened at its import; children keep them
     _groups: GroupsBelow | None = field(default=None, init=False)  # of isolated sessions
-    _number: int = field(default=0, init=False)  # of the last isolated session
+    _number: int = field(default=0, init=False)  # of the last cgroup
+    _sessions: int = field(default=0, init=False)  # started so far
     can_fork: bool = field(default=False, init=False)  # set by `prepare`
     count_kills: Callable[[], int] = int  # by the kernel for memory, set by the context
     state_address: str | None = None  # of the state process, if sessions share a state
@@ -75,6 +78,8 @@ class Spawner:
         """
         self.inboxes = [packet_pair() for _ in range(self.plan.shards)]  # reading, writing
         self._oom_score_adj = min(1000, oom_score_adj() + CHILD_OOM_SCORE_ADJ)
+        # The kernel closes the writing end when the supervisor exits; copies of sessions read.
+        self._life_fd, _ = os.pipe()
 
     def prepare(self) -> None:
         """Freeze what all children share; once, before the first child."""
@@ -94,38 +99,72 @@ class Spawner:
         set_thread_name(f"host {self.config.name}")
         gc.freeze()
 
-    def shard(self, index: int, *, isolated: int) -> Child:
-        """Start a shard beside `isolated` sessions with processes. Raises `OSError`: no room."""
-        return self._start(
-            self.scoreboard[index],
-            b"",
+    def shard(self, index: int) -> Child:
+        """Start a shard. Raises `OSError`: no room."""
+        counters = self.scoreboard[index]
+        counters[Field.GENERATION] += 1
+        link, childs_link = packet_pair()
+        config = ChildConfig(
+            index=index,
+            generation=counters[Field.GENERATION],
+            shards=self.plan.shards,
             max_sessions=self.plan.share(index),
+            exclusive=self.plan.exclusive,
+            scoreboard_fd=self.scoreboard.fd,
+            link_fd=childs_link.fileno(),
             inbox_fd=self.inboxes[index][0].fileno(),
             inbox_fds=tuple(writing.fileno() for _, writing in self.inboxes),
             isolates=self.plan.isolates,
-            isolated=isolated,
+            has_template=self.can_fork and sys.platform == "linux",  # which adopts orphans
+            state_address=self.state_address,
+            partial_messages_bytes=self.plan.partial_messages_bytes,
         )
+        new = Child(0, config, link, time.monotonic(), kills_before=self.count_kills())
+        with childs_link:
+            try:
+                self._start(new, config, childs_link)
+            except OSError:
+                link.close()
+                raise
+        return new
 
-    def isolated(self, message: Message, counters: Counters) -> Child:
-        """Start a process for a connection; after an `OSError` the caller still owns it."""
-        fd, group = message.fds[0], next(iter(self.session_groups(1)), None)
-        counters[Field.PID] = -1  # taken
+    def session(self, holder: Child, end: socket.socket, number: int) -> Child:
+        """Start a session's process, with one end of a socket pair. Raises `OSError`: no room.
+
+        `number` is that of the shard's request.
+        """
+        group = next(iter(self.session_groups(1)), None)
+        new = self.session_child(holder, group)
+        new.number = number
+        self._sessions += 1
+        config = ChildConfig(
+            index=self._sessions,
+            session_fd=end.fileno(),
+            life_fd=self._life_fd,
+            imported_fds=tuple(self.imported_fds) if self.can_fork else (),
+            state_address=self.state_address,
+        )
         try:
-            return self._start(
-                counters,
-                message.body,
-                group,
-                max_sessions=1,
-                connection_fd=fd,
-                imported_fds=tuple(self.imported_fds) if self.can_fork else (),
-                since=message.head["since"],
-                accepted=message.head.get("accepted"),
-            )
+            self._start(new, config, end)
         except OSError:
-            counters.clear()
             if group is not None:
                 group.remove()
             raise
+        return new
+
+    def session_child(self, holder: Child, group: Cgroup | None) -> Child:
+        """Return what is known of a session's process that is about to start."""
+        return Child(
+            0,
+            holder.config,
+            None,
+            time.monotonic(),
+            holder,
+            group=group,
+            kills_before=self.count_kills(),
+            kills=None if group is None else KillCount(group),
+            cap_bytes=self.config.session_memory_bytes,
+        )
 
     def session_groups(self, count: int) -> list[Cgroup]:
         """Make memory cgroups with the cap of a session, numbered one after another, or none."""
@@ -143,57 +182,33 @@ class Spawner:
             return []
         return made
 
-    def _start(
-        self, counters: Counters, head: bytes, group: Cgroup | None = None, **place: Any
-    ) -> Child:
-        counters[Field.GENERATION] += 1
-        link, childs_link = packet_pair()
-        config = ChildConfig(
-            index=counters.index,
-            generation=counters[Field.GENERATION],
-            shards=self.plan.shards,
-            rows=len(self.scoreboard),
-            exclusive=self.plan.exclusive,
-            scoreboard_fd=self.scoreboard.fd,
-            link_fd=childs_link.fileno(),
-            state_address=self.state_address,
-            partial_messages_bytes=self.plan.partial_messages_bytes,
-            **place,
-        )
-        new = Child(0, config, link, time.monotonic(), config.connection_fd, group)
-        new.kills_before = self.count_kills()
-        new.kills = None if group is None else KillCount(group)
-        new.cap_bytes = self.config.session_memory_bytes if new.is_isolated else None
+    def _start(self, new: Child, config: ChildConfig, end: socket.socket) -> None:
+        """Start a child, which uses `end`."""
         parent = os.getpid()
-        with childs_link:
-            try:
-                values = asdict(config) | {"head": head.hex()}
-                new.pid = os.fork() if self.can_fork else self.start_program(values, config.fds)
-            except OSError:
-                link.close()
-                raise
-            if new.pid == 0:
-                childs_link.detach()
-                self._run_child(new, head, parent)
+        if not self.can_fork:
+            new.pid = self.start_program(asdict(config), config.fds)
+            if new.group is not None:
+                _enter(new.group, new.pid)
+        elif (pid := os.fork()) == 0:
+            end.detach()
+            self._run_child(new, config, parent)
+        else:
+            new.pid = pid
         set_oom_score_adj(new.pid, self._oom_score_adj)
-        return new
 
-    def _run_child(self, new: Child, head: bytes, parent: int) -> Never:
+    def _run_child(self, new: Child, config: ChildConfig, parent: int) -> Never:
         """Close in the child all descriptors that are the supervisor's, and serve."""
         if new.group is not None:
-            try:
-                new.group.add(os.getpid())
-            except OSError as exc:  # serve all the same: the replica's own cap still holds
-                log.warning("a session runs without its memory cap: %s", exc)
-        config = new.config
+            _enter(new.group, os.getpid())
         self.leave_supervisor()
-        new.link.detach()
+        if new.link is not None:
+            new.link.detach()
         kind = "session" if new.is_isolated else f"shard {config.index}"
         kept = {*self.imported_fds, *config.fds}
         forking.leave_parent(parent, f"{kind} {self.config.name}", kept)
         for timer, seconds in self._timers.items():
             signal.setitimer(timer, *seconds)
-        self.serve(config, self.scoreboard, head)
+        self.serve(config, None if new.is_isolated else self.scoreboard)
 
     def start_program(self, values: dict[str, Any], fds: tuple[int, ...]) -> int:
         """Start a child as a program, whose configuration is `values`, and return its pid."""
@@ -204,6 +219,13 @@ class Spawner:
         process = subprocess.Popen([sys.executable, "-P", str(PROGRAM)], env=environ, pass_fds=fds)
         process.returncode = 0  # the supervisor waits for it
         return process.pid
+
+
+def _enter(group: Cgroup, pid: int) -> None:
+    try:
+        group.add(pid)
+    except OSError as exc:  # serve all the same: the replica's own cap still holds
+        log.warning("a session runs without its memory cap: %s", exc)
 
 
 def what_forbids_forking() -> str | None:

@@ -20,6 +20,7 @@ from .memory import private_bytes
 if TYPE_CHECKING:
     from ...schema.replica import Capacity
     from ..ipc.reports import Notifier
+    from .children import Children
 
 SESSIONS_SECONDS = 0.05  # between two reports of the number of sessions
 CAPACITY_SECONDS = 5.0  # between two reports of how full all shards are
@@ -30,9 +31,10 @@ KEPT = 8  # exits that `/capacity` shows
 class StatusReporter:
     """Reports what has changed, at a bounded rate; exits at once."""
 
-    def __init__(self, scoreboard: Scoreboard, notifier: Notifier) -> None:
+    def __init__(self, scoreboard: Scoreboard, notifier: Notifier, children: Children) -> None:
         self._scoreboard = scoreboard
         self._notifier = notifier
+        self._children = children
         self._sessions_reported_at = 0.0
         self._capacity_reported_at = 0.0
         self._capacity: Capacity | None = None
@@ -89,8 +91,8 @@ class StatusReporter:
         rows = self._scoreboard.shard_counters()
         if blocked := max(blocked_seconds(row, now) for row in rows):
             summary["held_since"] = round(time.time() - blocked)  # a duration would become stale
-        own = (row for row in self._scoreboard if row[Field.ISOLATED] and row[Field.SESSIONS])
-        pids = [row[Field.PID] for row in itertools.islice(own, MAX_MEASURED)]
+        own = (each.pid for each in self._children.sessions if each.holds_slot)
+        pids = list(itertools.islice(own, MAX_MEASURED))
         if sizes := [size for pid in pids if (size := private_bytes(pid))]:
             self._session_bytes = round(sum(sizes) / len(sizes) / MB) * MB
         if self._session_bytes is not None:

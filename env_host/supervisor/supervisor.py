@@ -2,8 +2,8 @@
 """The prefork supervisor: imports the environment once, forks the processes that serve it.
 
     shim ──▶ supervisor ──fork──▶ shard 0 … n-1         serve what is passed to them
-      ▲        │ ▲      └──fork──▶ isolated sessions     one connection each (`--isolate`)
-      └─notify─┘ └── a link from each: ready, sockets of sessions, sockets to isolate
+      ▲        │ ▲      └──fork──▶ session processes     of a shard's sessions (`--isolate`)
+      └─notify─┘ └── a link from each shard: ready, sockets of sessions, session processes
     shared socket ──▶ `Acceptor` ──▶ `Distributor` ──connections──▶ inbox of each shard
 
 It has one thread, one `select`, and no event loop. It accepts every connection (`acceptor.py`) and
@@ -15,7 +15,7 @@ What happens when
     a shard exits         clients and shim are notified, and it is restarted at once, or after a
                           growing pause if it keeps exiting early. Connections that it had taken
                           and not answered are reset
-    an isolated one exits client and shim are notified; its slot is free
+    a session's does      its shard and the shim are notified; the session ends
     the state process     shards end its sessions, the shim is notified, and the next epoch is
       exits               forked (`shared_state/`); no session begins before that
     a shard never starts  the supervisor fails with the shard's error
@@ -63,7 +63,6 @@ from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..startup import STOPPING
 from .acceptor import Acceptor, Backlog, Waiting
 from .context import SupervisorContext
-from .isolated_sessions import rows_for
 from .shard_pool import ShardPool
 from .spawn import Serve, Spawner
 
@@ -99,8 +98,7 @@ class Supervisor:
         ours = {notifier.fd, barrier_fd, *(one.fileno() for one in listeners)}
         gc.collect()  # first: garbage of the import may hold descriptors
         imported_fds = forking.open_fds() - ours
-        extra = rows_for(plan.max_sessions) if plan.isolates else 0
-        scoreboard = Scoreboard.create(plan.shards, extra)
+        scoreboard = Scoreboard.create(plan.shards)
         spawner = Spawner(config, plan, scoreboard, serve, self._leave, imported_fds)
         backlog = Backlog(listening(listeners), max_fds=max_fds)
         self._context = context = SupervisorContext(
@@ -147,7 +145,7 @@ class Supervisor:
             self._sleep_if_unused()
             if self._stop_by is not None and time.monotonic() >= self._stop_by:
                 self._stop_by = time.monotonic() + STOP_SECONDS
-                self._context.children.signal(signal.SIGKILL)
+                self._context.children.kill()
 
     def _seconds_to_wait(self) -> float | None:
         now = time.monotonic()
@@ -207,7 +205,7 @@ class Supervisor:
     def _stop_if_drained(self) -> None:
         if not (self._is_draining and self._idleness.has_settled(time.monotonic())):
             return
-        if self._context.distributor.load or self._context.isolated:
+        if self._context.distributor.load:
             return
         rows = self._context.scoreboard.shard_counters()
         if all(row[Field.IDLE] or not row[Field.PID] for row in rows):
@@ -224,8 +222,7 @@ class Supervisor:
             return
         self._context.distributor.update(now)  # first: connections move on to the shards' rows
         self._idleness.note_shards(self._context.scoreboard.shard_counters(), now)
-        is_used = self._context.distributor.load or self._context.isolated
-        if is_used or self._acceptor.has_peers(now):
+        if self._context.distributor.load or self._acceptor.has_peers(now):
             self._idleness.note_use(now)
         elif (self._idleness.due() or now) <= now:
             self._context.notifier.report(sleeps=True)

@@ -50,6 +50,12 @@ def is_over(state: ReplicaState) -> bool:
     return state in (ReplicaState.STOPPED, ReplicaState.FAILED)
 
 
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass(eq=False)
 class ReplicaWatch:
     """Follows one shim, and restarts its server when that is due."""
@@ -69,7 +75,7 @@ class ReplicaWatch:
     accepts: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     is_draining: bool = field(init=False, default=False)
     # Set while exits lead to restarts: from the end of its launch until its `down`.
-    is_kept: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    is_kept: asyncio.Event = field(init=False, default_factory=_set_event)
     has_failed: bool = field(init=False, default=False)  # before it was kept
     # The request to its shim once it must end, and the deadline (monotonic).
     _drain_op: str = field(init=False, default="drain")
@@ -81,10 +87,6 @@ class ReplicaWatch:
     _handled_generation: int = field(init=False, default=0)
     _restarts_before: int = field(init=False, default=0)  # those that earlier shims have counted
     _writer: asyncio.StreamWriter | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        """Begin as one that is kept."""
-        self.is_kept.set()
 
     @property
     def request_id(self) -> str:

@@ -180,7 +180,7 @@ def run_and_exit(entry: str, *arguments: Any) -> NoReturn:
     except BaseException as exc:
         code = _code_of(exc)
     finally:
-        _finish(code)
+        finish(code)
 
 
 def end_copy(forks_before: int, exc: BaseException | None) -> None:
@@ -191,7 +191,7 @@ def end_copy(forks_before: int, exc: BaseException | None) -> None:
     """
     if forks == forks_before:
         return
-    _flush_and_exit(0 if exc is None else _code_of(exc))
+    flush_and_exit(0 if exc is None else _code_of(exc))
 
 
 def _code_of(exc: BaseException) -> int:
@@ -209,15 +209,16 @@ def _exit_code(value: object) -> int:
     return EXIT_UNCAUGHT
 
 
-def _finish(code: int) -> NoReturn:
+def finish(code: int) -> NoReturn:
     """Exit as the interpreter does, without unwinding the parent's frames."""
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  as multiprocessing does
         atexit._run_exitfuncs()  # noqa: SLF001
-    _flush_and_exit(code)
+    flush_and_exit(code)
 
 
-def _flush_and_exit(code: int) -> NoReturn:
+def flush_and_exit(code: int) -> NoReturn:
+    """Exit without finalizers."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):
             stream.flush()

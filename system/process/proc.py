@@ -120,6 +120,13 @@ def kill(pid: int, *, group: bool = False) -> None:
         (os.killpg if group else os.kill)(pid, signal.SIGKILL)
 
 
+def has_exited(pid: int) -> bool:
+    """Return whether a child has exited, and is still to be reaped."""
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
+
+
 def reap(pid: int) -> tuple[int, int, resource.struct_rusage]:
     """Do the same as `os.wait4`, without waiting.
 

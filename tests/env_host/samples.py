@@ -264,9 +264,11 @@ if "ONE_SHOT" in os.environ:
     table.MAX_ONE_SHOT = int(os.environ["ONE_SHOT"])
 
 if "PATIENCE" in os.environ:
+    from openenvd.env_host.sessions import remote_session
     from openenvd.env_host.supervisor import shard_policies
 
     shard_policies.PATIENCE_SECONDS = float(os.environ["PATIENCE"])
+    remote_session.PATIENCE_SECONDS = float(os.environ["PATIENCE"])
 
 if "LINGER" in os.environ:
     from openenvd.env_host.supervisor import shard_policies

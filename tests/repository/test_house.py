@@ -14,14 +14,14 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_352,
-    "code lines": 48_323,
-    "modules": 390,
-    "test lines": 67_643,
+    "shipped lines": 75_794,
+    "code lines": 48_641,
+    "modules": 391,
+    "test lines": 67_769,
     "words of pages": 24_988,
-    "words of decisions": 7_941,
+    "words of decisions": 7_938,
     "folders at the root": 15,
-    "large classes": 3,
+    "large classes": 2,
     "crowded folders": 0,
     "dialect words": 7,
     "private names": 0,

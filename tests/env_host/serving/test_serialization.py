@@ -119,7 +119,7 @@ def test_a_reward_that_json_cannot_hold_is_named_beside_the_data(
 def test_only_classes_with_nothing_special_are_written_in_one_pass(
     model: type, is_plain: bool
 ) -> None:
-    assert (messages._writer_of(model) is not None) is is_plain
+    assert (messages.writer_of(model) is not None) is is_plain
 
 
 def test_values_without_a_json_form_fail_with_upstreams_message() -> None:

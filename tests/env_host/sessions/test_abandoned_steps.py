@@ -19,7 +19,7 @@ from openenvd.env_host.supervisor.shard_policies import (
 from openenvd.system.process.exit_reason import ExitKind, ExitReason
 
 from ..conftest import Gate, StartHost
-from ..hosts import WAIT_SECONDS, Client, Host, until
+from ..hosts import WAIT_SECONDS, Client, Host, until, wait_until_exited
 
 STARVED = Replacement.STARVED.value
 SOON: dict[str, Any] = {"env": {"PATIENCE": "0.3"}, "step_timeout_seconds": 0.2}
@@ -92,17 +92,16 @@ def test_a_shard_whose_sessions_are_starved_is_replaced_at_once(
 
 @pytest.mark.parametrize("limit", [0.2, None])
 def test_a_shard_that_a_step_blocks_is_replaced_when_its_time_is_over_or_no_client_is_left(
-    serve: StartHost, isolate: bool, limit: float | None
+    serve: StartHost, limit: float | None
 ) -> None:
     """The step holds the interpreter: the shard itself notices neither."""
-    host = serve(**{**SOON, "step_timeout_seconds": limit}, max_sessions=4, isolate=isolate)
+    host = serve(**{**SOON, "step_timeout_seconds": limit}, max_sessions=4)
     with host.open() as other, host.open() as client:
         pid = client.pid()
-        others = other.pid()
         client.send("step", {"what": "hold"})
         until(lambda: "has been blocked for" in host.log.read_text())
         why = (Replacement.OVERDUE if limit else Replacement.LEFT).value
-        for each in [client] if isolate else [client, other]:
+        for each in (client, other):
             if limit:
                 answer, code = each.last_word()
                 assert (why in answer["data"]["message"], code) == (True, 1011)
@@ -110,10 +109,26 @@ def test_a_shard_that_a_step_blocks_is_replaced_when_its_time_is_over_or_no_clie
                 each.connection.socket.shutdown(socket.SHUT_RDWR)
         told = host.note_that_has("shard_exit")
         assert (told["pid"], told["replaced_for"]) == (pid, why)
-        assert not isolate or other.pid() == others
     with host.open() as client:
         client.ask("reset")
         assert client.pid() != pid
+    assert "in do_hold" in host.log.read_text()
+
+
+@pytest.mark.parametrize("limit", [0.2, None])
+def test_the_process_of_an_isolated_session_ends_when_its_step_does_not(
+    serve: StartHost, limit: float | None
+) -> None:
+    host = serve(**{**SOON, "step_timeout_seconds": limit}, max_sessions=4, isolate=True)
+    with host.open() as other, host.open() as client:
+        others, process = other.pid(), psutil.Process(client.pid())
+        client.send("step", {"what": "hold"})
+        if limit:
+            assert "did not finish within 0.2 s" in client.last_word()[0]["data"]["message"]
+        else:
+            client.connection.socket.shutdown(socket.SHUT_RDWR)
+        wait_until_exited([process])
+        assert other.pid() == others
     assert "in do_hold" in host.log.read_text()
 
 

@@ -124,7 +124,7 @@ def test_a_killed_isolated_session_ends_no_other(host: Callable[..., Host]) -> N
     served = host(isolate=True, max_sessions=2, admission_timeout_seconds=WAIT_SECONDS)
     doomed, other = served.create_session(), served.create_session()
     call(served, other, "count")
-    assert "ended before it had answered" in call(served, doomed, "die")["error"]["message"]
+    assert "exited with code 5" in call(served, doomed, "die")["error"]["message"]
     told = served.note_that_has("shard_exit")
     assert (told["sessions"], told["isolated"]) == (1, True)
     assert "Unknown session_id" in call(served, doomed, "count")["error"]["message"]

@@ -134,7 +134,8 @@ def test_a_process_that_is_told_to_stop_by_another_says_so(serve: StartHost, iso
         client.send("step", {"what": "terminate"})
         while (answer := client.receive())["type"] != "error":  # the step's own answer may be first
             pass
-        assert "was stopped by SIGTERM" in answer["data"]["message"]
+        how = "killed" if isolate else "stopped"
+        assert f"was {how} by SIGTERM" in answer["data"]["message"]
         told = host.note_that_has("shard_exit")
         assert os.waitstatus_to_exitcode(told["wait_status"]) == -signal.SIGTERM
         assert told["sessions"] == (1 if isolate else 2)

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed
 
-from openenvd.env_host.supervisor import isolated_sessions
+from openenvd.env_host.supervisor import session_processes
 from openenvd.env_host.supervisor.children import Children
-from openenvd.env_host.supervisor.isolated_sessions import Orphans
+from openenvd.env_host.supervisor.session_processes import Orphans
 from openenvd.system.memory.cgroups import GroupsBelow
 from openenvd.system.text.json_lines import Json
 
 from ..conftest import StartHost
-from ..hosts import WAIT_SECONDS, wait_until_exited
+from ..hosts import WAIT_SECONDS, until, wait_until_exited
 from ..raw import HEAD
 
 MEGABYTE = 2**20
@@ -45,47 +45,46 @@ def test_many_isolated_sessions_killed_at_once_end_no_others(serve: StartHost) -
     assert host.stop() == 0
 
 
-def test_a_handshake_is_refused_when_its_process_exits_first(serve: StartHost) -> None:
+def test_a_client_hears_of_a_process_that_exits_before_it_has_begun(serve: StartHost) -> None:
     host = serve(isolate=True, max_sessions=2, env={"FAIL_SESSIONS": "1"})
-    with pytest.raises(InvalidStatus) as refused, host.open():
-        pass
-    assert refused.value.response.status_code == 503
-    assert "exited with code 9" in str(refused.value.response.body)
+    with host.open() as client:
+        assert "exited with code 9" in client.last_word()[0]["data"]["message"]
     assert host.note_that_has("shard_exit")["isolated"]
+    host.emptied()
 
 
 def test_only_the_session_whose_process_cannot_be_forked_is_refused(serve: StartHost) -> None:
     """As when the machine allows no more processes."""
-    host = serve("Single", max_sessions=2, env={"NO_ROOM": "3 4"})
+    host = serve("Single", max_sessions=2, env={"NO_ROOM": "5"})
     with host.open() as first:
         first.ask("reset")
         for _ in range(2):
-            with pytest.raises(InvalidStatus) as refused, host.open():
-                pass
-            assert refused.value.response.status_code == 503
-            assert "process of another session cannot" in str(refused.value.response.body)
+            with host.open() as refused:
+                told = refused.last_word()[0]["data"]["message"]
+                assert "process of another session cannot" in told
         with host.open() as second:
             assert second.ask("reset")["type"] == "observation"
         assert first.ask("reset")["type"] == "observation"
     host.emptied()
 
 
-def test_isolated_sessions_continue_when_the_front_exits(serve: StartHost) -> None:
-    host = serve("Single", max_sessions=3)
-    (front,) = host.children()
-    session_id = host.create_session()
-    with host.open() as first:
-        first.ask("reset")
-        front.kill()
-        assert host.note_that_has("shard_exit")["pid"] == front.pid
-        with host.open() as second:
-            second.ask("reset")
-            with host.open() as third:
-                assert third.receive()["data"]["code"] == "CAPACITY_REACHED"
-            assert first.ask("reset")["type"] == "observation"
-    with host.open(f"/ws?session_id={session_id}") as attached:
-        assert attached.step("count") == "1"
-    assert host.rpc("openenv/session/close", session_id=session_id)["result"]["closed"]
+def test_isolated_sessions_end_with_their_shard_alone(serve: StartHost) -> None:
+    host = serve("Single", shards=2, max_sessions=4)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(host.open()) for _ in range(4)]
+        processes = [psutil.Process(client.pid()) for client in clients]
+        shard = host.http("GET", "/capacity")[1]["shards"][0]
+        psutil.Process(shard["pid"]).kill()
+        told = host.note_that_has("shard_exit")
+        assert (told["pid"], told["isolated"], told["sessions"]) == (shard["pid"], False, 2)
+        until(lambda: sum(each.is_running() for each in processes) == 2)
+        for client, process in zip(clients, processes, strict=True):
+            if process.is_running():
+                assert client.ask("reset")["type"] == "observation"
+            else:
+                assert "was killed by SIGKILL" in client.last_word()[0]["data"]["message"]
+    wait_until_exited(processes)
+    assert host.stop() == 0
 
 
 def test_a_client_that_does_not_wait_for_its_handshake_harms_no_other(
@@ -238,7 +237,7 @@ def test_orphans_that_no_ended_session_can_have_started_continue(
     of_group = subprocess.Popen(SLEEP)
     of_session = subprocess.Popen(SLEEP, start_new_session=True)
     orphans = [earlier, of_group, of_session]
-    monkeypatch.setattr(isolated_sessions, "children_of", lambda _: [e.pid for e in orphans])
+    monkeypatch.setattr(session_processes, "children_of", lambda _: [e.pid for e in orphans])
     try:
         Orphans(Children()).look(None, ended_since=since)
         assert of_session.wait(10.0) == -signal.SIGKILL
