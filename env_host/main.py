@@ -269,7 +269,6 @@ def _serve_session(definition: Definition, own: ChildConfig, gpus: int) -> None:
     from .shard.session_process import SessionProcess
 
     assert own.session_fd is not None
-    assert own.life_fd is not None
     end = socket.socket(fileno=own.session_fd)
     process = SessionProcess(definition, end, own.life_fd, own.state_address, gpus)
     process.serve(own.imported_fds)

@@ -48,7 +48,7 @@ def stacks_signal() -> int:
 class ChildConfig:
     """A child's place, its bounds, and the descriptors that it inherits."""
 
-    index: int  # a shard's row of the scoreboard; or which session it is, counted from 1
+    index: int  # a shard's row of the scoreboard
     generation: int = 0
     shards: int = 0
     max_sessions: int = 1

@@ -257,7 +257,8 @@ def _holds_mcp(env: Any, inherited: frozenset[Any]) -> bool:
     if not callable(getattr(env, "mcp_session", None)):
         return False
     upstream: Any = sys.modules.get(UPSTREAM_MCP_ENVIRONMENT)
-    if upstream is None or not isinstance(env, upstream.MCPEnvironment):
+    env_class = env if isinstance(env, type) else type(env)
+    if upstream is None or not issubclass(env_class, upstream.MCPEnvironment):
         return True
     return upstream.MCPEnvironment.step_async not in inherited
 

@@ -102,7 +102,7 @@ def plan_of(
         if asked is None and machine.memory_bytes is not None:
             each = config.session_memory_bytes or ISOLATED_SESSION_BYTES
             most = max(1, min(most, int(machine.memory_bytes * MEMORY_SHARE) // each))
-        shards = min(most, config.shards or (1 if has_own_hooks else machine.cores))
+        shards = min(most, config.shards or 1)  # one: a branch takes a slot of its session's shard
         fitting = fitting_sessions(most, machine.fds // 2, shards)
         return ServingPlan(shards, fitting, isolates=True, exclusive=False, keeps_one=True)
     if not is_concurrent:

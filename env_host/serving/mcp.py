@@ -209,6 +209,8 @@ class Mcp:
             if not isinstance(session, RemoteSession):
                 return await ask_tools(self._table.definition, session, request)
             answer = json.loads(await session.ask("mcp", request.model_dump()))
+            if answer.get("type") == "error":  # of an exception that ends programs
+                raise RpcFailed(RpcCode.INTERNAL_ERROR, answer["data"]["message"])
             if (error := answer.get("error")) is not None:
                 raise RpcFailed(error["code"], error["message"])
             return answer["result"]

@@ -23,8 +23,6 @@ connection that was handed to the home shard stays there, since that shard can a
                               is answered 421 and the connection closed: the client may ask again;
                               a handshake waits until the requests before it are answered
 
-Where each session has a process of its own, the front-end shard is the home shard.
-
 Its middleware runs around what is ours: the handshakes of sessions, and POST to `/mcp`.
 
     handshake ─▶ home shard ─▶ the project's app: middleware ─▶ route of `/ws` ─▶ `_accept`

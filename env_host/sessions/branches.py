@@ -37,7 +37,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ...system.memory.cgroup_tree import free_memory_bytes
 from ...system.text.units import MB
 from ..environment.instances import Calls
-from ..errors import BranchRefused, SessionEnded, WSErrorCode
+from ..errors import BranchRefused, SessionEnded, UnknownSession, WSErrorCode
 from . import copying
 from .copying import Reason, Tier, unsupported
 from .remote_session import ProcessEnd, RemoteSession
@@ -246,12 +246,12 @@ class Branches:
 
     async def _look_at(self, session: Session, count: int) -> Tier:
         """Return how copies of a session can be made; raises `BranchRefused`: they cannot."""
-        if isinstance(session, RemoteSession):
-            check_memory(FORKED_BYTES, count, free_memory_bytes())
-            return Tier.FORK  # its process says whether it can be forked
         definition = self._table.definition
         if getattr(definition.env_class, "SHARED_STATE", False):
             raise unsupported(Reason.SHARED_STATE, ["the sessions of this class share one state"])
+        if isinstance(session, RemoteSession):
+            check_memory(FORKED_BYTES, count, free_memory_bytes())
+            return Tier.FORK  # its process says whether it can be forked
         if self._table.exclusive:
             text = "the class does not set SUPPORTS_CONCURRENT_SESSIONS = True"
             raise unsupported(Reason.SHARED_STATE, [text])
@@ -283,12 +283,15 @@ class Branches:
         parked: Any
         tier = await self._look_at(session, 1)
         if isinstance(session, RemoteSession):
-            [parked] = await session.copies(1, is_parked=True)
+            [parked] = await session.copies(1)
         elif tier is Tier.COPY:
             [parked] = await _on_thread(session, copying.copies_of, session.env, 1)
         else:
             parked = await _on_thread(session, copying.export_state, session.env)
         now, seen = self._loop.time(), session.seen or NOTHING_SEEN
+        if session.id not in self._table and isinstance(parked, ProcessEnd):
+            parked.discard()
+            raise UnknownSession(f"Session {session.id} has ended")
         made = Checkpoint(session.id, tier, parked, seen, session.may_step, now)
         return tier, self.checkpoints.add(made)
 
@@ -300,6 +303,9 @@ class Branches:
             except SessionEnded as exc:
                 text = f"The checkpoint is lost: {exc} Reset, and take the same actions again."
                 raise BranchRefused(text, WSErrorCode.CHECKPOINT_UNKNOWN) from exc
+            if session.id not in self._table:  # it has ended meanwhile
+                process.discard()
+                raise UnknownSession(f"Session {session.id} has ended")
             session.continue_in(process)
         elif found.tier is Tier.COPY:
             [env] = await _on_thread(session, copying.copies_of, found.copy, 1)
@@ -325,7 +331,13 @@ def _look(env: Any) -> Look:
 
 async def _reseed(session: Session, seed: int) -> None:
     if isinstance(session, RemoteSession):
-        await session.ask("seed", seed)
+        try:
+            failed = await session.ask("seed", seed)
+        except SessionEnded as exc:
+            failed = {"text": str(exc)}
+        if failed is not None:
+            text = f"A branch could not be seeded: {failed['text']}"
+            raise BranchRefused(text, WSErrorCode.BRANCH_MEMORY)
     else:
         generators = copying.examine(session.env).generators
         await _on_thread(session, copying.reseed, generators, seed)

@@ -21,6 +21,7 @@ that code of the environment has pickled. Calls go one at a time. What happens w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import marshal
@@ -29,7 +30,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...system.net.websocket import INTERNAL_ERROR_CLOSE
 from ...system.process.descriptors import MAX_FDS, Message, close_all
@@ -49,6 +50,8 @@ FRAME, VALUE, LOST = 0, 1, 2
 MAX_COPIES = MAX_FDS  # made by one fork
 REASON_SECONDS = 5.0
 PATIENCE_SECONDS = 10.0  # for a call and `close`, once the session has ended
+FORK_SECONDS = 30.0  # for the template to fork
+SPARES = 2  # forks of the template that wait for the next sessions
 STACKS_SECONDS = 0.1  # for the stacks of a process to be written before it is killed
 
 log = logging.getLogger("openenvd.env_host")
@@ -67,7 +70,6 @@ class ProcessEnd(asyncio.Protocol):
         self._transport: Any = None
         self._unread = bytearray()
         self._calls: deque[tuple[Settle, bytes, tuple[int, ...]]] = deque()  # the first is running
-        self._call_began = 0.0
         self._lost: SessionEnded | None = None
         self._is_closing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -76,8 +78,12 @@ class ProcessEnd(asyncio.Protocol):
 
     async def open(self) -> ProcessEnd:
         """Wait until the process has begun; raises `SessionEnded`: it could not, or has ended."""
-        await self._loop.create_unix_connection(lambda: self, sock=self._end)
-        await self.begun
+        try:
+            await self._loop.create_unix_connection(lambda: self, sock=self._end)
+            await self.begun
+        except asyncio.CancelledError:
+            self.discard()
+            raise
         return self
 
     def submit(self, settle: Settle, kind: str, data: Any = None, *fds: int) -> None:
@@ -90,8 +96,10 @@ class ProcessEnd(asyncio.Protocol):
         if len(self._calls) == 1:
             self._send_first()
 
-    def stop(self) -> None:
-        """Do nothing: the process ends with its session."""
+    @property
+    def is_lost(self) -> bool:
+        """Return whether the process has ended, though perhaps not why."""
+        return self.ended.done() or (self._transport is not None and self._transport.is_closing())
 
     async def ask(self, kind: str, data: Any = None, *fds: int) -> Any:
         """Return the answer of the process; raises `SessionEnded`: it has ended."""
@@ -104,30 +112,31 @@ class ProcessEnd(asyncio.Protocol):
         self.submit(settle, kind, data, *fds)
         return await answer
 
-    async def copies(
-        self, count: int, *, is_parked: bool = False, is_new: bool = False
-    ) -> list[ProcessEnd]:
-        """Have the process fork, all or none.
+    async def copies(self, count: int, *, is_new: bool = False) -> list[ProcessEnd]:
+        """Have the process fork, all or none; new sessions begin in copies of a template.
 
-        Checkpoints are parked; new sessions begin in copies of a template. Raises `BranchRefused`:
-        something forbids that; `SessionEnded`: the process has ended.
+        Raises `BranchRefused`: something forbids that; `SessionEnded`: the process has ended.
         """
         made: list[ProcessEnd] = []
         try:
             while len(made) < count:
                 size = min(count - len(made), MAX_COPIES)
-                made += await self._fork(size, is_parked=is_parked, is_new=is_new)
+                made += await self._fork(size, is_new=is_new)
         except BaseException:
             for each in made:
                 each.discard()
             raise
         return made
 
-    async def _fork(self, count: int, *, is_parked: bool, is_new: bool) -> list[ProcessEnd]:
+    async def _fork(self, count: int, *, is_new: bool) -> list[ProcessEnd]:
         number, groups = await self._ends.announce_copies(count)
         made = []
         try:
-            pairs = [socket.socketpair() for _ in range(count)]
+            try:
+                pairs = [socket.socketpair() for _ in range(count)]
+            except OSError as exc:
+                text = f"{count} copies do not fit here: {exc.strerror}"
+                raise BranchRefused(text, WSErrorCode.BRANCH_MEMORY) from exc
             made = [ProcessEnd(self._ends, ours) for ours, _ in pairs]
             request = {"groups": groups, "is_new": is_new}
             found = await self.ask("fork", request, *(theirs.detach() for _, theirs in pairs))
@@ -147,16 +156,14 @@ class ProcessEnd(asyncio.Protocol):
                 each.discard()
             raise
         finally:
-            pids = [each.pid for each in made if each.pid]
-            self._ends.register_copies(number, pids, is_parked=is_parked)
+            self._ends.register_copies(number, [each.pid for each in made if each.pid])
         return made
 
     def close(self) -> asyncio.Future[None]:
         """Have the environment closed after the current call; return the end of the process."""
         if not (self._is_closing or self.ended.done()):
             self._is_closing = True
-            began = self._call_began if self._calls else self._loop.time()
-            self._timer = self._loop.call_at(began + PATIENCE_SECONDS, self._end_late)
+            self._timer = self._loop.call_later(PATIENCE_SECONDS, self._end_late)
             if self._transport is None:  # cancelled while it was being opened
                 self.discard()
             else:
@@ -170,22 +177,29 @@ class ProcessEnd(asyncio.Protocol):
             self._transport.abort()
         else:
             self._end.close()
-            self.fail("was not started")
+            self.fail("The process of this session was not started.")
 
     def _end_late(self) -> None:
         """End the process, since a call or `close` takes too long; its stacks go to the log."""
         text = "process %d is killed: its session ended, and a call or `close` has not returned"
         log.warning(text, self.pid)
-        if number := stacks_signal():
-            os.kill(self.pid, number)
-        self._timer = self._loop.call_later(STACKS_SECONDS, self._ends.end, self.pid)
+        self.write_stacks()
+        self._timer = self._loop.call_later(STACKS_SECONDS, self._ends.report, "end", self)
 
-    def fail(self, how: str) -> None:
-        """Note that the process has ended, and how, in words after `The process of … `."""
+    def write_stacks(self) -> None:
+        """Have the process write its stacks to the log."""
+        if self.pid and not self.is_lost and (number := stacks_signal()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def fail(self, text: str) -> None:
+        """Note that the process has ended; `text` says how, for the client."""
         if self.ended.done():
             return
         self._ends.forget(self)
-        self._lost = SessionEnded(how, INTERNAL_ERROR_CLOSE)
+        if self._transport is not None:
+            self._transport.abort()
+        self._lost = SessionEnded(text, INTERNAL_ERROR_CLOSE)
         self.ended.set_result(None)
         if not self.begun.done():
             self.begun.set_exception(self._lost)
@@ -213,9 +227,8 @@ class ProcessEnd(asyncio.Protocol):
                 return
             body = bytes(memoryview(unread)[HEAD.size : end])
             del unread[:end]
-            if kind == LOST:
-                self.close()
-                self.fail(body.decode())
+            if kind == LOST:  # the session ends, and closes the environment
+                self.on_lost(SessionEnded(body.decode(), INTERNAL_ERROR_CLOSE))
             else:
                 self._take(body if kind == FRAME else marshal.loads(body))  # noqa: S302  plain data
 
@@ -223,10 +236,10 @@ class ProcessEnd(asyncio.Protocol):
         """Wait for the supervisor's words on why the process has ended."""
         if self._timer is not None:
             self._timer.cancel()
+        text = "The process of this session has ended."
         if self._is_closing or not (self.pid or self.number):
-            self.fail("The process of this session has ended.")
-        else:
-            text = "The process of this session has ended."
+            self.fail(text)
+        elif not self.ended.done():
             self._timer = self._loop.call_later(REASON_SECONDS, self.fail, text)
 
     def _take(self, answer: Any) -> None:
@@ -239,18 +252,21 @@ class ProcessEnd(asyncio.Protocol):
                 self.begun.set_result(None)
             return
         settle, _, _ = self._calls.popleft()
-        if self._calls:
+        if self._calls and not self._is_closing:
             self._send_first()
         settle(answer, None)
 
     def _send_first(self) -> None:
         settle, request, fds = self._calls[0]
-        self._call_began = self._loop.time()
         message = _message(request)
         if fds:  # a transport sends none; it has nothing left to write, as calls go one at a time
-            socket.send_fds(self._end, [message], fds)
-            close_all(fds)
             self._calls[0] = settle, request, ()
+            try:
+                socket.send_fds(self._end, [message], fds)
+            except OSError as exc:
+                log.warning("a session process is ended: it takes no descriptors (%s)", exc)
+                self._ends.report("end", self)  # the call fails then
+            close_all(fds)
         else:
             self._transport.write(message)
 
@@ -262,41 +278,22 @@ def _message(request: bytes) -> bytes:
 class ProcessEnds:
     """The session processes of one shard, as its supervisor starts and reports them."""
 
-    def __init__(self, link: MessageChannel, first: int, *, has_template: bool) -> None:
-        """`first` is the number of the first session, by which it gets a device."""
+    def __init__(self, link: MessageChannel, first: int, step: int, *, has_template: bool) -> None:
+        """Sessions get devices by their numbers, which begin with `first`, `step` apart."""
         self.by_pid: dict[int, ProcessEnd] = {}
         self._started: dict[int, ProcessEnd] = {}  # by number, until they have ended
         self._numbers = itertools.count(1)
-        self.devices = itertools.count(first)
+        self.devices = itertools.count(first, step)
         self._link = link
-        self._has_template = has_template
-        self._template: asyncio.Task[ProcessEnd] | None = None
-        self._announced: deque[asyncio.Future[Json]] = deque()
+        self._template = Template(self) if has_template else None
+        self._announced: dict[int, asyncio.Future[Json]] = {}
 
     async def new(self) -> ProcessEnd:
         """Return a process for a new session; raises `SessionError`: there can be none."""
-        if not self._has_template:
-            return await self._start().open()
-        if self._template is None:
-            self._template = asyncio.create_task(self._new_template())
-        try:
-            template = await asyncio.shield(self._template)
-            [process] = await template.copies(1, is_new=True)
-        except BranchRefused as exc:
-            raise SessionError(f"The process of another session cannot be started. {exc}") from exc
-        return process
+        return await (self._template.take() if self._template else self.start().open())
 
-    async def _new_template(self) -> ProcessEnd:
-        template = self._start()
-        template.on_lost = self._forget_template
-        await template.open()
-        self.note_over(template.pid)
-        return template
-
-    def _forget_template(self, _: SessionEnded) -> None:
-        self._template = None  # the next session has another one
-
-    def _start(self) -> ProcessEnd:
+    def start(self) -> ProcessEnd:
+        """Have the supervisor start a process; `open` waits for it."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         number = next(self._numbers)
@@ -316,35 +313,89 @@ class ProcessEnds:
         """
         number = next(self._numbers)
         answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
-        self._announced.append(answer)
+        self._announced[number] = answer
         self._link.send(Message({"copies": count, "number": number}))
         try:
             return number, (await answer)["groups"]
         except BaseException:
-            self.register_copies(number, [], is_parked=False)
+            self.register_copies(number, [])
             raise
 
-    def register_copies(self, number: int, pids: list[int], *, is_parked: bool) -> None:
+    def register_copies(self, number: int, pids: list[int]) -> None:
         """Report which copies have been made, since they were announced."""
-        self._link.send(Message({"copied": pids, "number": number, "is_parked": is_parked}))
+        self._link.send(Message({"copied": pids, "number": number}))
 
-    def end(self, pid: int) -> None:
-        """Have a process killed, with all that it has started."""
-        self._link.send(Message({"end": pid}))
+    def report(self, what: Literal["held", "over", "end"], process: ProcessEnd) -> None:
+        """Report that a process has got a session, that this is over, or that it must be killed.
 
-    def note_over(self, pid: int) -> None:
-        """Report that the session of a process is over."""
-        self._link.send(Message({"over": pid}))
+        All that it has started is killed with it.
+        """
+        if process.pid:
+            self._link.send(Message({what: process.pid}))
 
     def take(self, head: Json) -> None:
         """Take a message of the supervisor."""
         if "groups" in head:
-            if not (answer := self._announced.popleft()).done():
+            if not (answer := self._announced.pop(head["number"])).done():
                 answer.set_result(head)
             return
         process = self._started.get(head["number"]) or self.by_pid.get(head["ended"])
         if process is not None:
             process.fail(head["text"])
+
+
+class Template:
+    """The process of a shard that is forked for sessions, and its forks that wait for a session.
+
+    A session takes a fork that is there; those that wait while it forks get theirs from the next.
+    """
+
+    def __init__(self, ends: ProcessEnds) -> None:
+        self._ends = ends
+        self._process: ProcessEnd | None = None
+        self._spares: deque[ProcessEnd] = deque()
+        self._waiting: deque[asyncio.Future[ProcessEnd]] = deque()
+        self._forking: asyncio.Task[None] | None = None
+
+    async def take(self) -> ProcessEnd:
+        """Return a fork for a new session; raises `SessionError`: there can be none."""
+        waiting: asyncio.Future[ProcessEnd] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        self._hand_out()
+        if self._forking is None or self._forking.done():
+            self._forking = asyncio.create_task(self._fork())
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                self._spares.append(waiting.result())
+            raise
+
+    def _hand_out(self) -> None:
+        while self._spares and self._waiting:
+            if self._waiting[0].done():  # its client has left
+                self._waiting.popleft()
+            elif not (spare := self._spares.popleft()).is_lost:
+                self._waiting.popleft().set_result(spare)
+
+    async def _fork(self) -> None:
+        """Fork for those that wait, then for the next ones."""
+        while (count := len(self._waiting) or SPARES - len(self._spares)) > 0:
+            try:
+                async with asyncio.timeout(FORK_SECONDS):
+                    if self._process is None or self._process.is_lost:
+                        self._process = await self._ends.start().open()
+                    forks = self._process.copies(min(count, MAX_COPIES), is_new=True)
+                    self._spares += await forks
+            except Exception as exc:
+                if isinstance(exc, TimeoutError) and self._process is not None:
+                    self._ends.report("end", self._process)
+                error = SessionError(f"The process of another session cannot be started. {exc}")
+                while self._waiting:
+                    if not (waiting := self._waiting.popleft()).done():
+                        waiting.set_exception(error)
+                return
+            self._hand_out()
 
 
 class RemoteSession(Session):
@@ -407,9 +458,9 @@ class RemoteSession(Session):
         """Return the answer of the process; raises `SessionEnded`: it has ended."""
         return await self._own_process.ask(kind, data)
 
-    async def copies(self, count: int, *, is_parked: bool = False) -> list[ProcessEnd]:
+    async def copies(self, count: int) -> list[ProcessEnd]:
         """Have the process forked; raises as `ProcessEnd.copies`."""
-        return await self._own_process.copies(count, is_parked=is_parked)
+        return await self._own_process.copies(count)
 
     def continue_in(self, process: ProcessEnd) -> None:
         """Continue in a process that was forked from a session's; the one before, if any, ends."""
@@ -420,6 +471,7 @@ class RemoteSession(Session):
 
     def _begin_in(self, process: ProcessEnd) -> None:
         self.process = process
+        self._ends.report("held", process)
         process.on_lost = self._process_lost
 
     def _process_lost(self, reason: SessionEnded) -> None:
@@ -430,16 +482,15 @@ class RemoteSession(Session):
 
     def _end_process(self, process: ProcessEnd) -> asyncio.Future[None]:
         process.on_lost = lambda _: None
-        if process.pid:
-            self._ends.note_over(process.pid)
+        self._ends.report("over", process)
         return process.close()
 
     def note_slow_creation(self) -> None:
         """Report that environments cannot be created; the stack is in the log."""
         seconds = asyncio.get_running_loop().time() - self.call_began
         self._factory.failure = f"the constructor has not returned for {seconds:.0f} s"
-        if self.process is not None and self.process.pid and (number := stacks_signal()):
-            os.kill(self.process.pid, number)
+        if self.process is not None:
+            self.process.write_stacks()
 
     async def leave(self) -> asyncio.Future[None]:
         """Have the environment closed; a future of the end of its process."""

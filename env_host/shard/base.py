@@ -125,7 +125,7 @@ def memory_sentences(killed: int, held_bytes: int, limit_bytes: int) -> str:
     """Return sentences for the client of a call that has timed out; empty: memory was not short.
 
     `killed` programs of the environment were killed for memory during the call. All processes of
-    the replica, or of the isolated session, hold `held_bytes`; they may `limit_bytes` (0: any).
+    the replica hold `held_bytes`; they may `limit_bytes` (0: any).
     """
     text = ""
     if killed:
@@ -174,7 +174,7 @@ class ServingProcess:
         self.owners = connections.SessionOwners(scoreboard, owner, self.peers)
         self.registry = connections.ConnectionRegistry(self.link, owner, self._count)
         self.process_ends = (
-            ProcessEnds(self.link, own.index, has_template=own.has_template)
+            ProcessEnds(self.link, own.index, own.shards, has_template=own.has_template)
             if own.isolates
             else None
         )

@@ -82,7 +82,7 @@ class SessionProcess:
         self,
         definition: Definition,
         end: socket.socket,
-        life_fd: int,
+        life_fd: int | None,
         state_address: str | None,
         gpus: int,
     ) -> None:
@@ -91,7 +91,8 @@ class SessionProcess:
         Args:
             definition: The environment.
             end: The end of a socket pair to the shard that has the session.
-            life_fd: The reading end of a pipe whose writing end the supervisor has.
+            life_fd: The reading end of a pipe whose writing end the supervisor has; None if this
+                process must not be forked.
             state_address: Of the process with the state that sessions share, if they do.
             gpus: How many devices sessions take in turns.
         """
@@ -99,6 +100,7 @@ class SessionProcess:
         self.env: Any = None
         self._end = ShardEnd(end)
         self._life_fd = life_fd
+        self._own_life_fd: int | None = None  # of a copy
         self._gpus = gpus
         self._own_fds: set[int] = set()
         self._session_id = ""
@@ -139,11 +141,11 @@ class SessionProcess:
                     self._close()
                     return
                 case "create":
-                    self._answer(self._create, data)
+                    self._end.send_value(_outcome(self._create, data))
                 case "fork":
                     self._fork(data, fds)
                 case "seed":
-                    self._answer(lambda seed: _seed(self.env, seed), data)
+                    self._end.send_value(_outcome(_seed, self.env, data))
                 case _:
                     result, error = outcome_of(self._call, (kind, data))
                     if error is not None:
@@ -163,20 +165,9 @@ class SessionProcess:
             case "step":
                 return self._write(self._run(calls.step, self.definition.parse_action(data)))
             case "state":
-                return messages.state_message(self.env.state)
-        answer: bytes = self._run(self._ask_tools, JsonRpcRequest(**data))
+                return messages.state_message(self._run(lambda: self.env.state))
+        answer: bytes = self._run(_ask_tools, self, JsonRpcRequest(**data))
         return answer
-
-    async def _ask_tools(self, request: JsonRpcRequest) -> bytes:
-        try:
-            result = await mcp.ask_tools(self.definition, self, request)
-        except mcp.RpcFailed as exc:
-            return messages.encode_error({"error": {"code": exc.code, "message": str(exc)}})
-        except Exception as exc:
-            log.warning("MCP %s failed", request.method, exc_info=True)
-            code = RpcCode.INTERNAL_ERROR
-            return messages.encode_error({"error": {"code": code, "message": str(exc)}})
-        return mcp.encode_response({"id": request.id, "result": result})
 
     @property
     def ready_calls(self) -> Calls:
@@ -187,6 +178,8 @@ class SessionProcess:
         """Make one call while tools are asked; a synchronous one may want a loop of its own."""
         if is_async:
             return await method(*args)
+        if self._thread is not None:
+            return await self._loop_of_calls.run_in_executor(self._thread, method, *args)
         asyncio.events._set_running_loop(None)  # noqa: SLF001
         try:
             return method(*args)
@@ -278,13 +271,15 @@ class SessionProcess:
         Answers with what forbids that; with words, if there is no room for another process.
         """
         ends = [socket.socket(fileno=fd) for fd in fds]
-        obstacles = [] if request["is_new"] else self._obstacles(fds)
-        answer: Any = [(str(reason), name) for reason, name in obstacles]
+        answer: Any = []
         try:
+            obstacles = [] if request["is_new"] else self._obstacles(fds)
+            answer = [(str(reason), name) for reason, name in obstacles]
             if not obstacles:
                 self._fork_all(request["groups"], ends, is_new=request["is_new"])
-        except OSError as exc:
-            answer = f"no process can be started: {exc.strerror}"
+        except Exception as exc:
+            log.warning("no copy of a session was made", exc_info=exc)
+            answer = f"no process can be started: {getattr(exc, 'strerror', None) or exc}"
         self._end.send_value(answer)
         for end in ends:
             end.close()
@@ -293,6 +288,8 @@ class SessionProcess:
         """Return what forbids a fork; `fds` are for the copies."""
         if sys.platform != "linux":
             return [(Reason.PLATFORM, sys.platform)]
+        if self._life_fd is None:
+            return [(Reason.THREADS, "the import of the environment starts threads or processes")]
         own = {*self._own_fds, *fds}
         found: list[Found] = []
         if self._loop is not None:
@@ -304,16 +301,19 @@ class SessionProcess:
         self, groups: list[Json | None], ends: list[socket.socket], *, is_new: bool
     ) -> None:
         """Fork the copies, each of which serves until it exits. Raises `OSError`: no room."""
+        life_fd = self._life_fd
+        assert life_fd is not None
         state = random.getstate()  # Python seeds its generator in each fork
         self._timers = {timer: signal.getitimer(timer) for timer in range(3)}  # a fork has none
         gc.freeze()
+        forking.flush_output()  # once, and not in each copy
         adopt_orphans(False)  # so that the supervisor adopts the copies
         try:
             if (intermediate := os.fork()) == 0:
                 try:
                     for group, end in zip(groups, ends, strict=True):
                         if os.fork() == 0:
-                            self._become_copy(group, end, ends, None if is_new else state)
+                            self._become_copy(group, end, ends, life_fd, None if is_new else state)
                 except OSError as exc:
                     os._exit(exc.errno or 1)
                 os._exit(0)
@@ -330,6 +330,7 @@ class SessionProcess:
         group: Json | None,
         end: socket.socket,
         ends: list[socket.socket],
+        life_fd: int,
         random_state: Any,
     ) -> Never:
         """Serve in a copy, and exit; without `random_state`, it is one of the template."""
@@ -337,17 +338,23 @@ class SessionProcess:
         try:
             for timer, seconds in self._timers.items():
                 signal.setitimer(timer, *seconds)
-            life_fd = die_with_writer(self._life_fd)
+            own_life_fd = die_with_writer(life_fd)
+            if self._own_life_fd is not None:  # its parent's
+                os.close(self._own_life_fd)
+            self._own_fds -= {self._own_life_fd, self._end.socket.fileno()}
+            self._own_life_fd = own_life_fd
             os.setpgid(0, 0)
             if group is not None:
-                with contextlib.suppress(OSError):  # the replica's own cap still holds
+                try:
                     Cgroup.from_json(group).add(os.getpid())
+                except OSError as exc:  # serve all the same: the replica's own cap still holds
+                    log.warning("a session runs without its memory cap: %s", exc)
             self._end.socket.close()
             for other in ends:
                 if other is not end:
                     other.close()
             self._end = ShardEnd(end)
-            self._own_fds |= {end.fileno(), life_fd}
+            self._own_fds |= {end.fileno(), own_life_fd}
             if random_state is None:
                 forking.tell_libraries()
             else:
@@ -363,13 +370,6 @@ class SessionProcess:
             log.exception("the process of a session failed")
             os._exit(1)
         finish(0)
-
-    def _answer(self, call: Callable[..., Any], data: Any) -> None:
-        result, error = outcome_of(call, (data,))
-        if error is not None:
-            log.warning("a session could not be prepared", exc_info=error)
-            result = {"text": messages.text_of(error)}
-        self._end.send_value(result)
 
 
 class ShardEnd:
@@ -410,6 +410,15 @@ class ShardEnd:
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
+def _outcome(call: Callable[..., Any], *args: Any) -> Any:
+    """Return the result of a call; the text of its error, if it raises one."""
+    result, error = outcome_of(call, args)
+    if error is None:
+        return result
+    log.warning("a session could not be prepared", exc_info=error)
+    return {"text": messages.text_of(error)}
+
+
 def _seed(env: Any, seed: int) -> None:
     """Seed the generators of an environment, and those of the process."""
     copying.reseed(copying.examine(env).generators, seed)
@@ -419,8 +428,22 @@ def _seed(env: Any, seed: int) -> None:
             getattr(module, function)(seed % (1 << 32))
 
 
+async def _ask_tools(process: SessionProcess, request: JsonRpcRequest) -> bytes:
+    try:
+        result = await mcp.ask_tools(process.definition, process, request)
+    except mcp.RpcFailed as exc:
+        return messages.encode_error({"error": {"code": exc.code, "message": str(exc)}})
+    except Exception as exc:
+        log.warning("MCP %s failed", request.method, exc_info=True)
+        code = RpcCode.INTERNAL_ERROR
+        return messages.encode_error({"error": {"code": code, "message": str(exc)}})
+    return mcp.encode_response({"id": request.id, "result": result})
+
+
 async def _await(result: Any) -> Any:
-    return await result
+    while inspect.isawaitable(result):  # a plain function may have returned a coroutine
+        result = await result
+    return result
 
 
 async def _hold(factory: Callable[[], Any]) -> HeldContext:

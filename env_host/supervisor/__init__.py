@@ -13,7 +13,7 @@ memory.py           the process that each kill for memory hit; the memory of iso
                     programs of the environment that were killed for memory, or left running
 shard_policies.py   when shards are started, stopped and replaced, and when a replica sleeps
 close_notices.py    copies of the children's sockets, and what is written to them at an exit
-isolated_sessions.py
+session_processes.py
                     sessions that have processes of their own
 status_reporter.py  session counts, load and exits, for the shim
 """

@@ -41,6 +41,7 @@ class ChildLinks:
     _accept: Callable[[], None]  # accepts connections; called while many clients are notified
     _keep_one: Callable[[], None]  # keeps one shard from now on, since its start takes long
     orphans: Orphans | None = None  # None: this process does not adopt orphans
+    _ended_since: float | None = None  # when the oldest began whose orphans were not looked for
 
     def add(self, new: Child) -> None:
         """Listen to a shard that was started."""
@@ -50,10 +51,9 @@ class ChildLinks:
 
     def reap(self) -> None:
         """Notify shim and clients of the children that have exited."""
-        ended = []
         for child, status, peak_bytes in self._context.children.reap():
             if child.link is None:
-                ended.append(child.started_at)
+                self._ended_since = min(child.started_at, self._ended_since or child.started_at)
             else:
                 with contextlib.suppress(EOFError):
                     self._receive_all(child)
@@ -63,8 +63,7 @@ class ChildLinks:
             sessions, kills = self._sessions_of(child), self._context.programs.kills
             how, facts = exit_of(child, status, peak_bytes, sessions=sessions, kills=kills)
             self._on_exit(child, how, facts)
-        if self.orphans is not None and not self._context.processes.is_forking:
-            self.orphans.look(self._context.state_pid, ended_since=min(ended, default=None))
+        self._look_for_orphans()
         gone = self._context.state.reap() if self._context.state is not None else None
         if gone is not None and not self._context.is_stopping:
             fields = {"pid": gone["pid"], "generation": gone["generation"]}
@@ -74,6 +73,12 @@ class ChildLinks:
             sessions = self._context.reporter.sessions
             gone |= {"sessions": sessions, "reason": explain_child(gone).to_json()}
             self._context.reporter.report_exit(gone)
+
+    def _look_for_orphans(self) -> None:
+        """Look for programs that sessions have left; later, while copies have unknown pids."""
+        if self.orphans is not None and not self._context.processes.is_forking:
+            since, self._ended_since = self._ended_since, None
+            self.orphans.look(self._context.state_pid, ended_since=since)
 
     def _on_link(self, child: Child) -> None:
         link = child.link
@@ -95,6 +100,8 @@ class ChildLinks:
         if self._context.processes.take(child, message):
             if any(map(has_exited, head.get("copied", ()))):  # before it was known
                 self.reap()
+            elif "copied" in head and self._ended_since is not None:
+                self._look_for_orphans()
             return
         if "ready" in head:
             child.is_ready = True

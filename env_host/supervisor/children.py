@@ -44,7 +44,7 @@ class Child:
     kills_before: int = 0  # counted for the whole server, when it was started
     kills: KillCount | None = None  # in its group, if it has one
     cap_bytes: int | None = None  # of memory, of an isolated session
-    holds_slot: bool = True  # a session's process: its session has not ended
+    holds_slot: bool = False  # a session's process: it has a session
     is_ready: bool = False
     retire_at: float | None = None  # when it is stopped, because it is not needed any more
     is_retired: bool = False  # asked to exit: it is not needed any more
@@ -146,6 +146,8 @@ class Children:
             _, status, usage = reap(exited.si_pid)
             yield self._pop(exited.si_pid), status, usage.ru_maxrss * 1024
         for pid in list(self._by_pid):
+            if pid not in self._by_pid:  # reaped while an exit was handled
+                continue
             try:
                 reaped, status, usage = reap(pid)
             except ChildProcessError:  # other code in this process has waited for it

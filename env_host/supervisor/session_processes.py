@@ -66,15 +66,11 @@ class SessionProcesses:
         elif "copies" in head:
             self._announce(holder, head["copies"], head["number"])
         elif "copied" in head:
-            is_parked = head["is_parked"]
-            self._register(holder, head["copied"], head["number"], is_parked=is_parked)
-        elif "end" in head or "over" in head:
-            child = self._children.find(head["end"] if "end" in head else head["over"])
+            self._register(holder, head["copied"], head["number"])
+        elif len(head) == 1 and (what := next(iter(head))) in ("held", "over", "end"):
+            child = self._children.find(head[what])
             if child is not None and child.holder is holder:
-                child.holds_slot = False
-                if "end" in head:
-                    child.is_retired = True
-                    kill(child.pid, group=True)
+                _note(child, what)
         else:
             return False
         return True
@@ -98,14 +94,14 @@ class SessionProcesses:
         groups = self._announced[holder, number] = self._spawner.session_groups(count)
         answer: list[Json | None] = [each.to_json() for each in groups]
         answer = answer or [None] * count
-        self._send(holder, Message({"groups": answer}))
+        self._send(holder, Message({"groups": answer, "number": number}))
 
-    def _register(self, holder: Child, pids: list[int], request: int, *, is_parked: bool) -> None:
+    def _register(self, holder: Child, pids: list[int], request: int) -> None:
         groups = self._announced.pop((holder, request), [])
         for number, pid in enumerate(pids):
             group = groups[number] if groups else None
             new = self._spawner.session_child(holder, group)
-            new.pid, new.holds_slot = pid, not is_parked
+            new.pid = pid
             self._children.add(new)
         self._emptied += groups[len(pids) :]
 
@@ -127,8 +123,7 @@ class SessionProcesses:
             self._emptied += self._announced.pop(key)
         for child in self._children.sessions:
             if child.holder is holder:
-                child.is_retired = True
-                kill(child.pid, group=True)
+                _kill(child)
 
     def _send(self, shard: Child, message: Message) -> None:
         self._unsent.append((shard, message))
@@ -144,6 +139,22 @@ class SessionProcesses:
                     is_sent = send_message(shard.link, message)
             if not is_sent:
                 self._unsent.append((shard, message))
+
+
+def _note(child: Child, what: str) -> None:
+    """Note that a process has got a session, that this is over, or that the process is to end."""
+    child.holds_slot = what == "held"
+    if what == "held":
+        child.started_at = time.monotonic()
+    if what == "end":
+        _kill(child)
+
+
+def _kill(child: Child) -> None:
+    """Kill a process that is not needed, with its group; it may not have made one yet."""
+    child.is_retired = True
+    kill(child.pid, group=True)
+    kill(child.pid)
 
 
 class Orphans:

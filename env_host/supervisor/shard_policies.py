@@ -14,8 +14,6 @@ A step is abandoned when it runs although its session has ended:
       ├─ no other session is in the shard       replaced, once the step has run for a while
       └─ others are, and their loop is blocked  replaced at once: their clients get the reason
 
-The process of an isolated session that has ended is stopped after the same time.
-
 A step that does not release the interpreter (a regular expression, C code) blocks the loop, which
 then notices no time-out and no client that leaves. The supervisor notices instead:
 

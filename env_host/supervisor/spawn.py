@@ -34,7 +34,7 @@ from ...system.process.prctl import set_thread_name
 from ...system.process.proc import children_of, oom_score_adj, set_oom_score_adj
 from ...system.text.units import plural
 from ..ipc.scoreboard import Field, Scoreboard
-from ..startup import ChildConfig
+from ..startup import HOME, ChildConfig
 from .children import Child
 from .memory import CHECK_SECONDS, KillCount
 
@@ -64,7 +64,6 @@ class Spawner:
     ]  # descriptors that the environment opened at its import; children keep them
     _groups: GroupsBelow | None = field(default=None, init=False)  # of isolated sessions
     _number: int = field(default=0, init=False)  # of the last cgroup
-    _sessions: int = field(default=0, init=False)  # started so far
     can_fork: bool = field(default=False, init=False)  # set by `prepare`
     count_kills: Callable[[], int] = int  # by the kernel for memory, set by the context
     state_address: str | None = None  # of the state process, if sessions share a state
@@ -136,11 +135,10 @@ class Spawner:
         group = next(iter(self.session_groups(1)), None)
         new = self.session_child(holder, group)
         new.number = number
-        self._sessions += 1
         config = ChildConfig(
-            index=self._sessions,
+            index=HOME,
             session_fd=end.fileno(),
-            life_fd=self._life_fd,
+            life_fd=self._life_fd if self.can_fork else None,
             imported_fds=tuple(self.imported_fds) if self.can_fork else (),
             state_address=self.state_address,
         )

@@ -219,7 +219,12 @@ def finish(code: int) -> NoReturn:
 
 def flush_and_exit(code: int) -> NoReturn:
     """Exit without finalizers."""
+    flush_output()
+    os._exit(code)
+
+
+def flush_output() -> None:
+    """Write what Python has buffered for standard output and error."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):
             stream.flush()
-    os._exit(code)

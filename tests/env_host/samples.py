@@ -270,6 +270,11 @@ if "PATIENCE" in os.environ:
     shard_policies.PATIENCE_SECONDS = float(os.environ["PATIENCE"])
     remote_session.PATIENCE_SECONDS = float(os.environ["PATIENCE"])
 
+if "SPARES" in os.environ:
+    from openenvd.env_host.sessions import remote_session
+
+    remote_session.SPARES = int(os.environ["SPARES"])
+
 if "LINGER" in os.environ:
     from openenvd.env_host.supervisor import shard_policies
 

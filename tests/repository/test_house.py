@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_794,
-    "code lines": 48_641,
+    "shipped lines": 75_901,
+    "code lines": 48_724,
     "modules": 391,
-    "test lines": 67_769,
-    "words of pages": 24_988,
+    "test lines": 67_793,
+    "words of pages": 24_992,
     "words of decisions": 7_938,
     "folders at the root": 15,
     "large classes": 2,

@@ -90,7 +90,7 @@ def test_a_shard_whose_sessions_are_starved_is_replaced_at_once(
         assert client.pid() != pid
 
 
-@pytest.mark.parametrize("limit", [0.2, None])
+@pytest.mark.parametrize("limit", [1.0, None])
 def test_a_shard_that_a_step_blocks_is_replaced_when_its_time_is_over_or_no_client_is_left(
     serve: StartHost, limit: float | None
 ) -> None:
@@ -115,7 +115,7 @@ def test_a_shard_that_a_step_blocks_is_replaced_when_its_time_is_over_or_no_clie
     assert "in do_hold" in host.log.read_text()
 
 
-@pytest.mark.parametrize("limit", [0.2, None])
+@pytest.mark.parametrize("limit", [1.0, None])
 def test_the_process_of_an_isolated_session_ends_when_its_step_does_not(
     serve: StartHost, limit: float | None
 ) -> None:
@@ -124,7 +124,7 @@ def test_the_process_of_an_isolated_session_ends_when_its_step_does_not(
         others, process = other.pid(), psutil.Process(client.pid())
         client.send("step", {"what": "hold"})
         if limit:
-            assert "did not finish within 0.2 s" in client.last_word()[0]["data"]["message"]
+            assert "did not finish within 1 s" in client.last_word()[0]["data"]["message"]
         else:
             client.connection.socket.shutdown(socket.SHUT_RDWR)
         wait_until_exited([process])

@@ -13,7 +13,7 @@ from openenvd import client
 from openenvd.system.memory.cgroups import GroupsBelow
 
 from ..conftest import StartHost
-from ..hosts import Host, until, wait_until_exited
+from ..hosts import Client, Host, until, wait_until_exited
 from . import test_branches
 from .test_branches import attach, branch, step
 
@@ -26,6 +26,7 @@ if "PATIENCE" in os.environ:
     from openenvd.env_host.sessions import remote_session
 
     remote_session.PATIENCE_SECONDS = float(os.environ["PATIENCE"])
+    remote_session.SPARES = 0
 
 class Do(Action):
     by: int = 1
@@ -151,7 +152,7 @@ def module(tmp_path: Path) -> None:
 
 @pytest.fixture
 def host(serve: StartHost) -> Host:
-    return serve("forked:Forked", max_sessions=6)
+    return serve("forked:Forked", max_sessions=6, env={"PATIENCE": "10"})
 
 
 @pytest.mark.parametrize("name", ["Forked", "AsyncForked"])
@@ -276,6 +277,24 @@ def test_a_signal_to_its_own_process_group_ends_one_branch_alone(host: Host) -> 
         assert "was killed by SIGKILL" in one.last_word()[0]["data"]["message"]
         assert step(other)["at"] == step(parent)["at"] == 1
     host.emptied()
+
+
+def test_copies_of_copies_have_as_many_descriptors_and_are_looked_at(host: Host) -> None:
+    def fds(client: Client) -> int:
+        return psutil.Process(step(client)["pid"]).num_fds()
+
+    with host.open() as parent:
+        parent.ask("reset", {})
+        with attach(host, *branch(parent)) as client:
+            before = fds(client)
+            for _ in range(5):
+                node = client.ask("checkpoint")["data"]["checkpoint_id"]
+                client.ask("restore", {"checkpoint_id": node})
+            assert fds(client) == before
+            for how in ("files", "sockets"):
+                with attach(host, *branch(client)) as other:
+                    other.ask("step", {"how": how})
+                    assert other.ask("branch", {})["data"].get("reason") == how
 
 
 @pytest.mark.parametrize("how", ["closed", "replaced", "killed", "hanging"])

@@ -126,7 +126,7 @@ HOOKS: dict[str, Any] = {"has_own_hooks": True}
         ({"session_memory_mb": 64, "max_sessions": 1, **SINGLE}, {"isolates": True}),
         (
             {"isolate": True, "max_sessions": 5},
-            {"shards": 4, "max_sessions": 5, "isolates": True, "exclusive": False},
+            {"shards": 1, "max_sessions": 5, "isolates": True, "exclusive": False},
         ),
         # One process that stays serves what start-up hooks were made for.
         (HOOKS, {"shards": 1, "keeps_one": True}),
@@ -136,8 +136,8 @@ HOOKS: dict[str, Any] = {"has_own_hooks": True}
         # A class for one session is isolated when it is to have several.
         (SINGLE, {"max_sessions": 64, "isolates": True}),
         ({"machine": SMALL, **SINGLE}, {"max_sessions": 3}),
-        ({"max_sessions": 16, **SINGLE}, {"shards": 4, "isolates": True, "keeps_one": True}),
-        ({"machine": TWO_CORES, "max_sessions": 65_536, "isolate": True}, {"max_sessions": 19_488}),
+        ({"max_sessions": 16, **SINGLE}, {"shards": 1, "isolates": True, "keeps_one": True}),
+        ({"machine": TWO_CORES, "max_sessions": 65_536, "isolate": True}, {"max_sessions": 9_744}),
         ({"max_sessions": 1, **SINGLE}, {"isolates": False, "exclusive": True, "keeps_one": False}),
         ({"isolate": False, **SINGLE}, {"max_sessions": 1, "isolates": False, "exclusive": True}),
     ],

@@ -436,7 +436,7 @@ def test_prometheus_reads_all_that_grafana_shows(
     assert f'openenvd_environment_info{{environment="{name}",state="READY"}} 1' in samples
     lag = [line for line in samples if line.startswith("openenvd_loop_lag_seconds")]
     assert re.findall(r'quantile="([\d.]+)"', "".join(lag)) == ["0.5", "0.99", "1"]
-    nothing: Json = {"shards": [], "isolated": [], "branches": 0, "checkpoints": 0}
+    nothing: Json = {"shards": [], "isolated": 0, "branches": 0, "checkpoints": 0}
     page = metrics() + metrics_of_shards("any", nothing)
     known = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     panels = json.loads((ROOT / "docs" / "deploy" / "grafana.json").read_text())["panels"]
