@@ -22,6 +22,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -77,6 +78,7 @@ class ChildConfig:
         return (*(fd for fd in own if fd is not None), *self.inbox_fds)
 
 
+LOCK_SECONDS = 1.0  # that C code of an import may hold Python's lock
 SPARE_FDS = 128  # besides those of sessions: modules, pipes, files of environments
 NEVER = 2**31 - 1  # objects until a collection
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -108,15 +110,51 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
+class _StackLater:
+    """Writes the stack of a thread, unless it is ended before."""
+
+    def __init__(self, of_thread: int, seconds: float) -> None:
+        self._of_thread = of_thread
+        self._seconds = seconds
+        self._locks: tuple[_thread.LockType, _thread.LockType] | None = None
+
+    def begin(self) -> None:
+        """Start the time."""
+        self._locks = _thread.allocate_lock(), _thread.allocate_lock()
+        for lock in self._locks:
+            lock.acquire()
+        faulthandler.dump_traceback_later(self._seconds + LOCK_SECONDS, file=2)
+        _thread.start_new_thread(self._write, self._locks)
+
+    def end(self) -> None:
+        """Write none any more; no thread is left."""
+        if self._locks is not None:
+            is_over, has_ended = self._locks
+            self._locks = None
+            is_over.release()
+            has_ended.acquire()
+            faulthandler.cancel_dump_traceback_later()
+
+    def _write(self, is_over: _thread.LockType, has_ended: _thread.LockType) -> None:
+        if not is_over.acquire(timeout=self._seconds):
+            faulthandler.cancel_dump_traceback_later()
+            frame = sys._current_frames().get(self._of_thread)  # noqa: SLF001
+            os.write(2, "".join(traceback.format_stack(frame)).encode())
+            is_over.acquire()
+        has_ended.release()
+
+
 @contextlib.contextmanager
 def contained_import(seconds: float = 10.0) -> Iterator[None]:
     """Keep an import from ending this process and from serving; write its stack if it is slow.
 
-    `os._exit` raises `SystemExit` there, and `uvicorn.run` returns at once. The stack is written
-    even if C code holds Python's lock, by a thread that must not exist when the process forks.
+    `os._exit` raises `SystemExit` there, and `uvicorn.run` returns at once. The stack is written by
+    a thread; if C code holds Python's lock, by `faulthandler`, which must not read the frames of
+    code that runs (that can crash). Neither thread exists when the process forks.
     """
     importing, is_running = (os.getpid(), _thread.get_ident()), _thread.allocate_lock()
     exit_at_once, began = os._exit, time.monotonic()
+    stack = _StackLater(importing[1], seconds)
 
     def exit_or_raise(status: int) -> None:
         if is_running.locked() and importing == (os.getpid(), _thread.get_ident()):
@@ -125,13 +163,9 @@ def contained_import(seconds: float = 10.0) -> Iterator[None]:
 
     def watch() -> None:
         if is_running.locked():
-            faulthandler.dump_traceback_later(seconds, file=2)
+            stack.begin()
 
-    def unwatch() -> None:
-        if is_running.locked():
-            faulthandler.cancel_dump_traceback_later()
-
-    os.register_at_fork(before=unwatch, after_in_parent=watch)
+    os.register_at_fork(before=stack.end, after_in_parent=watch)
     no_exit = replaced(sys.modules["os"], "_exit", exit_or_raise)
     no_server = replaced(sys.modules["uvicorn"], "run", lambda *_, **__: None)
     with is_running, no_exit, no_server:
@@ -139,7 +173,7 @@ def contained_import(seconds: float = 10.0) -> Iterator[None]:
         try:
             yield
         finally:
-            unwatch()
+            stack.end()
     if (took := time.monotonic() - began) > seconds:
         log.warning("the import took %.0f s; the stack is that after %g s", took, seconds)
 

@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_901,
-    "code lines": 48_724,
+    "shipped lines": 75_935,
+    "code lines": 48_749,
     "modules": 391,
-    "test lines": 67_793,
+    "test lines": 67_809,
     "words of pages": 24_992,
     "words of decisions": 7_938,
     "folders at the root": 15,

@@ -2,6 +2,7 @@
 """Starting: what the host says when it is ready, and when it cannot be."""
 
 import asyncio
+import re
 import shutil
 import subprocess
 import sys
@@ -204,6 +205,21 @@ def test_an_import_that_takes_long_writes_its_stack_and_its_children_end_as_they
     host = serve("slow:Counter")
     assert f'File "{tmp_path}/slow.py", line 4 in <module>' in host.log.read_text()
     assert "the import took " in host.log.read_text()
+
+
+def test_the_stack_of_python_code_that_an_import_runs_is_written_without_faulthandler(
+    tmp_path: Path,
+) -> None:
+    """`faulthandler` reads frames that change meanwhile, and may crash."""
+    (tmp_path / "busy.py").write_text(
+        "import time\nend = time.monotonic() + 2\nwhile time.monotonic() < end:\n  pass\n"
+    )
+    code = f"import sys, uvicorn\nsys.path.insert(0, {str(tmp_path)!r})\n"
+    code += "from openenvd.env_host.startup import contained_import\n"
+    code += "with contained_import(0.2): import busy\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.count("busy.py") == 1
+    assert re.search(r'busy.py", line [34], in <module>', done.stderr)
 
 
 def test_an_import_that_fails_writes_no_stack_later() -> None:
