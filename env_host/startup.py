@@ -138,8 +138,9 @@ class _StackLater:
     def _write(self, is_over: _thread.LockType, has_ended: _thread.LockType) -> None:
         if not is_over.acquire(timeout=self._seconds):
             faulthandler.cancel_dump_traceback_later()
-            frame = sys._current_frames().get(self._of_thread)  # noqa: SLF001
-            os.write(2, "".join(traceback.format_stack(frame)).encode())
+            frames = traceback.extract_stack(sys._current_frames()[self._of_thread])  # noqa: SLF001
+            lines = [f'  File "{f.filename}", line {f.lineno} in {f.name}\n' for f in frames]
+            os.write(2, "".join(["The import is here:\n", *lines[::-1]]).encode())
             is_over.acquire()
         has_ended.release()
 

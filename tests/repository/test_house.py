@@ -14,8 +14,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_935,
-    "code lines": 48_749,
+    "shipped lines": 75_936,
+    "code lines": 48_750,
     "modules": 391,
     "test lines": 67_809,
     "words of pages": 24_992,
