@@ -47,6 +47,7 @@ class Seen(Observation):
 
 class Plain(Environment[Do, Seen, State]):
     SUPPORTS_CONCURRENT_SESSIONS = True
+    BRANCH = "copy"
 
     def __init__(self):
         self.at = 0

@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 75_936,
     "code lines": 48_750,
     "modules": 391,
-    "test lines": 67_809,
+    "test lines": 67_810,
     "words of pages": 24_992,
     "words of decisions": 7_938,
     "folders at the root": 15,
