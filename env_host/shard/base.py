@@ -49,6 +49,7 @@ from ..startup import HOME, STOPPING, ChildConfig, sessions_of_process, stacks_s
 from ..websocket.handshake import END_OF_HEAD, may_ask_another, try_another
 from . import connections
 from .admission import Admission
+from .connections import Known
 
 if TYPE_CHECKING:
     from ...schema.protocol import HostConfig
@@ -196,7 +197,7 @@ class ServingProcess:
         self.table.abandoned.on_change = self._report.write_abandoned
         self.table.memory_note = self._report.memory_note
         self.table.count_limited = lambda change: self._counters.add(Field.LIMITED, change)
-        route = lambda fd, data: self._take_connection(fd, now_microseconds(), data)  # noqa: E731
+        route = lambda fd, data: self._take_connection(fd, Known(now_microseconds(), data))  # noqa: E731
         app = HostApp(definition, self.table, config, scoreboard, self._others(), own, route)
         self.server = Server(app, config, runs_hooks=own.is_home)
         # Paused while all is idle.
@@ -308,20 +309,13 @@ class ServingProcess:
         self.wake()
         self.admission.changed()
 
-    def _take_connection(
-        self,
-        fd: int,
-        since: int,
-        data: bytes = b"",
-        accepted: str | None = None,
-        first_full: int | None = None,
-    ) -> None:
+    def _take_connection(self, fd: int, known: Known) -> None:
         """Open a connection; make room for it if there are too many that are silent."""
         self._read_quota()
         self._count_connections()
         self._counters.add(Field.OPEN)
         self.arrivals.make_room(self._counters[Field.OPEN] - self._most_connections)
-        self.arrivals.open(fd, since, data, accepted, first_full)
+        self.arrivals.open(fd, known)
         self.wake()  # last: before there is a connection, it would become idle again
 
     def _route(self, arrival: connections.Arrival) -> None:

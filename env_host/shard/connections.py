@@ -32,7 +32,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote_to_bytes
 
 from ...system.net.access import split_target
@@ -58,24 +58,23 @@ TOO_LONG = closing_answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 _numbers = itertools.count()
 
 
+class Known(NamedTuple):
+    """The facts about a connection that its process is given with it."""
+
+    since: int  # when it began to wait, on the scoreboard's clock
+    data: bytes = b""  # read from it
+    accepted: str | None = None  # by the project's middleware, with these headers
+    first_full: int | None = None  # the first replica that had no room for it
+
+
 class Arrival(asyncio.Protocol):
     """A connection whose first request has not been answered, with the bytes read so far."""
 
-    def __init__(
-        self,
-        arrivals: Arrivals,
-        data: bytes,
-        since: int,
-        accepted: str | None = None,
-        first_full: int | None = None,
-    ) -> None:
+    def __init__(self, arrivals: Arrivals, known: Known) -> None:
         self._arrivals = arrivals
-        self.accepted = accepted  # by the project's middleware, with these headers
-        self.first_full = first_full  # the first replica that had no room for it
-        self.since = since
+        self.since, self.data, self.accepted, self.first_full = known
         self._number = next(_numbers)
-        self.data = data
-        self.is_read = bool(data)  # another process has read its head
+        self.is_read = bool(self.data)  # another process has read its head
         self._is_waiting = True
         self.transport: Any = None  # until the connection is open
 
@@ -161,23 +160,16 @@ class Arrivals:
         self.on_head = on_head
         self.on_lost = on_lost
         self._silent: dict[Arrival, float] = {}  # since when it is here; the oldest first
-        self._opening: set[asyncio.Task[Arrival]] = set()
+        self._opening: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._silent)
 
-    def open(
-        self,
-        fd: int,
-        since: int,
-        data: bytes = b"",
-        accepted: str | None = None,
-        first_full: int | None = None,
-    ) -> asyncio.Task[Arrival]:
-        """Open a connection that has waited since then, of which `data` has been read."""
-        arrival = Arrival(self, data, since, accepted, first_full)
+    def open(self, fd: int, known: Known) -> None:
+        """Open a connection."""
+        arrival = Arrival(self, known)
         self._silent[arrival] = self._loop.time()
         self._counters[Field.ARRIVING] = len(self._silent)
         if self._timer is None:
@@ -185,7 +177,6 @@ class Arrivals:
         task = self._loop.create_task(self._open(arrival, fd))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
-        return task
 
     def make_room(self, count: int) -> None:
         """Close the `count` connections that have been silent for longest."""
@@ -200,13 +191,12 @@ class Arrivals:
         self._silent.pop(arrival, None)
         self._counters[Field.ARRIVING] = len(self._silent)
 
-    async def _open(self, arrival: Arrival, fd: int) -> Arrival:
+    async def _open(self, arrival: Arrival, fd: int) -> None:
         try:
             await self._loop.connect_accepted_socket(lambda: arrival, socket.socket(fileno=fd))
         except OSError:  # its client has left already
             self.settle(arrival)
             self.on_lost(arrival)
-        return arrival
 
     def _time_out_later(self) -> None:
         since = next(iter(self._silent)).since

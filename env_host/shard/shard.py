@@ -21,6 +21,7 @@ from ..ipc.fd_messages import MessageChannel, carried_bytes, connection_message
 from ..ipc.scoreboard import Field, now_microseconds
 from ..serving.mcp import Give, Peers
 from .base import ServingProcess
+from .connections import Known
 
 if TYPE_CHECKING:
     from .connections import Arrival
@@ -104,6 +105,6 @@ class Shard(ServingProcess):
         data, head = carried_bytes(message), message.head
         known = head.get("accepted"), head.get("first_full")
         for fd, since in zip(message.fds, head["since"], strict=False):
-            self._take_connection(fd, since, data, *known)
+            self._take_connection(fd, Known(since, data, *known))
         if placed := head.get("placed", 0):  # last, when they are counted as arriving
             self._counters.add(Field.CONNECTIONS, placed)

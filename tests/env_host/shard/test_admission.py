@@ -7,7 +7,7 @@ import pytest
 
 from openenvd.env_host.ipc.scoreboard import Field, Scoreboard, now_microseconds
 from openenvd.env_host.shard.admission import Admission
-from openenvd.env_host.shard.connections import Arrival, Arrivals
+from openenvd.env_host.shard.connections import Arrival, Arrivals, Known
 
 SHARD = 0
 
@@ -29,7 +29,7 @@ class Queue:
         )
 
     def arrive(self, since: int) -> Arrival:
-        arrival = Arrival(self._arrivals, b"a head", since)
+        arrival = Arrival(self._arrivals, Known(since, b"a head"))
         self.admission.consider(arrival)
         return arrival
 
