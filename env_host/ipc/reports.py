@@ -25,7 +25,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...schema.protocol import Serving
@@ -64,7 +64,7 @@ _LAGS = (
 
 def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
     """Return the answer of `/capacity`; `now` in microseconds of the scoreboard's clock."""
-    shards = scoreboard.shard_counters()
+    shards = list(scoreboard)
     exits, left, sessions_fail = scoreboard.read_news()
     return {
         "sessions": _total(shards, Field.SESSIONS),
@@ -177,7 +177,7 @@ def heartbeat_seconds(counters: Counters, now: int) -> float | None:
     return max(0, now - beat) / MICROSECONDS if beat else None
 
 
-def _total(rows: Sequence[Counters], field: Field) -> int:
+def _total(rows: Iterable[Counters], field: Field) -> int:
     return sum(counters[field] for counters in rows)
 
 

@@ -139,7 +139,6 @@ class Scoreboard:
 
     def __init__(self, fd: int, shards: int) -> None:
         self.fd = fd
-        self.shards = shards
         self._map = mmap.mmap(fd, size := _ROW_BYTES * shards + _NEWS_BYTES)
         values = memoryview(self._map).cast("q")
         self._news = memoryview(self._map)[size - _NEWS_BYTES + _FIELD_BYTES :]
@@ -187,13 +186,9 @@ class Scoreboard:
                 return exits, left, sessions_fail
         return [], [], None
 
-    def shard_counters(self) -> list[Counters]:
-        """Return the counters of all shards."""
-        return self._rows
-
     def others(self, index: int) -> list[Counters]:
         """Return the counters of all shards but one."""
-        return [counters for counters in self.shard_counters() if counters.index != index]
+        return [counters for counters in self if counters.index != index]
 
 
 def now_microseconds() -> int:

@@ -138,7 +138,7 @@ class Admission:
         """Return whether no shard has room, not even one that is yet to be started."""
         return all(
             counters[Field.SESSIONS] + counters[Field.PROMISED] >= counters[Field.MAX_SESSIONS]
-            for counters in self._scoreboard.shard_counters()
+            for counters in self._scoreboard
         )
 
     @property
@@ -149,7 +149,7 @@ class Admission:
     @property
     def totals(self) -> tuple[int, int]:
         """The sessions and the slots of all shards together."""
-        slots = self._scoreboard.shard_counters()
+        slots = self._scoreboard
         counts = [(counters[Field.SESSIONS], counters[Field.MAX_SESSIONS]) for counters in slots]
         return sum(taken for taken, _ in counts), sum(most for _, most in counts)
 

@@ -244,6 +244,6 @@ class Acceptor:
     def _room(self, now: float) -> int:
         """Return the free sessions less the waiting connections; never an overestimate."""
         self._context.distributor.update(now)  # first: what is taken meanwhile is counted twice
-        rows = self._context.scoreboard.shard_counters()
+        rows = self._context.scoreboard
         waiting = self._context.distributor.load + sum(row[Field.WAITING] for row in rows)
         return sum(max(0, row[Field.MAX_SESSIONS] - row.load) for row in rows) - waiting

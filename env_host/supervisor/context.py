@@ -74,5 +74,5 @@ class SupervisorContext:
 
     def share_sessions(self) -> None:
         """Write how many sessions each shard may have."""
-        for row in self.scoreboard.shard_counters():
+        for row in self.scoreboard:
             row[Field.MAX_SESSIONS] = self.plan.share(row.index)

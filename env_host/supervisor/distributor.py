@@ -97,7 +97,7 @@ class Distributor:
         moments = []
         if any(inbox.outstanding for inbox in self._inboxes):
             moments.append(now + PATIENCE_SECONDS)
-        rows = self._scoreboard.shard_counters()
+        rows = self._scoreboard
         if self._backlog.waiting and any(row.is_serving for row in rows):
             # Less often while no shard takes anything.
             since = now - max(inbox.progressed_at for inbox in self._inboxes)
@@ -171,7 +171,7 @@ class Distributor:
 
     def _max_load(self, wanted: int, most_ahead: int) -> float:
         """Return the load beyond which no shard is passed a connection now."""
-        rows = self._scoreboard.shard_counters()
+        rows = self._scoreboard
         serving = [row for row in rows if row.is_serving]
         waited = now_microseconds() - self._backlog.waiting[0].since
         if len(serving) < wanted and waited < STARTING_SECONDS * MICROSECONDS:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ...system.process.prctl import adopt_orphans
 from ..errors import ShardFailed
 from ..ipc.reports import blocked_seconds
-from ..ipc.scoreboard import Counters, Field, now_microseconds
+from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..shared_state.process import StateProcess
 from ..startup import stacks_signal
 from . import shard_policies
@@ -127,14 +127,14 @@ class ShardPool:
         if not self._context.is_placing:
             return
         self._context.distributor.update(now)
-        rows = self._context.scoreboard.shard_counters()
+        rows = self._context.scoreboard
         if self._context.distributor.load:
             self._demand.keep_one()  # what is in memory after a session or request is kept
         self._start_and_stop_shards(self._demand.update(self._load(rows, now), now))
         self._context.distributor.place(self._demand.wanted, now)
         self._context.copies.reserve(len(self._context.backlog.waiting))
 
-    def _load(self, rows: list[Counters], now: float) -> int:
+    def _load(self, rows: Scoreboard, now: float) -> int:
         """Return for how many shards there is work; one more if none has room."""
         load = self._context.distributor.load + sum(row.load + row[Field.WAITING] for row in rows)
         if (hung := self._context.distributor.count_hung(now)) > 0:
@@ -148,7 +148,7 @@ class ShardPool:
         has_passed_on = self._context.distributor.has_passed_on
         # A crowd could fill the kernel's queue during a fork, so forks wait until it has arrived.
         is_crowd_arriving, backlog.is_crowd_arriving = backlog.is_crowd_arriving, False
-        for row in self._context.scoreboard.shard_counters():
+        for row in self._context.scoreboard:
             child = self._context.children.at(row.index)
             is_surplus = row.index >= wanted
             if child is None:

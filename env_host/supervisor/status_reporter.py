@@ -48,7 +48,7 @@ class StatusReporter:
     @property
     def sessions(self) -> int:
         """The number of sessions of all shards."""
-        return sum(counters[Field.SESSIONS] for counters in self._scoreboard.shard_counters())
+        return sum(counters[Field.SESSIONS] for counters in self._scoreboard)
 
     def due(self) -> float | None:
         """Return when `report` has something to do, on the monotonic clock; None while all idle."""
@@ -88,7 +88,7 @@ class StatusReporter:
         now = now_microseconds()
         summary = summary_of(capacity_of(self._scoreboard, now))
         summary["left"] = left
-        rows = self._scoreboard.shard_counters()
+        rows = self._scoreboard
         if blocked := max(blocked_seconds(row, now) for row in rows):
             summary["held_since"] = round(time.time() - blocked)  # a duration would become stale
         own = (each.pid for each in self._children.sessions if each.holds_slot)

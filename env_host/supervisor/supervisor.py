@@ -207,7 +207,7 @@ class Supervisor:
             return
         if self._context.distributor.load:
             return
-        rows = self._context.scoreboard.shard_counters()
+        rows = self._context.scoreboard
         if all(row[Field.IDLE] or not row[Field.PID] for row in rows):
             self._stop()
 
@@ -221,7 +221,7 @@ class Supervisor:
         if due is None or now < due or not self._may_sleep:
             return
         self._context.distributor.update(now)  # first: connections move on to the shards' rows
-        self._idleness.note_shards(self._context.scoreboard.shard_counters(), now)
+        self._idleness.note_shards(self._context.scoreboard, now)
         if self._context.distributor.load or self._acceptor.has_peers(now):
             self._idleness.note_use(now)
         elif (self._idleness.due() or now) <= now:
