@@ -52,7 +52,7 @@ class SystemdUnit:
             raise
 
     def check(self) -> None:
-        """Raise `DaemonNotStarted` if there is no service manager."""
+        """Raise `DaemonNotStarted` if the user's service manager does not answer."""
         _run("systemctl", "--user", "show-environment")
 
     def resume(self) -> None:
@@ -93,7 +93,7 @@ class LaunchdAgent:
         _run("launchctl", "bootstrap", self._domain, str(self.path))
 
     def check(self) -> None:
-        """Raise `DaemonNotStarted` without a session of the user, which `ssh` does not begin."""
+        """Raise `DaemonNotStarted` if the user has no graphical session; `ssh` starts none."""
         _run("launchctl", "print", self._domain)
 
     def resume(self) -> None:

@@ -265,7 +265,7 @@ def _serve_as_child(
 
 
 def _serve_session(definition: Definition, own: ChildConfig, gpus: int) -> None:
-    """Serve one session, or as the template of a shard's sessions, until the shard ends it."""
+    """Serve one session, or be a shard's template, until the shard ends this process."""
     from .shard.session_process import SessionProcess
 
     assert own.session_fd is not None

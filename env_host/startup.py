@@ -111,7 +111,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class _StackLater:
-    """Writes the stack of a thread, unless it is ended before."""
+    """Writes the stack of a thread after a while, unless `end` is called before."""
 
     def __init__(self, of_thread: int, seconds: float) -> None:
         self._of_thread = of_thread
@@ -119,7 +119,7 @@ class _StackLater:
         self._locks: tuple[_thread.LockType, _thread.LockType] | None = None
 
     def begin(self) -> None:
-        """Start the time."""
+        """Start the timer."""
         self._locks = _thread.allocate_lock(), _thread.allocate_lock()
         for lock in self._locks:
             lock.acquire()
@@ -127,7 +127,7 @@ class _StackLater:
         _thread.start_new_thread(self._write, self._locks)
 
     def end(self) -> None:
-        """Write none any more; no thread is left."""
+        """Stop the timer; its threads have ended when this returns."""
         if self._locks is not None:
             is_over, has_ended = self._locks
             self._locks = None

@@ -285,12 +285,12 @@ class ProgressStats:
 
     @property
     def episodes(self) -> int:
-        """Return how many episodes have ended, including failed ones."""
+        """The number of episodes that have ended, including failed ones."""
         return self.finished.total()
 
     @property
     def trees(self) -> int:
-        """Return how many trees have ended; an episode that did not branch is one."""
+        """The number of trees that have ended; an episode without branches counts as a tree."""
         return self.episodes - self.branches
 
     def mean_reward(self, status: EpisodeStatus) -> float | None:

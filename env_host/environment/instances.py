@@ -107,7 +107,7 @@ def call_signature_of(env: Any) -> CallSignature:
 
 
 def learn_signature(env_class: type) -> None:
-    """Find how environments of a class are called, for processes that are forked from this one."""
+    """Cache how environments of a class are called, for the processes that are forked later."""
     signature = _signatures[env_class] = _find_signature(env_class)
     reset = getattr(env_class, signature.reset_name)
     if inspect.isfunction(reset):

@@ -233,8 +233,8 @@ class Mcp:
         return messages.decode(messages.branch_message(answer))["data"]
 
 
-class Called(Protocol):
-    """An environment that can be called: a session here, or that of this process."""
+class ToolSession(Protocol):
+    """The part of a session that `ask_tools` needs."""
 
     env: Any
 
@@ -246,7 +246,7 @@ class Called(Protocol):
         """Make one call and return its result."""
 
 
-async def ask_tools(definition: Definition, session: Called, request: JsonRpcRequest) -> Any:
+async def ask_tools(definition: Definition, session: ToolSession, request: JsonRpcRequest) -> Any:
     """List the tools of an environment, or call one; raises `RpcFailed`."""
     match request.method:
         case "tools/list":
@@ -258,7 +258,7 @@ async def ask_tools(definition: Definition, session: Called, request: JsonRpcReq
     raise RpcFailed(RpcCode.METHOD_NOT_FOUND, f"Method not found: {request.method}")
 
 
-async def _list_tools(definition: Definition, session: Called) -> list[Any]:
+async def _list_tools(definition: Definition, session: ToolSession) -> list[Any]:
     client, server = _mcp_of(session.env)
     if client is None and server is None:
         return list((await _ask_by_step(definition, session, "tools/list")).tools)
@@ -274,7 +274,7 @@ async def _list_tools(definition: Definition, session: Called) -> list[Any]:
     ]
 
 
-async def _call_tool(definition: Definition, session: Called, params: dict[str, Any]) -> Any:
+async def _call_tool(definition: Definition, session: ToolSession, params: dict[str, Any]) -> Any:
     name, arguments = params.get("name"), params.get("arguments", {})
     if not name:
         raise RpcFailed(RpcCode.INVALID_PARAMS, "Missing 'name' in params")
@@ -293,7 +293,7 @@ async def _call_tool(definition: Definition, session: Called, params: dict[str, 
 
 
 async def _ask_by_step(
-    definition: Definition, session: Called, method: str, **arguments: Any
+    definition: Definition, session: ToolSession, method: str, **arguments: Any
 ) -> Any:
     """Ask by a step, since the environment takes tools as actions and has no MCP server."""
     types = definition.mcp

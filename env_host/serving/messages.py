@@ -135,7 +135,7 @@ def error_frame(message: str, code: WSErrorCode, **details: Any) -> bytes:
 
 
 def refusal(kind: Any, exc: Exception, log_fields: dict[str, str]) -> bytes:
-    """Make the error frame for a message of this kind that raised `exc`; the session continues."""
+    """Return the error frame for a message whose handling raised `exc`; the session continues."""
     match exc:
         case ValidationError():
             # If a model inside the environment failed to validate, name the line there.
@@ -268,7 +268,7 @@ def state_message(state: Any) -> bytes:
 
 
 def writer_of(model: Any) -> Writer | None:
-    """Return what writes models of a class in one pass; None: two are needed."""
+    """Return the function that writes models of a class in one pass; None if two are needed."""
     try:
         return _writers[model]
     except KeyError:

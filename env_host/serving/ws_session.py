@@ -295,7 +295,7 @@ class SessionSocket(WebSocketProtocol):
             self._start("state", messages.state_message, lambda: calls.env.state, is_async=False)
 
     def _ask(self, kind: str, data: Any) -> None:
-        """Have the session's process answer, with a finished frame."""
+        """Send a request to the session's process, which answers with a finished frame."""
         self._start(kind, bytes, kind, data, is_async=False)
 
     def _call_mcp(self, data: dict[str, Any]) -> None:
@@ -325,7 +325,7 @@ class SessionSocket(WebSocketProtocol):
         *args: Any,
         is_async: bool,
     ) -> None:
-        """Start a call: in a task of its own if it `is_async`, or else where the session's run."""
+        """Start a call: in its own task if `is_async`, otherwise on a thread or in a process."""
         session = self._ready()
         awaitable: Any = method(*args) if is_async else None
         call = self._call = Call(self, name, write)

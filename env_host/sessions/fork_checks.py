@@ -34,9 +34,9 @@ Found = tuple[Reason, str]
 
 
 def find_obstacles(env: Any, own_fds: Collection[int]) -> list[Found]:
-    """Return what forbids to fork this process, with a name of each.
+    """Return the obstacles to forking this process, each with a name.
 
-    The descriptors of the env host, `own_fds`, are not looked at.
+    Descriptors in `own_fds` belong to the env host, and are no obstacles.
     """
     return [
         *_threads(),

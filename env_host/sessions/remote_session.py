@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RemoteSession`: a session whose environment is in a process of its own, as its shard has it.
+"""`RemoteSession`: a session whose environment runs in a process of its own, as the shard sees it.
 
     `SessionSocket` ─▶ `RemoteSession` ─▶ `ProcessEnd` ══ socket pair ══ session process
                  ◀── the finished frame, as it is ◀──┘                 (`shard/session_process.py`)
     `ProcessEnds`, all of one shard
-        ── link: a process is wanted, copies are about to be made, end one ──▶ supervisor
+        ── link: start a process, copies will be made, kill a process ──▶ supervisor
         ◀── link: memory cgroups for copies, how a process has ended ──
 
-The shard has the connection, framing, limits and time-outs. It parses no action, and loads nothing
-that code of the environment has pickled. Calls go one at a time. What happens when
+The shard keeps the connection, framing, limits and time-outs. It parses no action, and loads no
+pickles from the environment's process. A process runs one call at a time. What happens when
 
-    the process ends            its call fails, and the session ends, with the supervisor's words.
-                                If they do not come in `REASON_SECONDS`, without them
+    the process ends            its call fails, and the session ends with the supervisor's
+                                explanation, or without it after `REASON_SECONDS`
     no process can be started   the session's client gets an error
     the session ends            the environment is closed after the current call. Its process is
                                 killed if that takes longer than `PATIENCE_SECONDS`
@@ -87,7 +87,7 @@ class ProcessEnd(asyncio.Protocol):
         return self
 
     def submit(self, settle: Settle, kind: str, data: Any = None, *fds: int) -> None:
-        """Have the process answer, then call `settle(answer, error)`. It is sent descriptors."""
+        """Send a request with descriptors; `settle(answer, error)` is called with the answer."""
         if self._lost is not None:
             close_all(fds)
             self._loop.call_soon(settle, None, self._lost)
@@ -98,11 +98,11 @@ class ProcessEnd(asyncio.Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the process has ended, though perhaps not why."""
+        """Return whether the process has ended, even if the reason is not known yet."""
         return self.ended.done() or (self._transport is not None and self._transport.is_closing())
 
     async def ask(self, kind: str, data: Any = None, *fds: int) -> Any:
-        """Return the answer of the process; raises `SessionEnded`: it has ended."""
+        """Send a request and return the answer; raises `SessionEnded` if the process has ended."""
         answer: asyncio.Future[Any] = self._loop.create_future()
 
         def settle(result: Any, error: BaseException | None) -> None:
@@ -113,7 +113,7 @@ class ProcessEnd(asyncio.Protocol):
         return await answer
 
     async def copies(self, count: int, *, is_new: bool = False) -> list[ProcessEnd]:
-        """Have the process fork, all or none; new sessions begin in copies of a template.
+        """Fork all copies or none; copies that are `is_new` are for new sessions, not branches.
 
         Raises `BranchRefused`: something forbids that; `SessionEnded`: the process has ended.
         """
@@ -160,7 +160,7 @@ class ProcessEnd(asyncio.Protocol):
         return made
 
     def close(self) -> asyncio.Future[None]:
-        """Have the environment closed after the current call; return the end of the process."""
+        """Close the environment after the current call; the future is done at the process's end."""
         if not (self._is_closing or self.ended.done()):
             self._is_closing = True
             self._timer = self._loop.call_later(PATIENCE_SECONDS, self._end_late)
@@ -171,7 +171,7 @@ class ProcessEnd(asyncio.Protocol):
         return asyncio.shield(self.ended)
 
     def discard(self) -> None:
-        """Let a process exit without closing its environment: a copy that was never used."""
+        """End an unused copy without closing its environment."""
         self._is_closing = True
         if self._transport is not None:
             self._transport.abort()
@@ -180,20 +180,20 @@ class ProcessEnd(asyncio.Protocol):
             self.fail("The process of this session was not started.")
 
     def _end_late(self) -> None:
-        """End the process, since a call or `close` takes too long; its stacks go to the log."""
+        """Log the stacks of the process, then have it killed: a call or `close` takes too long."""
         text = "process %d is killed: its session ended, and a call or `close` has not returned"
         log.warning(text, self.pid)
         self.write_stacks()
         self._timer = self._loop.call_later(STACKS_SECONDS, self._ends.report, "end", self)
 
     def write_stacks(self) -> None:
-        """Have the process write its stacks to the log."""
+        """Make the process write its stacks to the log."""
         if self.pid and not self.is_lost and (number := stacks_signal()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def fail(self, text: str) -> None:
-        """Note that the process has ended; `text` says how, for the client."""
+        """Record that the process has ended; `text` tells the client how."""
         if self.ended.done():
             return
         self._ends.forget(self)
@@ -213,11 +213,11 @@ class ProcessEnd(asyncio.Protocol):
     # The socket pair
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to read."""
+        """Keep the transport."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Take the answers that have arrived whole."""
+        """Handle the answers that have been received completely."""
         unread = self._unread
         unread += data
         while len(unread) >= HEAD.size:
@@ -233,7 +233,7 @@ class ProcessEnd(asyncio.Protocol):
                 self._take(body if kind == FRAME else marshal.loads(body))  # noqa: S302  plain data
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for the supervisor's words on why the process has ended."""
+        """Wait for the supervisor's report of how the process has ended."""
         if self._timer is not None:
             self._timer.cancel()
         text = "The process of this session has ended."
@@ -276,10 +276,10 @@ def _message(request: bytes) -> bytes:
 
 
 class ProcessEnds:
-    """The session processes of one shard, as its supervisor starts and reports them."""
+    """The session processes of one shard, which the supervisor starts and whose ends it reports."""
 
     def __init__(self, link: MessageChannel, first: int, step: int, *, has_template: bool) -> None:
-        """Sessions get devices by their numbers, which begin with `first`, `step` apart."""
+        """Sessions are numbered from `first` in steps of `step`; the number selects the GPU."""
         self.by_pid: dict[int, ProcessEnd] = {}
         self._started: dict[int, ProcessEnd] = {}  # by number, until they have ended
         self._numbers = itertools.count(1)
@@ -289,11 +289,11 @@ class ProcessEnds:
         self._announced: dict[int, asyncio.Future[Json]] = {}
 
     async def new(self) -> ProcessEnd:
-        """Return a process for a new session; raises `SessionError`: there can be none."""
+        """Return a process for a new session; raises `SessionError` if none can be started."""
         return await (self._template.take() if self._template else self.start().open())
 
     def start(self) -> ProcessEnd:
-        """Have the supervisor start a process; `open` waits for it."""
+        """Ask the supervisor to start a process; `ProcessEnd.open` waits for it."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         number = next(self._numbers)
@@ -307,9 +307,10 @@ class ProcessEnds:
         self._started.pop(process.number, None)
 
     async def announce_copies(self, count: int) -> tuple[int, list[Json | None]]:
-        """Report that copies are about to be made; return a number, and a cgroup for each, or None.
+        """Tell the supervisor that copies will be made.
 
-        `register_copies` must follow, with that number.
+        Returns the number of the announcement, which `register_copies` must be called with, and a
+        memory cgroup for each copy, or None where sessions have no cgroups.
         """
         number = next(self._numbers)
         answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
@@ -322,19 +323,19 @@ class ProcessEnds:
             raise
 
     def register_copies(self, number: int, pids: list[int]) -> None:
-        """Report which copies have been made, since they were announced."""
+        """Report the pids of the copies that were made after an announcement."""
         self._link.send(Message({"copied": pids, "number": number}))
 
     def report(self, what: Literal["held", "over", "end"], process: ProcessEnd) -> None:
-        """Report that a process has got a session, that this is over, or that it must be killed.
+        """Report that a process has a session, or that the session is over; or have it killed.
 
-        All that it has started is killed with it.
+        Everything that the process has started is killed with it.
         """
         if process.pid:
             self._link.send(Message({what: process.pid}))
 
     def take(self, head: Json) -> None:
-        """Take a message of the supervisor."""
+        """Handle a message from the supervisor."""
         if "groups" in head:
             if not (answer := self._announced.pop(head["number"])).done():
                 answer.set_result(head)
@@ -345,9 +346,10 @@ class ProcessEnds:
 
 
 class Template:
-    """The process of a shard that is forked for sessions, and its forks that wait for a session.
+    """A shard's template process, from which the processes of new sessions are forked.
 
-    A session takes a fork that is there; those that wait while it forks get theirs from the next.
+    Spare processes are forked in advance. Sessions that find none wait, and the next fork makes
+    one process for each of them.
     """
 
     def __init__(self, ends: ProcessEnds) -> None:
@@ -358,7 +360,7 @@ class Template:
         self._forking: asyncio.Task[None] | None = None
 
     async def take(self) -> ProcessEnd:
-        """Return a fork for a new session; raises `SessionError`: there can be none."""
+        """Return a process for a new session; raises `SessionError` if none can be forked."""
         waiting: asyncio.Future[ProcessEnd] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         self._hand_out()
@@ -379,15 +381,18 @@ class Template:
                 self._waiting.popleft().set_result(spare)
 
     async def _fork(self) -> None:
-        """Fork for those that wait, then for the next ones."""
-        while (count := len(self._waiting) or SPARES - len(self._spares)) > 0:
+        """Fork a process for each waiting session, then spare ones; fewer if they do not fit."""
+        most = MAX_COPIES
+        while (count := min(most, len(self._waiting) or SPARES - len(self._spares))) > 0:
             try:
                 async with asyncio.timeout(FORK_SECONDS):
                     if self._process is None or self._process.is_lost:
                         self._process = await self._ends.start().open()
-                    forks = self._process.copies(min(count, MAX_COPIES), is_new=True)
-                    self._spares += await forks
+                    self._spares += await self._process.copies(count, is_new=True)
             except Exception as exc:
+                if isinstance(exc, BranchRefused) and count > 1:
+                    most = count // 2
+                    continue
                 if isinstance(exc, TimeoutError) and self._process is not None:
                     self._ends.report("end", self._process)
                 error = SessionError(f"The process of another session cannot be started. {exc}")
@@ -399,12 +404,12 @@ class Template:
 
 
 class RemoteSession(Session):
-    """A session whose environment is in a process of its own."""
+    """A session whose environment runs in a process of its own."""
 
     is_remote = True
 
     def __init__(self, ends: ProcessEnds, release: Callable[[Session], Any], *args: Any) -> None:
-        """`release` ends a session of the table; the other arguments are a session's."""
+        """`release` ends the session; `args` are those of `Session`."""
         super().__init__(*args)
         self._ends = ends
         self._release = release
@@ -418,7 +423,7 @@ class RemoteSession(Session):
 
     @property
     def thread(self) -> Any:
-        """Return where calls run: in the process."""
+        """The process end, to which calls are submitted as to a thread."""
         return self._own_process
 
     @property
@@ -428,7 +433,7 @@ class RemoteSession(Session):
 
     @property
     def needs_closing(self) -> bool:
-        """Return whether there is a process that is to end."""
+        """Return whether the session has a process."""
         return self.process is not None
 
     def begin_at_once(self) -> bool:
@@ -436,7 +441,7 @@ class RemoteSession(Session):
         return False
 
     async def begin(self) -> None:
-        """Start the process, and have it create the environment."""
+        """Get a process, and create the environment in it."""
         self.call_began = asyncio.get_running_loop().time()
         self.running += 1
         try:
@@ -455,15 +460,15 @@ class RemoteSession(Session):
         self._is_prepared = True
 
     async def ask(self, kind: str, data: Any = None) -> Any:
-        """Return the answer of the process; raises `SessionEnded`: it has ended."""
+        """Send a request and return the answer; raises `SessionEnded` if the process has ended."""
         return await self._own_process.ask(kind, data)
 
     async def copies(self, count: int) -> list[ProcessEnd]:
-        """Have the process forked; raises as `ProcessEnd.copies`."""
+        """Fork the process; raises as `ProcessEnd.copies`."""
         return await self._own_process.copies(count)
 
     def continue_in(self, process: ProcessEnd) -> None:
-        """Continue in a process that was forked from a session's; the one before, if any, ends."""
+        """Continue in a copy of a session's process; the process before, if any, ends."""
         if self.process is not None:
             self._end_process(self.process)
         self._begin_in(process)
@@ -493,7 +498,7 @@ class RemoteSession(Session):
             self.process.write_stacks()
 
     async def leave(self) -> asyncio.Future[None]:
-        """Have the environment closed; a future of the end of its process."""
+        """Close the environment; the future is done when the process has ended."""
         if self.process is not None:
             return self._end_process(self.process)
         ended = asyncio.get_running_loop().create_future()  # none was started

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ServingProcess`: a shard without what it sends to others.
+"""`ServingProcess`: the part of a shard that does not send to other shards.
 
     a connection ─▶ Arrival ─▶ `_route` ─┬─ wants a session ─▶ Admission ─its turn─▶ server
                                          ├─ anything else ────────────────────────▶ server
@@ -141,7 +141,7 @@ def memory_sentences(killed: int, held_bytes: int, limit_bytes: int) -> str:
 
 
 class ServingProcess:
-    """What a shard does by itself. Within a running loop."""
+    """The part of a shard that does not send to other shards. Within a running loop."""
 
     def __init__(
         self,
@@ -402,7 +402,7 @@ class ServingProcess:
         raise NotImplementedError
 
     def _on_link(self, message: Message) -> None:
-        """Handle a message from the supervisor: it is about a session process."""
+        """Handle a message from the supervisor, which is about a session process."""
         assert self.process_ends is not None
         self.process_ends.take(message.head)
 

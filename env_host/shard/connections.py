@@ -59,7 +59,7 @@ _numbers = itertools.count()
 
 
 class Known(NamedTuple):
-    """The facts about a connection that its process is given with it."""
+    """The facts about a connection that arrive with it."""
 
     since: int  # when it began to wait, on the scoreboard's clock
     data: bytes = b""  # read from it

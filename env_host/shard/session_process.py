@@ -76,7 +76,7 @@ log = logging.getLogger("openenvd.env_host")
 
 
 class SessionProcess:
-    """The environment of one session, and what answers for it in its process."""
+    """Holds the environment of one session, and answers the requests of the session's shard."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class SessionProcess:
         self._thread: ThreadPoolExecutor | None = None  # of calls that may wait for the state
 
     def serve(self, imported_fds: Sequence[int]) -> None:
-        """Answer the shard until it closes its end, or the session.
+        """Answer requests until the shard closes its end or ends the session.
 
         `imported_fds` are the descriptors that the environment opened at its import.
         """
@@ -156,7 +156,7 @@ class SessionProcess:
     # Calls
 
     def _call(self, kind: str, data: Json) -> bytes:
-        """Make one call, and return the frame to answer it with."""
+        """Make one call, and return the answer's frame."""
         calls = self.ready_calls
         match kind:
             case "reset":
@@ -175,7 +175,7 @@ class SessionProcess:
         return Calls(self.env)
 
     async def call(self, method: Callable[..., Any], is_async: bool, *args: Any) -> Any:
-        """Make one call while tools are asked; a synchronous one may want a loop of its own."""
+        """Make one call from a coroutine; a synchronous method may run an event loop of its own."""
         if is_async:
             return await method(*args)
         if self._thread is not None:
@@ -217,7 +217,7 @@ class SessionProcess:
         return self._loop
 
     async def _connect_state(self, address: str) -> None:
-        """Give environments the state that sessions share; their calls may wait for it."""
+        """Connect to the state that sessions share, and run synchronous calls on a thread."""
         from ..shared_state.connection import ProxyFactory, StateLink  # few have one
 
         link = StateLink(address, lambda lost: self._end.send(LOST, str(lost).encode()))
@@ -226,7 +226,7 @@ class SessionProcess:
         self._thread = ThreadPoolExecutor(1)
 
     def _run_loop(self) -> None:
-        """Run the loop until the shard sends something, if there is anything on it."""
+        """Run the event loop until the shard sends a request, if the loop has anything to do."""
         loop = self._loop
         if loop is None or not _on_loop(loop):
             return
@@ -266,9 +266,9 @@ class SessionProcess:
     # Copies
 
     def _fork(self, request: Json, fds: list[int]) -> None:
-        """Make a copy for each descriptor, one end of a socket pair.
+        """Fork a copy for each descriptor, which is one end of a socket pair.
 
-        Answers with what forbids that; with words, if there is no room for another process.
+        Answers with the obstacles to a fork, or with a text if no process can be started.
         """
         ends = [socket.socket(fileno=fd) for fd in fds]
         answer: Any = []
@@ -285,7 +285,7 @@ class SessionProcess:
             end.close()
 
     def _obstacles(self, fds: list[int]) -> list[Found]:
-        """Return what forbids a fork; `fds` are for the copies."""
+        """Return the obstacles to a fork; `fds` belong to the copies, and are no obstacles."""
         if sys.platform != "linux":
             return [(Reason.PLATFORM, sys.platform)]
         if self._life_fd is None:
@@ -300,7 +300,7 @@ class SessionProcess:
     def _fork_all(
         self, groups: list[Json | None], ends: list[socket.socket], *, is_new: bool
     ) -> None:
-        """Fork the copies, each of which serves until it exits. Raises `OSError`: no room."""
+        """Fork the copies, which serve until they exit; raises `OSError` if a fork fails."""
         life_fd = self._life_fd
         assert life_fd is not None
         state = random.getstate()  # Python seeds its generator in each fork
@@ -333,7 +333,7 @@ class SessionProcess:
         life_fd: int,
         random_state: Any,
     ) -> Never:
-        """Serve in a copy, and exit; without `random_state`, it is one of the template."""
+        """Serve in a copy, then exit; `random_state` is None in a copy of the template."""
         finish = forking.finish  # as a program: finalizers may be the environment's
         try:
             for timer, seconds in self._timers.items():
@@ -373,7 +373,7 @@ class SessionProcess:
 
 
 class ShardEnd:
-    """The end of the socket pair to the shard; it blocks."""
+    """The blocking end of the socket pair to the shard."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
@@ -411,7 +411,7 @@ _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 def _outcome(call: Callable[..., Any], *args: Any) -> Any:
-    """Return the result of a call; the text of its error, if it raises one."""
+    """Make a call and return its result, or the text of its error."""
     result, error = outcome_of(call, args)
     if error is None:
         return result
@@ -453,7 +453,7 @@ async def _hold(factory: Callable[[], Any]) -> HeldContext:
 
 
 def _on_loop(loop: Any) -> list[str]:
-    """Return names of what a loop has to do between two calls."""
+    """Return the names of tasks, timers and connections that keep a loop busy between calls."""
     tasks = [f"task {task.get_name()}" for task in asyncio.all_tasks(loop)]
     timers = sum(not each.cancelled() for each in loop._scheduled)  # noqa: SLF001
     connections = len(loop._selector.get_map()) - 1  # noqa: SLF001  one is the loop's own
@@ -462,12 +462,12 @@ def _on_loop(loop: Any) -> list[str]:
 
 
 def _fds_of(loop: Any) -> set[int]:
-    """Return the descriptors of a loop itself."""
+    """Return the descriptors that a loop uses for itself."""
     return {loop._selector.fileno(), loop._ssock.fileno(), loop._csock.fileno()}  # noqa: SLF001
 
 
 def _renew(loop: Any) -> None:
-    """Give a loop in a copy its own selector and self-pipe: its parent has the others, too."""
+    """Replace the selector and the self-pipe of a loop, which a copy shares with its parent."""
     loop._ssock.close()  # noqa: SLF001
     loop._csock.close()  # noqa: SLF001
     loop._selector.close()  # noqa: SLF001

@@ -75,7 +75,7 @@ class ChildLinks:
             self._context.reporter.report_exit(gone)
 
     def _look_for_orphans(self) -> None:
-        """Look for programs that sessions have left; later, while copies have unknown pids."""
+        """Look for programs that sessions have left, unless the pids of some copies are unknown."""
         if self.orphans is not None and not self._context.processes.is_forking:
             since, self._ended_since = self._ended_since, None
             self.orphans.look(self._context.state_pid, ended_since=since)

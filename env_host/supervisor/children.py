@@ -121,7 +121,7 @@ class Children:
             self._shards[new.pid] = new
 
     def find(self, pid: int) -> Child | None:
-        """Return the child of that pid, if it has not been reaped."""
+        """Return the child with a pid, or None if it has been reaped."""
         return self._by_pid.get(pid)
 
     def at(self, index: int) -> Child | None:
@@ -166,7 +166,7 @@ class Children:
             kill(pid)
 
     def terminate_shards(self) -> None:
-        """Ask the shards to exit; each ends its sessions first, and their processes."""
+        """Send SIGTERM to the shards, which first end their sessions and session processes."""
         for pid in self._shards:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)

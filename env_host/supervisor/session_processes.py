@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of isolated sessions, as the supervisor sees them; orphans that they leave.
+"""The supervisor's part in isolated sessions: their processes, and the orphans they leave.
 
     shard ── link: one end of a socket pair ──▶ `begin` ──fork──▶ session process, with that end
-          ── copies are about to be made ──▶ `announce` ──▶ a memory cgroup for each
-          ── their pids ──▶ `register`                      they are children of the supervisor
-          ── end one ──▶ `end`
-          ◀── how one has ended ── `report` ◀── it was reaped (`child_links.py`)
+          ── copies will be made ──▶ `_announce` ──▶ a memory cgroup for each
+          ── their pids ──▶ `_register`             they are children of the supervisor
+          ── kill a process ──▶ `_kill`
+          ◀── how it has ended ── `ended` ◀── it was reaped (`child_links.py`)
 
 Each belongs to the shard that has its session (`Child.holder`), and is killed when the shard exits.
 
@@ -50,16 +50,16 @@ class SessionProcesses:
 
     @property
     def is_forking(self) -> bool:
-        """Return whether copies are being made, whose pids are not known yet."""
+        """Return whether copies are being made whose pids are not known yet."""
         return bool(self._announced)
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether a shard has yet to read of something."""
+        """Return whether messages wait to be sent."""
         return bool(self._unsent)
 
     def take(self, holder: Child, message: Message) -> bool:
-        """Handle a message of a shard; False: it is not about a session process."""
+        """Handle a message from a shard; returns False if it is not about a session process."""
         head = message.head
         if "session" in head:
             self._begin(holder, message)
@@ -76,7 +76,7 @@ class SessionProcesses:
         return True
 
     def _begin(self, holder: Child, message: Message) -> None:
-        """Start a process for a session; its end of the socket pair has come with the message."""
+        """Start a process; the message carries its end of the socket pair."""
         if not message.fds:  # no descriptor was left to receive it: the shard sees the end
             log.warning("a session was dropped: the host has too few file descriptors (ulimit -n)")
             return
@@ -106,7 +106,7 @@ class SessionProcesses:
         self._emptied += groups[len(pids) :]
 
     def ended(self, child: Child, text: str) -> None:
-        """Report that a process has ended, and end all that it has started."""
+        """Report that a process has ended, and kill everything that it has started."""
         kill(child.pid, group=True)
         if child.group is not None:
             child.group.kill()
@@ -130,7 +130,7 @@ class SessionProcesses:
         self.send()
 
     def send(self) -> None:
-        """Send the shards what they could not read before."""
+        """Send the messages for which the shards had no room before."""
         for _ in range(len(self._unsent)):
             shard, message = self._unsent.popleft()
             is_sent = True
@@ -142,7 +142,7 @@ class SessionProcesses:
 
 
 def _note(child: Child, what: str) -> None:
-    """Note that a process has got a session, that this is over, or that the process is to end."""
+    """Record that a process has a session, or that the session is over; or kill the process."""
     child.holds_slot = what == "held"
     if what == "held":
         child.started_at = time.monotonic()
@@ -151,7 +151,7 @@ def _note(child: Child, what: str) -> None:
 
 
 def _kill(child: Child) -> None:
-    """Kill a process that is not needed, with its group; it may not have made one yet."""
+    """Kill a process and its group, which it may not have created yet."""
     child.is_retired = True
     kill(child.pid, group=True)
     kill(child.pid)

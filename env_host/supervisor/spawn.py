@@ -151,7 +151,7 @@ class Spawner:
         return new
 
     def session_child(self, holder: Child, group: Cgroup | None) -> Child:
-        """Return what is known of a session's process that is about to start."""
+        """Return the record of a session's process that will be started."""
         return Child(
             0,
             holder.config,

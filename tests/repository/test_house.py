@@ -14,12 +14,12 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_936,
-    "code lines": 48_750,
+    "shipped lines": 75_921,
+    "code lines": 48_731,
     "modules": 391,
     "test lines": 67_810,
     "words of pages": 24_992,
-    "words of decisions": 7_938,
+    "words of decisions": 7_943,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,

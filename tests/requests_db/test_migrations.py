@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever is at the path is brought to this code's version, or met with the right words."""
+"""A database is migrated to the version of this code, or refused with an explanation."""
 
 import subprocess
 import sys
