@@ -81,6 +81,5 @@ class RolloutOptions(RequestOptions, total=False):
     filters: list[str]
     keep_failed: bool
     buffer_mb: int
-    max_loop_lag_seconds: float | None
     env: dict[str, str]
     memory_mb: int | None

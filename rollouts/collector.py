@@ -29,7 +29,7 @@ from . import session_pool, trees
 from .buffers import ByteBudget, ConcurrencyLimit, Hold, HoldStep
 from .episode_runner import Attempt, Rules, RunContext
 from .episodes import Episode, ProgressStats, Step, StepSink
-from .errors import LoopLagged, RolloutError
+from .errors import RolloutError
 from .policies.policy import CallablePolicy, CpuThreads, Policy
 
 
@@ -88,7 +88,6 @@ class RolloutCollector(Rules):
         group: How many consecutive episodes begin alike: with one seed, in one environment.
         buffer_bytes: Memory for running episodes, and as much again for finished ones that
             `batches` has not yielded.
-        max_loop_lag_seconds: Longest time that the event loop may be blocked.
         timing: How long sessions wait for a server.
         followed: Environments of the daemon by their addresses; episodes wait for one as long as
             the daemon restarts it.
@@ -109,7 +108,6 @@ class RolloutCollector(Rules):
     retries: int = 2
     group: int = 1
     buffer_bytes: int = DEFAULT_BUFFER_BYTES
-    max_loop_lag_seconds: float | None = None
     timing: session_pool.SessionTiming = session_pool.DEFAULT_TIMING
     followed: Mapping[str, session_pool.Followed] | None = None
     tracer: Any = None
@@ -141,8 +139,6 @@ class RolloutCollector(Rules):
 
         It continues until `episodes` were played, or without end. Leaving the loop ends it;
         `aclose()` of the iterator does so at once.
-
-        Raises `LoopLagged`: the event loop was blocked for longer than `max_loop_lag_seconds`.
         """
         numbers = itertools.count() if episodes is None else iter(range(episodes))
         sink = BatchSink(self.buffer_bytes)
@@ -178,7 +174,7 @@ class RolloutCollector(Rules):
             sink: Takes steps and finished episodes.
             keeps_episodes: Whether the sink holds the steps of an episode in memory until it ends.
 
-        Raises `RolloutError`: the sink failed, or the event loop was blocked (`LoopLagged`).
+        Raises `RolloutError`: the sink failed.
         """
         pool = session_pool.SessionPool(
             self.concurrency, timing=self.timing, followed=self.followed
@@ -203,11 +199,6 @@ class RolloutCollector(Rules):
                     await pool.close()
                 finally:
                     await policy.close()
-        worst, most = self.lag.snapshot().worst_seconds, self.max_loop_lag_seconds
-        if most is not None and worst > most:
-            raise LoopLagged(
-                f"the event loop was blocked for {worst * 1000:.0f} ms ({most * 1000:g} allowed)"
-            )
 
     async def _play_all(
         self, numbers: Iterator[int], context: RunContext, limit: ConcurrencyLimit

@@ -50,12 +50,6 @@ class NoEnvironment(RolloutError):
     default_hint = "openenv status shows the environments that run, and their addresses"
 
 
-class LoopLagged(RolloutError):
-    """The loop was blocked for longer than `--set max-loop-lag=…` allows."""
-
-    default_hint = "the request's log has the stack of the blocking code"
-
-
 class AllFailed(RolloutError):
     """Every episode failed."""
 

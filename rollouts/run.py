@@ -54,7 +54,6 @@ class RunConfig(Rules):
     stages: Stages = field(default_factory=Stages)
     keep_failed: bool = False
     buffer_bytes: int = DEFAULT_BUFFER_BYTES
-    max_loop_lag_seconds: float | None = None
     followed: Mapping[str, Followed] = field(default_factory=dict)  # by address
 
     def __post_init__(self) -> None:
@@ -152,7 +151,6 @@ async def roll_out(
         retries=config.retries,
         group=config.stages.size,
         buffer_bytes=config.buffer_bytes // 2,
-        max_loop_lag_seconds=config.max_loop_lag_seconds,
         followed=config.followed,
         tracer=tracer,
         **{rule.name: getattr(config, rule.name) for rule in fields(Rules)},

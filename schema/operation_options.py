@@ -54,9 +54,6 @@ class RolloutOptions:
     )
     keep_failed: bool = option(False, "Write failed episodes, too.")
     buffer_mb: int = option(256, "Memory limit between sessions and disk.", least=4, most=2**20)
-    max_loop_lag_seconds: float | None = option(
-        None, "Fail when the event loop was blocked for longer.", above=0
-    )
     env: dict[str, str] = option(  # noqa: RUF009
         dict, "A variable for the policy. Without a value, the one it has here. Repeatable."
     )

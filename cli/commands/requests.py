@@ -30,7 +30,7 @@ from .. import completion, exit_codes, options
 from ..following import async_option, follow, leave
 from ..output import phrases
 from ..output.failures import environment_failure, request_failure
-from ..output.output import Output, bad, good, requests_table
+from ..output.output import Output, bad, good, is_coloured, requests_table
 
 DEFAULT_LIMIT = 50
 _STATES = click.Choice([state.value for state in RequestState], case_sensitive=False)
@@ -194,9 +194,6 @@ _REMEMBERED = 16 * 1024  # characters, to know whether a log tail has been seen 
 @click.option(
     "--replica", metavar="ID", help="Replica of the environment, instead of the newest one."
 )
-@click.option(
-    "--plain", is_flag=True, help="Print no colours; other escape sequences never are printed."
-)
 @options.json_option
 def logs(
     targets: tuple[str, ...],
@@ -205,7 +202,6 @@ def logs(
     since: float | None,
     grep: re.Pattern[str] | None,
     replica: str | None,
-    plain: bool,
     output: Output,
 ) -> None:
     """Print the log of a replica or of a request; of several, each line begins with its name.
@@ -226,7 +222,7 @@ def logs(
     def show(target: str, environment: Json | None, request: Json | None) -> None:
         name = target if len(targets) > 1 else None
         so_far = "yet" if since is None else f"in the last {phrases.duration(since)}"
-        log = _Log(output, name, grep, so_far, is_followed=follow, is_plain=plain)
+        log = _Log(output, name, grep, so_far, is_followed=follow)
         if environment is not None:
             request = _show_environment(client, environment, log, replica, asked)
         if request is not None:
@@ -307,17 +303,15 @@ class _Log:
     pattern: re.Pattern[str] | None
     so_far: str
     is_followed: bool
-    is_plain: bool
 
     def show(self, pieces: Iterator[str]) -> list[str]:
         """Print the log as it comes; returns its last lines.
 
-        A terminal gets no escape sequences but colours; JSON has every character, escaped.
+        Of escape sequences only colours are kept, for a terminal; JSON has each character, escaped.
         """
-        if self.is_plain or not self.output.as_json:
-            pieces = safe_pieces(pieces, keeps_colours=not self.is_plain)
         if self.output.as_json:
             return self._show_json(pieces)
+        pieces = safe_pieces(pieces, keeps_colours=is_coloured(sys.stdout))
         if self.name is not None or self.pattern is not None:
             before = "" if self.name is None else f"{self.name} | "
             pieces = (f"{before}{line}\n" for line in self._matching(pieces))

@@ -39,10 +39,7 @@ GROUPS = {
     "Limits": "| --step-timeout --retries --keep-failed --memory",
     "Command": "--launch --async --json --help | --retry-oom --yes --set",
 }
-RARE = (
-    *("policy_timeout_seconds", "episode_timeout_seconds", "buffer_mb"),
-    *("max_loop_lag_seconds", *following.RARE),
-)
+RARE = ("policy_timeout_seconds", "episode_timeout_seconds", "buffer_mb", *following.RARE)
 
 
 @click.command(cls=grouped(GROUPS))
