@@ -14,7 +14,7 @@ Half of `buffer_bytes` is for the data of running episodes, half for data waitin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -27,18 +27,23 @@ from ..system.text.safe_text import hide_credentials
 from ..system.text.units import MB, plural
 from .collector import RolloutCollector
 from .episode_runner import Rules
-from .episodes import EpisodeStatus, ProgressStats, episode_id
+from .episodes import EpisodeStatus, FailureReason, ProgressStats, episode_id
 from .errors import OtherRollout, OutputUnwritable, of_os_error
 from .folder.readers import has_rollouts
 from .folder.writer import RolloutWriter
 from .session_pool import Followed
-from .stages.named_parts import FAILED, Stages, check_group, hint_of, policy_named
+from .stages.named_parts import CHAT_PREFIX, FAILED, Stages, check_group, policy_named
 from .stages.sinks import FailedEpisodeSink, Say
 
 RECORD = "rollout.json"
 REPORT_SECONDS = 1.0
 MAX_REPLAYS = 3  # of episodes that are damaged while the rollout runs
 DEFAULT_BUFFER_BYTES = 256 * MB
+_ISOLATE = "where a step ends its process, openenv launch --isolate keeps the other sessions"
+_CHAT = (
+    "check that the policy's endpoint answers, and check OPENAI_API_KEY and OPENAI_MODEL; the "
+    "request's log says of each episode why it failed"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +193,6 @@ async def roll_out(
         if earlier:
             say(f"{earlier} of {plural(config.episodes, config.unit)} are there already")
         keeps_failed = config.keep_failed or FAILED in config.stages.filters
-        lost = _lost_hint(list(config.environments), keeps_failed=keeps_failed)
         sink = FailedEpisodeSink(
             writer,
             config.stages.size,
@@ -196,8 +200,7 @@ async def roll_out(
             advantages=advantages,
             counts=stats,
             say=say,
-            policy_hint=hint_of(config.policy),
-            lost_hint=lost,
+            hints=_hints(config, keeps_failed=keeps_failed),
             keeps_failed=keeps_failed,
         )
         try:
@@ -223,13 +226,18 @@ async def roll_out(
     }
 
 
-def _lost_hint(names: Sequence[str], *, keeps_failed: bool) -> str | None:
-    """Return a hint for environments that do not answer; None if the daemon runs none of them."""
-    if not (known := [name for name in names if "://" not in name]):
-        return None
-    command = f"openenv status {known[0]}" if len(names) == 1 else "openenv status"
-    again = "" if keeps_failed else "; run the same rollout again to play the missing episodes"
-    return f"{command} tells what happened{again}"
+def _hints(config: RunConfig, *, keeps_failed: bool) -> dict[FailureReason, str]:
+    """Return hints that are better than the request's log, by the reason of a failure."""
+    found = {}
+    if config.policy.startswith(CHAT_PREFIX):
+        found = dict.fromkeys((FailureReason.POLICY_ERROR, FailureReason.POLICY_TIMED_OUT), _CHAT)
+    names = list(config.environments)
+    if known := [name for name in names if "://" not in name]:  # that the daemon runs
+        command = f"openenv status {known[0]}" if len(names) == 1 else "openenv status"
+        again = "" if keeps_failed else "; run the same rollout again to play the missing episodes"
+        found[FailureReason.NOT_CONNECTED] = lost = f"{command} tells what happened{again}"
+        found[FailureReason.CONNECTION_LOST] = f"{lost}; {_ISOLATE}"
+    return found
 
 
 def claim_folder(config: RunConfig) -> list[str]:

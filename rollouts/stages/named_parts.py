@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import importlib
 import math
 import sys
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...system.text.units import plural
+from ...system.text.units import near_matches, plural
 from ..errors import PolicyNotFound, StageNotFound
 from ..policies.chat_policy import ChatPolicy
 from ..policies.policy import CallablePolicy, Policy
@@ -30,10 +29,6 @@ from ..policies.random_policy import RandomPolicy, action_schema
 from . import sinks
 from .sinks import Advantages, Filter
 
-CHAT_HINT = (
-    "check that the policy's endpoint answers, and check OPENAI_API_KEY and OPENAI_MODEL; the "
-    "request's log says of each episode why it failed"
-)
 RANDOM = "random"
 CHAT_PREFIX = "openai:"
 _WHAT = {PolicyNotFound: "policy", StageNotFound: "stage"}
@@ -45,11 +40,6 @@ async def policy_named(name: str, address: str) -> Policy:
         return CallablePolicy(await asyncio.to_thread(function_named, name))
     schema = await asyncio.to_thread(action_schema, address)
     return RandomPolicy(schema) if name == RANDOM else ChatPolicy(name[len(CHAT_PREFIX) :], schema)
-
-
-def hint_of(name: str) -> str | None:
-    """Return the hint for the failure of a policy with this name, or None."""
-    return CHAT_HINT if name.startswith(CHAT_PREFIX) else None
 
 
 def function_named(
@@ -172,8 +162,7 @@ def check_group(group: int, episodes: int) -> None:
 def check_advantages(text: str, group: int | None) -> None:
     """Check the value of `--advantages`."""
     if ":" not in text and text not in _ADVANTAGES:
-        near = _BY_ALGORITHM.get(text.lower())
-        raise ValueError(_unknown("advantages are", text, _ADVANTAGES, near))
+        raise ValueError(_unknown("advantages are", text, _ADVANTAGES))
     if group is None:
         raise ValueError("advantages compare the episodes of a group: add --group")
 
@@ -202,7 +191,7 @@ def bound(name: str, value: str) -> float:
     return number
 
 
-def _unknown(what: str, text: str, known: Iterable[str], near: str | None = None) -> str:
-    names = [near] if near else difflib.get_close_matches(text, list(known), 2)
-    meant = f"did you mean {' or '.join(names)}?" if names else f"there are {', '.join(known)}"
+def _unknown(what: str, text: str, known: Iterable[str]) -> str:
+    name = _BY_ALGORITHM.get(text.lower(), text)
+    _, meant = near_matches(name, known, f"there are {', '.join(known)}")
     return f"no {what} called {text!r}: {meant}"

@@ -35,6 +35,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Self
 
 from ..episodes import Episode, EpisodeStatus, FailureReason, ProgressStats, Step, number_of
 from ..errors import AllFailed, StageError
@@ -78,6 +79,14 @@ class Finished:
 
     episode: Episode
     steps: int
+    read_last: Callable[[], bytes] | None = None  # a large last observation, while it waits
+
+    def whole(self) -> Self:
+        """Return the episode with its last observation, which is read from a file."""
+        if self.read_last is None:
+            return self
+        last = self.read_last()
+        return replace(self, episode=replace(self.episode, final_observation_json=last))
 
 
 Filter = Callable[[Sequence[Finished]], Sequence[bool]]
@@ -154,7 +163,7 @@ class GroupSink:
         self._filters = dict(filters or {})
         self._advantages = advantages
         self._steps: Counter[str] = Counter()
-        self._waiting: dict[int, list[_Waiting]] = {}
+        self._waiting: dict[int, list[Finished]] = {}
         self._given_up: set[int] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout-stages")
 
@@ -175,14 +184,14 @@ class GroupSink:
         """
         key = number_of(episode.id) // self._size
         steps = self._steps.pop(episode.id, 0) or len(episode.steps)
-        one = _Waiting(episode, steps + (episode.branched_at or 0))
+        one = Finished(episode, steps + (episode.branched_at or 0))
         waiting = [one, *self._waiting.get(key, ())]
         # The episode that began a tree is the last of the tree.
         is_last = sum(each.episode.parent is None for each in waiting) >= self._size
         text = episode.final_observation_json
         if len(text) >= MIN_PENDING_BYTES and not is_last and key not in self._given_up:
             read = await self._writer.keep_observation(episode.id, text)
-            one = _Waiting(replace(episode, final_observation_json=b"null"), one.steps, read)
+            one = Finished(replace(episode, final_observation_json=b"null"), one.steps, read)
         if key in self._given_up:  # dropped meanwhile
             self.counts.left_out += 1
             await self.discard(episode.id)
@@ -215,7 +224,7 @@ class GroupSink:
         """End the thread; waiting episodes are dropped with the next sink."""
         self._thread.shutdown()
 
-    async def _hand_on(self, group: list[_Waiting]) -> None:
+    async def _hand_on(self, group: list[Finished]) -> None:
         if self._filters or self._advantages or self._size > 1:
             loop = asyncio.get_running_loop()
             judged = await loop.run_in_executor(self._thread, self._judge, group)
@@ -225,7 +234,7 @@ class GroupSink:
         self.counts.written += sum(episode.parent is None for episode, _ in judged)
         self.counts.filtered.update(v.filtered for _, v in judged if v.filtered is not None)
 
-    def _judge(self, group: list[_Waiting]) -> list[tuple[Episode, Verdict]]:
+    def _judge(self, group: list[Finished]) -> list[tuple[Episode, Verdict]]:
         group = sorted(group, key=lambda one: one.episode.id)
         try:
             verdicts = judge([one.whole() for one in group], self._filters, self._advantages)
@@ -233,21 +242,6 @@ class GroupSink:
             ids = ", ".join(one.episode.id for one in group)
             raise StageError(f"a stage failed on the group {ids}: {exc!r}") from exc
         return [(one.episode, verdicts[one.episode.id]) for one in group]
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """An episode that waits for its group."""
-
-    episode: Episode
-    steps: int
-    last: Callable[[], bytes] | None = None  # reads a large last observation
-
-    def whole(self) -> Finished:
-        """Return the episode with its last observation. Reads a file."""
-        if self.last is None:
-            return Finished(self.episode, self.steps)
-        return Finished(replace(self.episode, final_observation_json=self.last()), self.steps)
 
 
 def judge(
@@ -276,16 +270,16 @@ def judge(
 
 
 HOPELESS_EPISODES = 16  # failures without a success that end the rollout
-_POLICYS = (FailureReason.POLICY_ERROR, FailureReason.POLICY_TIMED_OUT)
-_LOST = (FailureReason.CONNECTION_LOST, FailureReason.NOT_CONNECTED)
-_ISOLATE = "where a step ends its process, openenv launch --isolate keeps the other sessions"
 MAX_TRACEBACKS = 20  # in the log
 
 Say = Callable[[str], None]
 
 
 class FailedEpisodeSink(GroupSink):
-    """A sink that logs failed episodes, and leaves them out unless they are kept."""
+    """A sink that logs failed episodes, and leaves them out unless they are kept.
+
+    The last failure's hint, by its reason, is that of a rollout in which all episodes fail.
+    """
 
     def __init__(
         self,
@@ -296,19 +290,16 @@ class FailedEpisodeSink(GroupSink):
         advantages: Advantages | None,
         counts: ProgressStats,
         say: Say,
-        policy_hint: str | None = None,
-        lost_hint: str | None = None,
+        hints: Mapping[FailureReason, str],
         keeps_failed: bool,
     ) -> None:
         super().__init__(writer, size, filters=filters, advantages=advantages, counts=counts)
         self._say = say
-        self._hints = dict.fromkeys(_POLICYS, policy_hint) | dict.fromkeys(_LOST, lost_hint)
-        if lost_hint is not None:
-            self._hints[FailureReason.CONNECTION_LOST] = f"{lost_hint}; {_ISOLATE}"
+        self._hints = hints
         self._logged: set[str] = set()  # tracebacks of the policy, without the errors' texts
         self._keeps_failed = keeps_failed
         self._last_failure = ""
-        self._hint: str | None = None  # if there is a better one than the log
+        self._hint: str | None = None
         self._failed = 0
         self._is_well = False  # whether an episode has succeeded
 
