@@ -44,8 +44,7 @@ def yes_option(command: Command) -> Command:
 def offer(client: DaemonClient, failed: Json, output: Output) -> None:
     """Install the extra that a failed request needs, if the user agrees; does not return then.
 
-    Raises:
-        click.ClickException: It cannot be installed.
+    Raises `click.ClickException`: it cannot be installed.
     """
     tried = os.environ.get(_TRIED, "").split()
     extra = _missing(failed.get("error") or {})

@@ -67,8 +67,7 @@ async_option = click.option(
 def submit(client: DaemonClient, operation: str, payload: Json, options: Json) -> Json:
     """Queue a request with the `RequestOptions` of the command line; returns the request.
 
-    Raises:
-        ApiRefused: The request is invalid; the message names the command's options.
+    Raises `ApiRefused`: the request is invalid; the message names the command's options.
     """
     try:
         return client.submit(operation, payload, **given_options(RequestOptions, options))
@@ -181,8 +180,7 @@ def follow_request(
 ) -> Json:
     """Show the request's log until it is final, and its failure; skip lines that are shown later.
 
-    Raises:
-        KeyboardInterrupt: The request continues, and the caller may `detach` from it.
+    Raises `KeyboardInterrupt`: the request continues, and the caller may `detach` from it.
     """
     final = request
     with _screen(output, plain(request["label"]), is_shown_later) as screen:

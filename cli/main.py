@@ -192,8 +192,7 @@ def _discard(stream: TextIO) -> None:
 def run(arguments: list[str]) -> int:
     """Run one command line; returns its exit code.
 
-    Raises:
-        BrokenPipeError: stdout was closed early.
+    Raises `BrokenPipeError`: stdout was closed early.
     """
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]

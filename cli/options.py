@@ -62,8 +62,7 @@ def reconnect() -> DaemonClient | None:
 def megabytes(text: str) -> int:
     """Read `512M`, `2G`, or plain megabytes.
 
-    Raises:
-        click.BadParameter: It is not a size.
+    Raises `click.BadParameter`: it is not a size.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -77,8 +76,7 @@ def megabytes(text: str) -> int:
 def seconds(text: str) -> float:
     """Read `90`, `60s`, `5m` or `2h`.
 
-    Raises:
-        ValueError: It is not a duration.
+    Raises `ValueError`: it is not a duration.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
@@ -128,8 +126,7 @@ class Duration(click.FloatRange):
 def count_or_auto(text: str) -> int | None:
     """Read a number from 1, or `auto`, which is None.
 
-    Raises:
-        click.BadParameter: It is neither.
+    Raises `click.BadParameter`: it is neither.
     """
     if text.strip().lower() == "auto":
         return None
@@ -141,8 +138,7 @@ def count_or_auto(text: str) -> int | None:
 def read_action(text: str | None) -> Json | None:
     """Read the value of `--action`.
 
-    Raises:
-        click.BadParameter: It is not a JSON object.
+    Raises `click.BadParameter`: it is not a JSON object.
     """
     if text is None:
         return None
@@ -255,8 +251,7 @@ def type_of(item: Option) -> tuple[Any, str | None]:
 def read_variables(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
     """Read `-e KEY=VALUE`, and `-e KEY` with its value in this process.
 
-    Raises:
-        click.BadParameter: A key is empty, or has no value in this process.
+    Raises `click.BadParameter`: a key is empty, or has no value in this process.
     """
     variables = {}
     for text in given:
@@ -274,8 +269,7 @@ def read_env_files(paths: tuple[str, ...], environ: Mapping[str, str]) -> dict[s
     As with Docker, a value is everything after the `=`, including quotes, and a key alone has its
     value in this process, or is left out. Later files win.
 
-    Raises:
-        click.BadParameter: A file cannot be read, or a line is none of these.
+    Raises `click.BadParameter`: a file cannot be read, or a line is none of these.
     """
     variables: dict[str, str] = {}
     for path in paths:

@@ -164,8 +164,7 @@ def stop(paths: Paths) -> Json | None:
 
     Returns its identity, or None if none was running.
 
-    Raises:
-        DaemonUnreachable: It does not end.
+    Raises `DaemonUnreachable`: it does not end.
     """
     try:
         if not paths.home.is_dir():
@@ -210,8 +209,7 @@ def _check_installed(gone: errors.InstallationGone) -> None:
 
     A script imports a clone of the repository that lies beside it; a daemon does not.
 
-    Raises:
-        DaemonNotStarted: This package is not installed.
+    Raises `DaemonNotStarted`: this package is not installed.
     """
     import subprocess
 

@@ -43,8 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Pytest also searches its root folder, and so its configuration, from all arguments with paths.
 
-    Raises:
-        pytest.UsageError: The option and its value are separate arguments.
+    Raises `pytest.UsageError`: the option and its value are separate arguments.
     """
     if "--openenv-source" in config.invocation_params.args:
         given = config.getoption("--openenv-source")
@@ -109,8 +108,7 @@ def pytest_runtest_makereport(
 def _source(config: pytest.Config) -> str:
     """Return the source that the command line, the configuration or the root folder names.
 
-    Raises:
-        pytest.fail.Exception: None of them names one. It is shown without a traceback.
+    Raises `pytest.fail.Exception`: none of them names one. It is shown without a traceback.
     """
     for given, here in (
         (config.getoption("--openenv-source"), config.invocation_params.dir),

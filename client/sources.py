@@ -41,8 +41,7 @@ def read_source(text: str, here: Path) -> Source:
     A path (`./x`, anything with `/`) is a folder. A bare name is the bundled environment of that
     name, or else the folder of that name.
 
-    Raises:
-        ApiRefused: It is empty, or relative to a working folder that cannot be named.
+    Raises `ApiRefused`: it is empty, or relative to a working folder that cannot be named.
     """
     if not text.strip():
         message = "the source is empty"
@@ -75,8 +74,7 @@ def read_source(text: str, here: Path) -> Source:
 def check_source(payload: Mapping[str, Any]) -> None:
     """Check a source as the daemon checks it, before a daemon is started for the request.
 
-    Raises:
-        ApiRefused: The source of the payload names nothing that can be launched.
+    Raises `ApiRefused`: the source of the payload names nothing that can be launched.
     """
     from ..environments.sources import resolve
     from ..schema.errors import EnvironmentsError  # imported only if no daemon runs
@@ -111,8 +109,7 @@ def _folder_fault() -> str | None:
 def resolve_path(text: str | os.PathLike[str], here: Path | None = None) -> Path:
     """Return a path as an absolute one, relative to `here`, by default the working folder.
 
-    Raises:
-        ApiRefused: It is relative, and the working folder cannot be named.
+    Raises `ApiRefused`: it is relative, and the working folder cannot be named.
     """
     path = Path(text).expanduser()
     if not path.is_absolute() and (fault := _folder_fault()):

@@ -83,8 +83,7 @@ def launch(source: str, output: Output, is_async: bool, watch: bool, **options: 
 def _watched_folder(payload: Json) -> Path:
     """Return the folder of the payload's source.
 
-    Raises:
-        click.UsageError: The source is not in a folder.
+    Raises `click.UsageError`: the source is not in a folder.
     """
     source = payload["source"]
     is_class = ":" in source and "://" not in source and not Path(source).is_absolute()
@@ -97,8 +96,7 @@ def _watched_folder(payload: Json) -> Path:
 def _launch_at_each_change(folder: Path, payload: Json, options: Json, output: Output) -> int:
     """Launch, and update whenever a file changes, until Ctrl-C; what fails waits for a change.
 
-    Raises:
-        click.ClickException: The project itself changes its files at each launch.
+    Raises `click.ClickException`: the project itself changes its files at each launch.
     """
     own_changes = 0
     while True:
@@ -167,8 +165,7 @@ def _payload(text: str, options: Json, output: Output) -> Json:
 def check_name(name: str) -> str:
     """Return `name` if it is valid.
 
-    Raises:
-        click.BadParameter: It is invalid; the message says why.
+    Raises `click.BadParameter`: it is invalid; the message says why.
     """
     if (reason := why_not(name)) is None:
         return name

@@ -55,8 +55,7 @@ _KITTY_CHUNK = 4_096  # characters of one escape sequence
 def read_action(line: str, schema: Json) -> Json:
     """Read an action from a line, in any of the three forms.
 
-    Raises:
-        CallFailed: It is not an action, or the schema refuses it; the message names the field.
+    Raises `CallFailed`: it is not an action, or the schema refuses it; the message names the field.
     """
     fields = properties(schema)
     texts = [name for name, of in fields.items() if of.get("type") == "string"]
@@ -78,8 +77,7 @@ def read_action(line: str, schema: Json) -> Json:
 def read_fields(line: str, fields: Json) -> Json:
     """Read `name=value …`, each value by the type of its field.
 
-    Raises:
-        CallFailed: A word is not `name=value`, or a value is not of its field's type.
+    Raises `CallFailed`: a word is not `name=value`, or a value is not of its field's type.
     """
     try:
         words = shlex.split(line)
@@ -161,8 +159,7 @@ class _Prompt:
     def carry_out(self, line: str) -> None:
         """Carry out a line.
 
-        Raises:
-            FAILURES: The line is wrong, or cannot be carried out.
+        Raises `FAILURES`: the line is wrong, or cannot be carried out.
         """
         word, _, rest = line.partition(" ")
         match word:

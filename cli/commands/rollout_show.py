@@ -25,8 +25,7 @@ MAX_CHARACTERS = 160  # of an observation or an action on its line
 def show(words: tuple[str, ...], output: Output) -> int:
     """Print the summary of a folder, or the steps of one of its episodes.
 
-    Raises:
-        click.UsageError: There is no folder, or one word too many.
+    Raises `click.UsageError`: there is no folder, or one word too many.
     """
     if not 1 <= len(words) <= 2:
         raise click.UsageError("write openenv rollout show DIR [EPISODE]")
