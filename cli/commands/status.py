@@ -3,8 +3,7 @@
 
     --watch   thread ──▶ /v1/events ──▶ sets `happened` ──▶ the drawing thread clears it, and reads
 
-On a terminal `--watch` fills the screen, and waits when the daemon is lost. Otherwise it prints one
-snapshot, or one line of JSON, after the other, and ends with the daemon. Between changes only the
+`--watch` fills the terminal's screen, and waits when the daemon is lost. Between changes only the
 ages are drawn again.
 """
 
@@ -79,11 +78,12 @@ def status(target: str | None, watch: bool, shows_all: bool, output: Output) -> 
     """
     client = connect(output)
     draw = overview if target is None else details
-    if watch:
-        _watch(client, partial(read_status, target=target, shows_all=shows_all), draw, output)
-        return
     found = read_status(client, target, shows_all=shows_all)
-    if output.as_json:
+    if watch:
+        if output.as_json or not sys.stdout.isatty():
+            raise click.UsageError("--watch needs a terminal, and goes without --json")
+        _watch(client, found, partial(read_status, target=target, shows_all=shows_all), draw)
+    elif output.as_json:
         output.json(found)
     else:
         output.draw(*draw(found, time.time()))
@@ -233,42 +233,19 @@ Read = Callable[[DaemonClient], Json]  # what is shown
 Draw = Callable[[Json, float], list[Drawn]]
 
 
-def _watch(client: DaemonClient, read: Read, draw: Draw, output: Output) -> None:
+def _watch(client: DaemonClient, found: Json, read: Read, draw: Draw) -> None:
     """Draw what `status` shows until the command is interrupted."""
-    is_screen = not output.as_json and sys.stdout.isatty()
-    found = read(client)
-    changes = Changes(client, is_patient=is_screen)
-    if is_screen:
-        _fill_screen(changes, found, read, draw)
-    else:
-        _print_each(changes, found, read, draw, output)
-
-
-def _print_each(changes: Changes, found: Json, read: Read, draw: Draw, output: Output) -> None:
-    while True:
-        output.json_line(found)
-        if not output.as_json:
-            output.draw(*draw(found, time.time()), "")
-        changes.happened.wait()
-        time.sleep(MIN_PAUSE_SECONDS)  # many changes at once are one drawing
-        changes.happened.clear()  # before reading: later changes cause another drawing
-        if changes.problem is not None:
-            raise changes.problem
-        found = read(changes.client)
-
-
-def _fill_screen(changes: Changes, found: Json, read: Read, draw: Draw) -> None:
     from rich.live import Live
 
-    console = new_console(sys.stdout)
+    console, changes = new_console(sys.stdout), Changes(client)
     problem: ClientError | None = None
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(_screen(console, found, draw, problem), refresh=True)
             if not changes.happened.wait(REDRAW_SECONDS):
                 continue
-            time.sleep(MIN_PAUSE_SECONDS)
-            changes.happened.clear()
+            time.sleep(MIN_PAUSE_SECONDS)  # many changes at once are one drawing
+            changes.happened.clear()  # before reading: later changes cause another drawing
             problem = changes.problem
             if problem is None:
                 try:
@@ -295,8 +272,7 @@ class Changes:
     """Signals each change.
 
     The stream breaks when the daemon exits or drops a slow reader. The thread then looks for the
-    daemon, and never starts one. While there is none, `problem` says so; a patient thread looks
-    again until the daemon is back, another one ends.
+    daemon until it is back, and never starts one. While there is none, `problem` says so.
 
     Attributes:
         client: The daemon that was found last.
@@ -304,11 +280,10 @@ class Changes:
         problem: Why there is no daemon; None while there is one.
     """
 
-    def __init__(self, client: DaemonClient, *, is_patient: bool) -> None:
+    def __init__(self, client: DaemonClient) -> None:
         self.client = client
         self.happened = threading.Event()
         self.problem: ClientError | None = None
-        self._is_patient = is_patient
         threading.Thread(target=self._listen, name="changes", daemon=True).start()
 
     def _listen(self) -> None:
@@ -322,8 +297,6 @@ class Changes:
             while (problem := self._look_for_daemon()) is not None:
                 self.problem = problem
                 self.happened.set()
-                if not self._is_patient:
-                    return
                 time.sleep(RECONNECT_SECONDS)
             self.problem = None
             self.happened.set()  # for changes that were missed

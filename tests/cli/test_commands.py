@@ -601,31 +601,6 @@ def test_the_help_page_lists_every_exit_code(cli: Cli) -> None:
     assert [code for code in codes if f" {code} " not in page] == []
 
 
-def test_status_watch_prints_every_change_as_json_lines(
-    process: Process, cli: Cli, status: dict[str, Any]
-) -> None:
-    more, done = threading.Event(), threading.Event()
-
-    def stream(call: Call) -> None:
-        call.begin_stream()
-        more.wait(30)
-        call.event("5:0", "change", {"seq": 5})
-        done.wait(30)
-        call.break_off()
-
-    cli.get("/v1/events", stream)
-    watch = process("status", "--watch", "--json")
-    assert watch.stdout is not None
-    assert '"READY"' in watch.stdout.readline()
-    status["environments"][0]["state"] = "DEGRADED"
-    more.set()
-    assert '"DEGRADED"' in watch.stdout.readline()
-    watch.send_signal(signal.SIGINT)
-    watch.communicate(timeout=30)
-    done.set()
-    assert watch.returncode == 130
-
-
 def test_requests_are_filtered_and_printed(cli: Cli) -> None:
     cli.get("/v1/requests", {"requests": [READY, FAILED]})
     answer = cli("requests", "--state", "failed", "--json")

@@ -4,6 +4,7 @@
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -76,13 +77,30 @@ def test_the_oldest_requests_are_left_out_where_the_terminal_is_low(
         screen.process.wait(20)
 
 
-def test_off_a_terminal_it_ends_with_the_daemon(home: Paths) -> None:
+def test_the_screen_is_drawn_again_when_something_changes(home: Paths, terminal: Start) -> None:
     with serving(home) as fake:
         scripted(fake)
-        watch = subprocess.Popen(WATCH, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert watch.stdout is not None
-        while "trial" not in watch.stdout.readline():
-            assert watch.poll() is None
-    _, err = watch.communicate(timeout=20)
-    assert watch.returncode == 3
-    assert "the daemon has exited" in err
+        changed = threading.Event()
+
+        def stream(call: Call) -> None:
+            call.begin_stream()
+            changed.wait(30)
+            call.event("5:0", "change", {"seq": 5})
+
+        fake.get("/v1/events", stream)
+        screen = terminal(WATCH, **{**os.environ, "TERM": "xterm-256color"})
+        assert screen.shows("trial")
+        scripted(fake, "another")
+        changed.set()
+        assert screen.shows("another")
+        screen.process.send_signal(signal.SIGINT)
+        screen.process.wait(20)
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_it_needs_a_terminal(home: Paths, more: tuple[str, ...]) -> None:
+    with serving(home) as fake:
+        scripted(fake)
+        watch = subprocess.run([*WATCH, *more], capture_output=True, text=True, timeout=30)
+    assert watch.returncode == 2
+    assert "--watch needs a terminal" in watch.stderr
