@@ -160,8 +160,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a `✓` gets a `?`
             stream.reconfigure(errors="replace")
     try:
-        if (message := passthrough.gone(sys.argv[0])) is not None:
-            sys.stderr.write(message)
         code = run(given)
         sys.stdout.flush()
     except BrokenPipeError:

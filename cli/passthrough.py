@@ -29,7 +29,6 @@ COMMANDS = {
     "discover": "Find an environment.",
     "harbor": "Run Harbor tasks.",
 }
-RESTORE = "pip install --force-reinstall --no-deps ."
 _MODULE = "openenv.cli.__main__"
 
 
@@ -38,17 +37,6 @@ def is_installed() -> bool:
     spec = find_spec("openenv")  # a top-level name: found without being imported
     folders = (spec.submodule_search_locations or []) if spec else []
     return any((Path(folder) / "cli" / "__main__.py").is_file() for folder in folders)
-
-
-def gone(program: str) -> str | None:
-    """Return a note that the shared command is gone, if `openenvd` has no `openenv` beside it."""
-    script = Path(program)
-    if script.name != "openenvd" or script.with_name("openenv").exists():
-        return None
-    return (
-        "note: the `openenv` command was removed with a package that has it, too; "
-        f"get it back, in a clone of openenvd: {RESTORE}\n"
-    )
 
 
 def run(arguments: list[str]) -> int:

@@ -63,8 +63,8 @@ class OpenEnvdProvider:
         self.context_timeout_s = context_timeout_s  # upstream reads it under this name
         self._source = None if source is None else os.fspath(source)
         self._name = name
-        self._options: Json = {"replicas": replicas, "max_sessions": max_sessions, "port": port}
-        self._options["token"] = token
+        sizes = {"replicas": replicas, "max_sessions": max_sessions}
+        self._options: Json = {**sizes, "port": port, "token": token}
         self._env_vars = env_vars or {}
         self._base_url: str | None = None
         self._launched: str | None = None  # the name, while there is something to take down
@@ -109,7 +109,7 @@ class OpenEnvdProvider:
             RuntimeError: The environment is up already, or there is no source.
             RequestFailed: The launch failed; the message says why.
         """
-        return self._launch(self._source, port, env_vars, workers)
+        return self.start_container(None, port, env_vars, workers=workers)
 
     def stop(self) -> None:
         """Take the environment down, and wait until that is done; without one, do nothing."""
@@ -154,26 +154,15 @@ class OpenEnvdProvider:
         workers: int | None = None,
     ) -> str:
         """As `start`; `image` counts only when the provider was made without a source."""
-        return self._launch(self._source or image, port, env_vars, workers)
-
-    stop_container = close = stop
-
-    def _launch(
-        self,
-        source: str | None,
-        port: int | None,
-        env_vars: dict[str, str] | None,
-        workers: int | None,
-    ) -> str:
+        source = self._source or image
         if self._launched is not None:
             raise RuntimeError(f"OpenEnvdProvider is up already, as {self._launched}")
         if source is None:
             raise RuntimeError("OpenEnvdProvider needs a source: OpenEnvdProvider('./my_env')")
         own = read_source(source, working_folder()).name[:50]
         name = self._name or f"{own}-{secrets.token_hex(3)}"
-        own_options = self._options
-        given = {**own_options, "port": port or own_options["port"]}
-        given["replicas"] = workers or own_options["replicas"]
+        asked = {"port": port, "replicas": workers}
+        given = self._options | {key: value for key, value in asked.items() if value}
         request = Client().launch(
             source,
             name=name,
@@ -195,3 +184,5 @@ class OpenEnvdProvider:
             self.stop()
             raise
         return self.base_url
+
+    stop_container = close = stop

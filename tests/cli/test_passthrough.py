@@ -73,15 +73,6 @@ def test_all_arguments_are_handed_on(
     assert answer.out == f"upstream {['openenv', *arguments]}\n"
 
 
-def test_openenvd_says_how_to_get_the_shared_command_back(tmp_path: Path) -> None:
-    assert passthrough.RESTORE in (passthrough.gone(str(tmp_path / "openenvd")) or "")
-    assert passthrough.gone(str(tmp_path / "openenv")) is None
-    (tmp_path / "openenv").touch()
-    assert passthrough.gone(str(tmp_path / "openenvd")) is None
-    readme = Path(__file__).resolve().parents[2] / "README.md"
-    assert f"`{passthrough.RESTORE}`" in readme.read_text()
-
-
 def test_launch_prints_code_for_upstreams_client_where_it_is_installed(
     command: Command, fake: FakeDaemon, upstream: Path
 ) -> None:
