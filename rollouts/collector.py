@@ -220,13 +220,9 @@ class RolloutCollector(Rules):
             raise found from exc
 
     async def _episode(self, context: RunContext, number: int, hold: HoldStep) -> None:
-        self.stats.running += 1
-        try:
-            tree = await self._attempts(context, number, hold)
-            for episode in tree:
-                await context.sink.finish(episode)
-        finally:
-            self.stats.running -= 1
+        tree = await self._attempts(context, number, hold)
+        for episode in tree:
+            await context.sink.finish(episode)
         for episode in tree:
             self.stats.end(episode)
 

@@ -247,7 +247,7 @@ class Attempt:
         if not self._odd_rewards and not math.isfinite(self._reward):
             self._odd_rewards.append("a sum beyond the greatest number")
         self._size_bytes += size_bytes
-        self._context.stats.step(size_bytes)
+        self._context.stats.steps += 1
 
     def _ended(self, end: EpisodeFailed | None = None) -> episodes.Episode:
         failure = None

@@ -231,10 +231,8 @@ class ProgressStats:
     def __init__(self) -> None:
         self._began_at = time.monotonic()
         self._marks: deque[tuple[float, int]] = deque([(self._began_at, 0)])
-        self.running = 0
         self.branches = 0  # ended episodes that another one of their tree is counted for
         self.steps = 0
-        self.bytes = 0
         self.retries = 0
         self.hung_calls = 0
         self.finished: Counter[EpisodeStatus] = Counter()
@@ -250,11 +248,6 @@ class ProgressStats:
         self.left_out = 0  # episodes that succeeded, but not all of their group
         self.filtered: Counter[str] = Counter()  # episodes, by the filter that dropped them
         self.last_failures: dict[str, str] = {}  # messages, by reason
-
-    def step(self, size_bytes: int) -> None:
-        """Count a step."""
-        self.steps += 1
-        self.bytes += size_bytes
 
     def end(self, episode: Episode) -> None:
         """Count an episode that has ended for good."""
@@ -325,7 +318,6 @@ class ProgressStats:
             "retried": dict(self.retried),
             "hung_calls": self.hung_calls,
             "steps": self.steps,
-            "bytes": self.bytes,
             "mean_reward": self.mean_reward(EpisodeStatus.DONE),
             "truncated_mean_reward": self.mean_reward(EpisodeStatus.TRUNCATED),
             "odd_rewards": dict(self.odd_rewards),

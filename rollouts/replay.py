@@ -45,7 +45,6 @@ MAX_MEMORY_BYTES = 1024 * MB
 OOM_SCORE_ADJ = 900  # the kernel ends it before anything else of ours
 BINS = 24  # of the histogram
 SPANS = 60  # of the rewards over time
-MAX_EPISODES = 200  # in one answer
 MAX_STEPS = 50
 MAX_BYTES = 4 * MB  # of steps in one answer; the first one may have more
 MAX_IMAGE_BYTES = 16 * MB  # of a step; further images are listed without their data
@@ -160,8 +159,7 @@ def over_time(rewards: list[tuple[float, float]]) -> list[Json]:
 def episodes(rollouts: Rollouts, offset: int, limit: int) -> Json:
     """Return rows of episodes, in the order of their ids."""
     ids = rollouts.episode_ids()
-    shown = ids[offset : offset + min(limit, MAX_EPISODES)]
-    rows = [rollouts.episode(episode_id).row for episode_id in shown]
+    rows = [rollouts.episode(episode_id).row for episode_id in ids[offset : offset + limit]]
     return {"total": len(ids), "offset": offset, "episodes": [episode_view(row) for row in rows]}
 
 
