@@ -15,7 +15,7 @@ finished episode exists exactly once; an unfinished one is never visible.
     session_pool.py        open sessions, and the episodes that wait for one; answers.py: answers
     session/               one session at a server, for all clients
     policies/              policies, which decide on actions
-    stages/                advantages, filters, failed episodes, training samples
+    stages/                advantages, filters, failed episodes
     errors.py              the errors
     folder/                writes and reads the folder of a rollout
     replay.py              a program that shows a folder to the dashboard; images.py: images in it

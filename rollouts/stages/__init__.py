@@ -3,7 +3,6 @@
 
     sinks.py         sinks before the writer: failed episodes, groups, advantages, filters
     named_parts.py   resolves the names in `--policy`, `--advantages` and `--filter`
-    interleave.py    the steps of one episode ─▶ training samples, each joined once
 
 Everything but the sinks is a plain function or a frozen dataclass, which a user's own can replace.
 """

@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_921,
-    "code lines": 48_731,
-    "modules": 391,
-    "test lines": 67_810,
-    "words of pages": 24_992,
+    "shipped lines": 75_614,
+    "code lines": 48_540,
+    "modules": 390,
+    "test lines": 67_783,
+    "words of pages": 24_971,
     "words of decisions": 7_943,
     "folders at the root": 15,
     "large classes": 2,

@@ -1,25 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advantages, filters, groups, and training samples."""
+"""Advantages, filters, and groups."""
 
 import asyncio
 import math
-import re
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from openenvd.rollouts.episodes import Array, Episode, Step
+from openenvd.rollouts.episodes import Episode
 from openenvd.rollouts.errors import StageError
 from openenvd.rollouts.folder.readers import UNFINISHED, open_rollouts
-from openenvd.rollouts.folder.rows import Verdict
 from openenvd.rollouts.folder.writer import CHUNK_BYTES, RolloutWriter
 from openenvd.rollouts.stages import sinks
-from openenvd.rollouts.stages.interleave import TokenStep, interleave, tokens_of
 from openenvd.rollouts.stages.sinks import (
     Filter,
     Finished,
@@ -127,108 +122,6 @@ async def test_a_stage_that_fails_names_the_group(
     await sink.close()
 
 
-# Training samples.
-
-
-def experts(first: int, rows: int) -> Array:
-    """A row per token, which says which token."""
-    values = np.arange(first, first + rows, dtype="<i2").repeat(4).reshape(rows, 2, 2)
-    return Array(values.tobytes(), "<i2", values.shape)
-
-
-def conversation(turns: int, prompt: int = 3, answer: int = 2) -> list[TokenStep]:
-    """Each turn's prompt has all that came before; there is no row for a turn's last token."""
-    steps, history = [], list[int]()
-    for _ in range(turns):
-        history += range(len(history), len(history) + prompt)
-        completion = list(range(len(history), len(history) + answer))
-        rows = experts(0, len(history) + answer - 1)
-        steps.append(TokenStep(list(history), completion, [-1.0] * answer, {"experts": rows}))
-        history += completion
-    return steps
-
-
-def test_turns_become_one_sample_a_rewritten_history_another_and_no_steps_none() -> None:
-    [sample] = interleave(conversation(3), advantage=0.5)
-    assert list(sample.token_ids) == list(range(15))
-    assert sample.mask == bytes([0, 0, 0, 1, 1] * 3)
-    assert list(sample.logprobs) == [0, 0, 0, -1, -1] * 3
-    assert sample.advantage == 0.5
-    first, second = conversation(2)
-    other = TokenStep([7, 7], [8])
-    samples = interleave([first, second, other])
-    assert [list(sample.mask) for sample in samples] == [[0, 0, 0, 1, 1] * 2, [0, 0, 1]]
-    assert interleave([]) == []
-
-
-def test_joining_is_the_same_as_joining_at_each_step() -> None:
-    """The naive way, byte for byte."""
-    steps = conversation(20, prompt=11, answer=7)
-    joined = np.zeros((0, 2, 2), dtype="<i2")
-    for number, one in enumerate(steps):
-        rows = one.arrays["experts"]
-        values = np.frombuffer(rows.data, rows.dtype).reshape(rows.shape)
-        joined = np.concatenate([joined, values[len(joined) :]])
-        if number == len(steps) - 1:
-            joined = np.concatenate([joined, np.zeros((1, 2, 2), dtype="<i2")])
-    [sample] = interleave(steps)
-    assert sample.arrays["experts"].data == joined.tobytes()
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({"arrays": {"experts": Array(bytes(16), "<i4", (1, 2, 2))}}, "changes its form"),
-        ({"arrays": {"experts": experts(0, 99)}}, "99 rows"),
-        ({"logprobs": [1.0]}, "1 logprobs for 2"),
-    ],
-)
-def test_arrays_that_do_not_fit_their_step_are_an_error(
-    changed: dict[str, object], expected: str
-) -> None:
-    first, second = conversation(2)
-    with pytest.raises(StageError, match=expected):
-        interleave([first, replace(second, **changed)])  # type: ignore[arg-type]
-
-
-def ids(*values: int, dtype: str = "int32") -> Array:
-    return Array(np.array(values, dtype=dtype).tobytes(), dtype, (len(values),))
-
-
-def test_tokens_are_found_in_arrays_and_in_the_info() -> None:
-    arrays = {
-        "prompt_ids": ids(1, 2),
-        "completion_ids": ids(3, dtype="int64"),
-        "logprobs": Array(np.array([-2.0], "<f4").tobytes(), "float32", (1,)),
-        "experts": experts(0, 2),
-    }
-    found = tokens_of(step(arrays=arrays))
-    assert (list(found.prompt_ids), list(found.completion_ids)) == ([1, 2], [3])
-    assert (list(found.logprobs), set(found.arrays)) == ([-2.0], {"experts"})
-    found = tokens_of(step(prompt_ids=[1, 2], completion_ids=[3], logprobs=[-2.0]))
-    assert (list(found.prompt_ids), list(found.completion_ids)) == ([1, 2], [3])
-    assert list(found.logprobs) == [-2.0]
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        step(),
-        step(arrays={"prompt_ids": ids(1, dtype="uint8"), "completion_ids": ids(1)}),
-        step(
-            arrays={
-                "prompt_ids": ids(1),
-                "completion_ids": ids(1),
-                "logprobs": Array(bytes(2), "float16", (1,)),
-            }
-        ),
-    ],
-)
-def test_a_step_without_usable_tokens_is_an_error(bad: Step) -> None:
-    with pytest.raises(StageError):
-        tokens_of(bad)
-
-
 # Groups wait for their members and leave as a whole
 
 
@@ -288,28 +181,3 @@ async def test_groups_that_end_at_once_are_each_whole(tmp_path: Path) -> None:
     await sink.close()
     found = {e.id: e.row for e in open_rollouts(tmp_path)}
     assert [found[f"{n:06}"]["advantage"] for n in range(64)] == [-1.5, -0.5, 0.5, 1.5] * 16
-
-
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "rollouts.md"
-
-
-def example(words: str) -> dict[str, Any]:
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    [block] = [block for block in blocks if words in block]
-    names: dict[str, Any] = {}
-    exec(compile(block, str(PAGE), "exec"), names)
-    return names
-
-
-async def test_the_example_of_training_samples_joins_a_conversation(
-    tmp_path: Path,
-) -> None:
-    first: dict[str, Any] = {"prompt_ids": [1, 2], "completion_ids": [3]}
-    second: dict[str, Any] = {"prompt_ids": [1, 2, 3, 4], "completion_ids": [5]}
-    async with await RolloutWriter.open(tmp_path) as writer:
-        for number, info in enumerate((first, second)):
-            await writer.put_step("a", number, step(**info))
-        await writer.finish_together([(episode("a"), Verdict(advantage=0.5))])
-    [sample] = example("interleave")["training_samples"](tmp_path)
-    assert sample.token_ids.tolist() == [1, 2, 3, 4, 5]
-    assert (sample.mask, sample.advantage) == (b"\0\0\1\0\1", 0.5)

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes training samples of an episode's steps: the model's prompts and completions.
+"""Make training samples of a rollout's episodes: the model's prompts and completions.
 
-Each step has the whole prompt, and the completion. If a prompt begins with the whole sample so far,
-the step continues the sample: the new part of the prompt is context (mask 0), the completion is
+python training_samples.py FOLDER
+
+The policy has noted `prompt_ids`, `completion_ids` and, if wanted, `logprobs` with each step. Each
+step has the whole prompt, and the completion. If a prompt begins with the whole sample so far, the
+step continues the sample: the new part of the prompt is context (mask 0), the completion is
 trained on (mask 1). Otherwise (the history was cut or rewritten) another sample begins.
 
     step 0   [prompt 0][completion 0]
@@ -16,18 +19,19 @@ are joined once at the end, in linear time; joining them at each step would take
 
 from __future__ import annotations
 
+import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...system.text.units import MB
-from ..episodes import Array, Step
-from ..errors import StageError
-from ..folder.rows import StepRow
+from openenvd.rollouts import open_rollouts
+from openenvd.rollouts.episodes import Array, Step
+from openenvd.rollouts.errors import StageError
+from openenvd.rollouts.folder.rows import StepRow
 
 TOKENS = "q"  # 64 bits, as in torch
-_PIECE_BYTES = MB  # of one copy
+_PIECE_BYTES = 1 << 20  # of one copy
 INTEGERS = {"int32": "i", "<i4": "i", "int64": "q", "<i8": "q", "uint32": "I", "<u4": "I"}
 REALS = {"float32": "f", "<f4": "f", "float64": "d", "<f8": "d"}
 
@@ -174,3 +178,15 @@ def _numbers(value: Any, what: str, code: str, codes: Mapping[str, str]) -> Any:
     found = array(codes[value.dtype])
     found.frombytes(value.data)
     return found if found.typecode == code else array(code, found)
+
+
+def training_samples(folder: str) -> Iterator[TrainingSample]:
+    """Yield the samples of all episodes in a folder of rollouts."""
+    for episode in open_rollouts(folder):
+        steps = map(tokens_of, episode.steps())
+        yield from interleave(steps, advantage=episode.row["advantage"])
+
+
+if __name__ == "__main__":
+    for found in training_samples(sys.argv[1]):
+        print(f"{len(found.token_ids)} tokens, {sum(found.mask)} to be trained on")
