@@ -13,13 +13,12 @@
 | left | kill | kill | kill | | kill |
 | exited | exited | exited | exited | | stop |
 | slept | asleep: listen | asleep: listen | asleep: listen | | stop |
-| renewed | | starting | starting | | stop |
 | time | | | | | kill |
 | gone | | | | | stopped |
 
 A cell names the next state and the action; in an empty cell the event changes nothing. Once a
-drain has been requested, `exited`, `slept`, `renewed` and `time` lead to "stopping: stop" in any
-state. After a kill, `time` leads to "give up". A second drain or stop can only shorten the time.
+drain has been requested, `exited`, `slept` and `time` lead to "stopping: stop" in any state. After
+a kill, `time` leads to "give up". A second drain or stop can only shorten the time.
 
 Times are seconds of one clock, which the caller chooses. `schema/replica.py` lists the fields of a
 status. Shims import this module, so it imports little.
@@ -68,7 +67,6 @@ class Event(StrEnum):
     LEFT = "left"  # its server has exited, and processes that the server started have not
     EXITED = "exited"  # it has exited, or could not be started
     SLEPT = "slept"  # it has exited in order, after it reported that it was not used
-    RENEWED = "renewed"  # its engine itself has restarted it
     TIME = "time"  # time has passed: the deadline may have come
     GONE = "gone"  # nothing of it is left
 
@@ -126,7 +124,9 @@ def advance(
         case Event.STOP if life.state is not State.STOPPED:
             return _stop(life, now, seconds)
         case Event.START if life.is_at_rest:
-            return _begin_again(life, wakes=life.state is State.ASLEEP), Action.START
+            begun = _without_deadline(life, State.STARTING)
+            wakes = life.wakes + (life.state is State.ASLEEP)
+            return begun._replace(generation=life.generation + 1, wakes=wakes), Action.START
         case Event.GONE if life.state is State.STOPPING:
             return _without_deadline(life, State.STOPPED), None
         case Event.READY if life.state is State.STARTING:
@@ -137,14 +137,9 @@ def advance(
             return (life, None) if life.seconds_left(now) else _end_in_time(life, now)
         case Event.LEFT if life.state in _LIVING:
             return _kill(life, now)
-        case Event.EXITED | Event.SLEPT | Event.RENEWED if life.state in _LIVING:
+        case Event.EXITED | Event.SLEPT if life.state in _LIVING:
             return _end(life, event, now)
     return life, None
-
-
-def _begin_again(life: Life, *, wakes: bool = False) -> Life:
-    begun = _without_deadline(life, State.STARTING)
-    return begun._replace(generation=life.generation + 1, wakes=life.wakes + wakes)
 
 
 def _without_deadline(life: Life, state: State) -> Life:
@@ -194,14 +189,9 @@ def _end(life: Life, event: Event, now: float) -> tuple[Life, Action | None]:
     if life.is_draining or life.state is State.STOPPING:
         ended = life._replace(state=State.STOPPING, deadline=now, is_killed=False)
         return ended, Action.STOP
-    match event:
-        case Event.RENEWED:
-            is_new = life.state is not State.STARTING  # otherwise it is the first that was seen
-            return _begin_again(life) if is_new else life, None
-        case Event.SLEPT:
-            return _without_deadline(life, State.ASLEEP), Action.LISTEN
-        case _:
-            return _without_deadline(life, State.EXITED), None
+    if event is Event.SLEPT:
+        return _without_deadline(life, State.ASLEEP), Action.LISTEN
+    return _without_deadline(life, State.EXITED), None
 
 
 class ReplicaStatus:

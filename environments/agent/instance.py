@@ -243,8 +243,8 @@ def _seen(instance: Instance | None) -> tuple[object, ...] | None:
     """Return those facts of an instance whose change makes another question due."""
     if instance is None:
         return None
-    facts = instance.waiting, instance.ends_at, instance.runs
-    return instance.id, instance.state, instance.is_on_its_way, *facts
+    facts = instance.is_on_its_way, instance.waiting, instance.ends_at
+    return instance.id, instance.state, *facts
 
 
 async def why_not_healthy(base_url: str, seconds: float = TIMEOUT_SECONDS) -> str | None:

@@ -188,10 +188,9 @@ class EngineReplica:
             return None
         if instance is None or instance.state is base.InstanceState.EXITED:
             return await self._report_exit(instance)
-        if instance.state is base.InstanceState.STARTING or instance.runs < self.status.runs:
+        if instance.state is base.InstanceState.STARTING:
             self._clients.report_waiting(instance.waiting)
             return MAX_PROBE_SECONDS
-        self.status.runs = instance.runs
         why = await self._server.why_not_ready(self.plan, instance)
         if why is not None and await self._server.is_lost(self.plan, instance):
             return await self._report_exit(instance)
@@ -224,18 +223,13 @@ class EngineReplica:
         instance = await self._find()
         if instance is None or await self._has_ended(instance):
             return await self._report_exit(instance)
-        if instance.runs > self.status.runs:
-            facts = base.ExitFacts(ended_by=instance.waiting or instance.why_anew)
-            self.status.note_renewal(self._reason(facts), instance.runs, time.time())
-            self._handle(Event.RENEWED)
-            return 0.0
         if self._server.is_answering:
             await self._read_capacity()
         return CAPACITY_SECONDS if self._server.has_capacity or instance.is_silent else None
 
     async def _drain(self) -> float | None:
         instance = await self._find()
-        if instance is None or instance.runs > self.status.runs or await self._has_ended(instance):
+        if instance is None or await self._has_ended(instance):
             self._handle(Event.EXITED)
             return 0.0
         self._handle(Event.TIME)

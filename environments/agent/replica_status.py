@@ -43,7 +43,6 @@ class EngineReplicaStatus(ReplicaStatus):
     port: int | None = None
     problem: str | None = None
     waiting: str | None = None
-    runs: int = 0  # how many times the engine itself has restarted this instance
     ends_at: float | None = None  # when the engine ends the instance, as `boot_seconds` counts
     # When to request its successor, so that its sessions can end before `ends_at`
     replace_at: float | None = None
@@ -61,10 +60,8 @@ class EngineReplicaStatus(ReplicaStatus):
         before = self.life.generation
         action = super().advance(event, now, seconds)
         if self.life.generation != before:
-            self.pid = self.waiting = self.ends_at = self.replace_at = None
+            self.instance = self.pid = self.waiting = self.ends_at = self.replace_at = None
             self.reported = 0
-            if event is Event.START:
-                self.instance, self.runs = None, 0
         return action
 
     def note_instance(self, instance: Instance) -> bool:
@@ -83,11 +80,6 @@ class EngineReplicaStatus(ReplicaStatus):
         """Record how the instance of this generation ended, and with it its sessions."""
         super().note_exit(reason, log_tail, at)
         self.pid = self.ends_at = self.replace_at = None
-
-    def note_renewal(self, reason: Json, runs: int, at: float) -> None:
-        """Record how a server exited whose instance was restarted by its engine."""
-        self.exits.add_server(reason, at)
-        self.last_exit, self.runs = reason, runs
 
     def note_reported(self, exits: list[Json]) -> bool:
         """Record exits of processes below the server, oldest first; return whether any is new."""

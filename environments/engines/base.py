@@ -236,8 +236,6 @@ class Instance:
     ends_at: float | None = None
     # When to request its successor, so that its sessions can end before `ends_at`
     replace_at: float | None = None
-    runs: int = 0  # how many times the engine itself has restarted it
-    why_anew: str | None = None  # why the engine last restarted it, in a sentence
     # Whether it has reported nothing for too long. It counts as ended if its server does not answer
     # either.
     is_silent: bool = False

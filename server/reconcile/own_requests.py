@@ -151,7 +151,7 @@ def scaling_of(spec: dict[str, Any]) -> Scaling | None:
 
 
 class _End(NamedTuple):
-    """The end of one run of an instance; a requeued job keeps its id, and ends later."""
+    """The end of an instance, which its engine may move."""
 
     replica_id: str
     ordinal: int

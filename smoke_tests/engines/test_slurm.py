@@ -138,22 +138,6 @@ def session_at(address: str) -> Iterator[Session]:
         yield session
 
 
-def test_a_job_that_slurm_requeues_is_the_same_replica_in_its_next_run(
-    slurm_machine: Machine, cluster: SlurmCluster
-) -> None:
-    machine = slurm_machine
-    launched(machine, "echo", *SLURM, "--engine-option", "requeue=true")
-    [job] = cluster.jobs()
-    pid = machine.replica()["pid"]
-    cluster.run("scontrol", "requeue", job)
-    eventually(lambda: ", requeued" in str(machine.replica()["message"]), within=60)
-    eventually(lambda: machine.replica()["state"] == "READY", within=60)
-    assert machine.replica()["restarts"] == 1
-    assert machine.replica()["pid"] != pid
-    assert cluster.jobs() == [job]
-    say_hello(machine.environment("echo")["address"])
-
-
 def test_a_preempted_job_is_told_and_waits_for_its_place(
     slurm_machine: Machine, cluster: SlurmCluster
 ) -> None:

@@ -318,8 +318,10 @@ def test_an_exit_is_told_when_who_was_away_is_back(world: World, away: str) -> N
 
 def test_how_far_an_instance_is_on_its_way_is_no_problem(world: World) -> None:
     """Clients who wait for it are told what keeps it from running, and nothing else."""
-    run_file = world.ready()
-    world.tell(state="starting", waiting="preparing", is_on_its_way=True, runs=1)
+    world.image.write_text("import time\ntime.sleep(600)")
+    [run_file] = world.launch()
+    wait_for(run_file, lambda status: status["waiting"])
+    world.tell(state="starting", waiting="preparing", is_on_its_way=True)
     told: list[str | None] = []
 
     def is_told(status: dict[str, Any]) -> bool:

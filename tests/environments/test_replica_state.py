@@ -20,7 +20,7 @@ from openenvd.environments.replica_state import (
 
 NOW = 1000.0
 PAGE = Path(__file__).parents[2] / "docs/decisions/0031-one-state-machine.md"
-ENDS_A_DRAINED = (Event.EXITED, Event.SLEPT, Event.RENEWED, Event.TIME)
+ENDS_A_DRAINED = (Event.EXITED, Event.SLEPT, Event.TIME)
 RUNS = (State.STARTING, State.READY, State.DRAINING)
 
 
@@ -91,8 +91,6 @@ def test_a_start_counts_and_a_wake_is_no_restart() -> None:
     assert (woken.generation, woken.wakes, woken.restarts) == (2, 1, 0)
     again, _ = advance(woken._replace(state=State.EXITED), Event.START, NOW)
     assert (again.generation, again.wakes, again.restarts) == (3, 1, 1)
-    renewed, _ = advance(Life(State.READY), Event.RENEWED, NOW)
-    assert (renewed.generation, renewed.restarts) == (2, 1)
 
 
 @pytest.mark.parametrize(("grace", "seconds"), [(5.0, 5.0), (-3.0, 0.0), (math.nan, 0.0)])

@@ -35,7 +35,6 @@ Failure cases
                                        node while it may still run
     the time limit comes near          a successor is requested (`reconcile/own_requests.py`) before
                                        Slurm sends SIGUSR1, by which the replica drains
-    Slurm requeues a job               it is the same instance, in its next run
     the folder is not seen by nodes    the job cannot write: it is RUNNING, and has no address
 """
 
@@ -144,7 +143,7 @@ class SlurmEngine:
         while True:
             rows = self._jobs.rows(job_table.FRESH_SECONDS)
             seen = {
-                each.id: (each.state, each.waiting, each.ends_at, each.runs)
+                each.id: (each.state, each.waiting, each.ends_at)
                 for each in map(self._instance, rows.values())
             }
             if seen != known or self._jobs.lost:
@@ -240,23 +239,21 @@ class SlurmEngine:
         """Return a job as an instance, with its exit if `is_whole`."""
         instance = partial(base.Instance, id=row.id, labels=row.labels)
         report = read_report(row.run_dir, row.id)
-        if row.state in ENDED:
+        # A controller that was killed may list a job as waiting that has run, and is over.
+        is_over = row.state == job_table.PENDING and report and self._jobs.is_over(report)
+        if row.state in ENDED or is_over:
             facts = None
             if is_whole:
                 over = over_memory(row.run_dir, row.id)
                 facts = exit_facts(row.id, commands.job_fields(row.id), report, over)
             return instance(state=base.InstanceState.EXITED, exit=facts)
-        is_requeued = (
-            row.state == job_table.PENDING and report is not None and self._jobs.is_over(report)
-        )
-        if report is None or is_requeued:
+        if report is None:
             return instance(
                 state=base.InstanceState.STARTING,
-                waiting=_why_waiting(row) + (", requeued" if is_requeued else ""),
+                waiting=_why_waiting(row),
                 # It is being started, or Slurm has not tried to schedule it.
                 is_on_its_way=row.state in (CONFIGURING, job_table.RUNNING)
                 or (row.state == job_table.PENDING and row.reason in _NOT_CONSIDERED),
-                runs=0 if report is None else report.runs + 1,
             )
         is_silent = self._jobs.is_silent(row, report)
         problem = None
@@ -270,8 +267,6 @@ class SlurmEngine:
             pid=report.pid,
             address=report.address,
             ends_at=self._jobs.ends.get(row.id),
-            runs=report.runs,
-            why_anew=f"Slurm has requeued job {row.id}" if report.runs else None,
             is_silent=is_silent,
             waiting=problem,
         )

@@ -80,7 +80,6 @@ class JobReport:
     heartbeats: int = 0  # a counter, since clocks of nodes may differ
     exit_code: int | None = None  # of the server, 128 + n for a signal; None: it has not ended
     exit: dict[str, Any] | None = None  # the `ExitReason` of the server
-    runs: int = 0  # how many times Slurm has requeued the job
 
     @property
     def address(self) -> str:
@@ -207,7 +206,6 @@ class Job:
             node=os.environ.get("SLURMD_NODENAME", host),
             host=host,
             port=int(self._listeners[0].getsockname()[1]),
-            runs=int(os.environ.get("SLURM_RESTART_COUNT") or 0),
         )
 
     def run(self) -> int:

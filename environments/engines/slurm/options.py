@@ -26,11 +26,12 @@ SCRIPT = """\
 exec {command}
 """
 WARNED_SECONDS = 60  # before the time limit, for sessions to end; it is Slurm's default, too
-# Options by which a job runs as a replica, and is found. `sbatch` also takes the first letters of a
-# name.
+# Options by which a job runs as a replica, is found, and is replaced. `sbatch` also takes the first
+# letters of a name.
 _OURS = frozenset(
     {"array", "chdir", "comment", "error", "export-file", "input", "job-name", "nodes", "ntasks"}
-    | {"open-mode", "output", "parsable", "test-only", "wait", "wait-all-nodes", "wrap"}
+    | {"no-requeue", "open-mode", "output", "parsable", "requeue", "test-only", "wait"}
+    | {"wait-all-nodes", "wrap"}
 )
 _TRUE, _FALSE = "true", "false"
 
@@ -41,7 +42,7 @@ def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
     for name in options:
         if name != "export" and any(ours.startswith(name) for ours in _OURS):
             raise EngineRefused(
-                f"--engine-option {name} is openenvd's own: by it a replica's job is found",
+                f"--engine-option {name} is openenvd's own: by it jobs are found and replaced",
                 "leave it out",
             )
 
@@ -73,8 +74,6 @@ def sbatch_arguments(
         "signal": f"B:USR1@{WARNED_SECONDS}",
         **plan.options,
     }
-    if options.get("requeue") == _TRUE:
-        options["no-requeue"] = _FALSE
     if nodes := [*filter(None, [plan.options.get("exclude")]), *avoided]:
         options["exclude"] = ",".join(nodes)
     # An agent that is killed while it submits may leave a job that the next agent does not see yet.

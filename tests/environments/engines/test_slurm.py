@@ -46,11 +46,11 @@ def test_a_plan_is_limits_labels_and_options_and_its_job_waits_for_none_that_was
     assert "--output=/shared/run/a%%b/slurm-%j.out" in arguments  # its own is no pattern
     [comment] = [each for each in arguments if each.startswith("--comment=")]
     assert base.Labels.of(json.loads(comment.partition("=")[2])) == LABELS
-    options = {"partition": "gpu", "exclusive": "true", "gpus": "a100:1", "requeue": "true"}
+    options = {"partition": "gpu", "exclusive": "true", "gpus": "a100:1"}
     arguments = sbatch_arguments(plan_of(gpus=1, options={**options, "dependency": "afterok:7"}))
-    assert {"--partition=gpu", "--exclusive", "--gpus=a100:1", "--requeue"} <= set(arguments)
+    assert {"--partition=gpu", "--exclusive", "--gpus=a100:1"} <= set(arguments)
     assert "--dependency=singleton,afterok:7" in arguments
-    assert not {"--no-requeue", "--gres=gpu:1"} & set(arguments)
+    assert "--gres=gpu:1" not in arguments
     plan = plan_of(options={"exclude": "n1"})
     arguments = sbatch_arguments(plan, earlier=2, avoided=["n2", "n3"])
     assert f"--job-name={plan.name}-2" in arguments
@@ -311,6 +311,18 @@ def test_a_job_whose_folder_is_gone_is_cancelled(jobs: Jobs, plan: base.ReplicaP
     with pytest.raises(base.EngineRefused, match="folder cannot be written"):
         SlurmEngine().start(replace(plan, run_dir=f"{plan.run_dir}/gone"))
     assert jobs.commands[-1][0] == "scancel"
+
+
+def test_a_job_that_slurm_lists_as_waiting_and_that_has_ended_is_over(
+    jobs: Jobs, plan: base.ReplicaPlan, tmp_path: Path
+) -> None:
+    """As after a controller was killed that had not saved that the job ran."""
+    jobs.put("7", "PENDING")
+    report(tmp_path, exit_code=7)
+    found = found_by(SlurmEngine(), plan)
+    assert found.state is base.InstanceState.EXITED
+    assert found.exit is not None
+    assert found.exit.exit_code == 7
 
 
 def test_a_job_that_slurm_has_forgotten_is_found_by_what_it_has_written(

@@ -198,7 +198,7 @@ async def test_a_step_of_the_clock_makes_nothing_due(ending: Ending) -> None:
     assert await ending.asked() == ("trial", [1], 1.0, reason)
 
 
-async def test_a_job_that_is_requeued_is_replaced_again_before_its_new_end(ending: Ending) -> None:
+async def test_a_replica_whose_end_moves_is_replaced_again_before_that(ending: Ending) -> None:
     ending.replica(990.0)
     ending.successors.look("trial")
     await ending.asked()
