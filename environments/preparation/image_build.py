@@ -84,7 +84,7 @@ def ensure_image(
     say(f"building the image {tags[-1]} on {spec.base}")
     options = [word for each in tags for word in ("--tag", each)]
     # Their values do not appear on the command line.
-    index = context.recipe.index
+    index = context.index
     options += [word for name in sorted(index) for word in ("--build-arg", name)]
     with tempfile.TemporaryFile() as archive:
         context.write(archive)

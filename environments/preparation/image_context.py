@@ -61,13 +61,12 @@ Files = dict[str, Path]  # by their names in the archive
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """The inputs of a Dockerfile."""
+class Context:
+    """The inputs of an image."""
 
     base: str  # the image that it is based on, which has a Python
     # The part of the env host's configuration that belongs to the program
     config: Mapping[str, Any]
-    version: str
     env: Mapping[str, str] = field(default_factory=dict)  # of the project's own Dockerfile
     folder: str | None = None  # of the project's files in the image; None: there are none
     workdir: str = PROJECTS_FOLDER  # the folder in which the program runs
@@ -79,14 +78,7 @@ class Recipe:
     # Variables of uv, and certificates, for the package index. They are not part of the digest.
     index: Mapping[str, str] = field(default_factory=dict)
     certificates: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """The inputs of an image."""
-
-    recipe: Recipe
-    files: Files
+    files: Files = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # for the user
 
     @property
@@ -94,12 +86,12 @@ class Context:
         """Return a digest of all inputs, except where packages come from."""
         digest = hashlib.sha256()
         archive: Any = SimpleNamespace(write=digest.update)
-        replace(self, recipe=replace(self.recipe, index={}, certificates=None)).write(archive)
+        replace(self, index={}, certificates=None).write(archive)
         return digest.hexdigest()
 
     def write(self, archive: IO[bytes]) -> None:
         """Write the archive."""
-        text = dockerfile(self.recipe).encode()
+        text = dockerfile(self).encode()
         with tarfile.open(fileobj=archive, mode="w|") as tar:
             entry = tarfile.TarInfo("Dockerfile")
             entry.size = len(text)
@@ -109,8 +101,8 @@ class Context:
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o755
                 tar.addfile(entry)
             files = sorted(self.files.items())
-            if self.recipe.certificates is not None:
-                files.insert(0, (CERTIFICATES, self.recipe.certificates.resolve()))
+            if self.certificates is not None:
+                files.insert(0, (CERTIFICATES, self.certificates.resolve()))
             for name, path in files:
                 tar.add(path, name, recursive=False, filter=_reproducible)
 
@@ -158,10 +150,9 @@ def context_of(
     if not isinstance(source, resolve.Bundled):  # the folder has the name of the project's imports
         here = str(source.folder)
         there = f"{PROJECTS_FOLDER}/{next(iter(program.links), 'project')}"
-    recipe = Recipe(
+    return Context(
         base=base,
         config=_config_in_image(program, here, there),
-        version=__version__,
         env={name: value.replace(here, there) for name, value in program.env.items()},
         folder=None if isinstance(source, resolve.Bundled) else there,
         workdir=str(program.folder).replace(here, there, 1),
@@ -170,8 +161,9 @@ def context_of(
         more=tuple(more),
         index=index,
         certificates=certificates,
+        files=files,
+        notes=tuple(why),
     )
-    return Context(recipe, files, tuple(why))
 
 
 def _config_in_image(program: Program, here: str, there: str) -> dict[str, Any]:
@@ -285,33 +277,33 @@ _WRITE = (
 )
 
 
-def dockerfile(recipe: Recipe) -> str:
+def dockerfile(context: Context) -> str:
     """Return the Dockerfile."""
-    return "\n".join([*_build_stage(recipe), "", *_image_stage(recipe), ""])
+    return "\n".join([*_build_stage(context), "", *_image_stage(context), ""])
 
 
-def _build_stage(recipe: Recipe) -> Iterable[str]:
-    yield f"FROM {recipe.base} AS build"
-    yield f"LABEL {BUILT_LABEL}={_quoted(recipe.version)}"
-    yield from (f"ARG {name}" for name in sorted(recipe.index))
-    if recipe.certificates is not None:
+def _build_stage(context: Context) -> Iterable[str]:
+    yield f"FROM {context.base} AS build"
+    yield f"LABEL {BUILT_LABEL}={_quoted(__version__)}"
+    yield from (f"ARG {name}" for name in sorted(context.index))
+    if context.certificates is not None:
         yield f"COPY {CERTIFICATES} /{CERTIFICATES}"
         yield f"ENV SSL_CERT_FILE=/{CERTIFICATES} PIP_CERT=/{CERTIFICATES}"
     yield f"ENV VIRTUAL_ENV={VENV} UV_PYTHON_DOWNLOADS=never UV_COMPILE_BYTECODE=1"
     yield "RUN command -v uv >/dev/null || pip install --no-cache-dir uv"
     yield f"COPY {NEEDS} /{NEEDS}"
     yield f"WORKDIR /{NEEDS}"
-    wanted = recipe.way.requires_python if recipe.way is not None else None
+    wanted = context.way.requires_python if context.way is not None else None
     wanted = f" --python {shlex.quote(wanted)}" if wanted else ""
     yield f"RUN uv venv --no-project{wanted} {VENV}"
-    yield from (f"RUN {command}" for command in _installation(recipe))
+    yield from (f"RUN {command}" for command in _installation(context))
     yield f"COPY {PACKAGE} {PACKAGE_FOLDER}"
     yield f"RUN {VENV}/bin/python -m compileall -q {PACKAGE_FOLDER}"
 
 
-def _installation(recipe: Recipe) -> Iterable[str]:
+def _installation(context: Context) -> Iterable[str]:
     """Yield commands that do the same as `project_venv.py` does on this machine."""
-    way = recipe.way or Way("", None)
+    way = context.way or Way("", None)
     ours = shlex.join(HOST_REQUIREMENTS)
     beside = " ".join(f"-r {shlex.quote(str(p.relative_to(way.folder)))}" for p in way.beside)
     packages = shlex.join(["--", *way.packages]) if way.packages else ""
@@ -333,30 +325,30 @@ def _installation(recipe: Recipe) -> Iterable[str]:
         if file or theirs:
             pinned = f" || {install} {theirs}".rstrip() + f" && uv pip install --no-cache {ours}"
     yield f"{install} {more}{pinned}" + (f" || {install} {ours}" if way.has_more else "")
-    if recipe.more:
-        yield f"uv pip install --no-cache -- {shlex.join(recipe.more)}"
+    if context.more:
+        yield f"uv pip install --no-cache -- {shlex.join(context.more)}"
     extras = shlex.join(HOST_EXTRAS)
     libraries = f"{VENV}/{protocol.HOST_LIBRARIES}"
     install = f"uv pip install --no-cache --target {libraries} --only-binary :all: {extras}"
     yield f"mkdir {libraries} && {install} || echo continuing without {extras}"
-    if recipe.metadata:
+    if context.metadata:
         program = f"exec({_WRITE!r})"  # on one line, which instructions require
-        yield shlex.join([f"{VENV}/bin/python", "-c", program, json.dumps(dict(recipe.metadata))])
+        yield shlex.join([f"{VENV}/bin/python", "-c", program, json.dumps(dict(context.metadata))])
 
 
-def _image_stage(recipe: Recipe) -> Iterable[str]:
-    yield f"FROM {recipe.base}"
+def _image_stage(context: Context) -> Iterable[str]:
+    yield f"FROM {context.base}"
     yield f"COPY --from=build {VENV} {VENV}"
     yield f"COPY --from=build {PACKAGE_FOLDER} {PACKAGE_FOLDER}"
-    if recipe.folder is not None:
-        yield f"COPY {PROJECT} {recipe.folder}"
-    yield f"WORKDIR {recipe.workdir}"
-    yield from (f"ENV {name}={_quoted(value)}" for name, value in recipe.env.items())
+    if context.folder is not None:
+        yield f"COPY {PROJECT} {context.folder}"
+    yield f"WORKDIR {context.workdir}"
+    yield from (f"ENV {name}={_quoted(value)}" for name, value in context.env.items())
     yield f"ENV PATH={VENV}/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \\"
     yield f"    {protocol.LISTEN_ADDRESS_VARIABLE}=0.0.0.0:{protocol.CONTAINER_PORT} \\"
-    config = json.dumps(dict(recipe.config), sort_keys=True)
+    config = json.dumps(dict(context.config), sort_keys=True)
     yield f"    {protocol.HOST_CONFIG_VARIABLE}={_quoted(config)}"
-    yield f"LABEL {ENV_HOST_LABEL}={_quoted(recipe.version)}"
+    yield f"LABEL {ENV_HOST_LABEL}={_quoted(__version__)}"
     yield f"EXPOSE {protocol.CONTAINER_PORT}"
     host = [f"{VENV}/bin/python", "-P", f"{PACKAGE_FOLDER}/env_host/__main__.py"]
     yield f"ENTRYPOINT {json.dumps(host)}"

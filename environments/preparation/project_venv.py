@@ -65,7 +65,6 @@ HOST_REQUIREMENTS = ("uvicorn>=0.35", "websockets>=13", "pydantic>=2")
 # not see them (`env_host/preload.py`).
 HOST_EXTRAS = ("uvloop", "httptools", "orjson")
 
-_NO_PYTHON = "No interpreter found"  # the beginning of uv's message
 _README = re.compile(r"""(?m)^readme\s*=\s*["']([\w.-]+)["']""")
 _REMOVED = " - "  # the beginning of uv's line about a package that it removes
 
@@ -281,20 +280,11 @@ class Builder:
         options = ("--no-project", "--python-preference", "system")
         try:
             return self._uv.run("python", "find", *options, wanted, quiet=True)[-1]
-        except UvFailed as exc:
-            needed = f"{self._name} needs Python {wanted}"
-            if not exc.cause.startswith(_NO_PYTHON):  # the search itself failed
-                message = f"{needed}, and uv cannot look for one"
-                failure = exc.explained(message, "uv python list shows what it finds")
-                raise Unusable(f"{message}: {exc.cause}", failure) from exc
+        except UvFailed as exc:  # there is none, or the search itself failed: the cause says which
+            why = f"{self._name} needs Python {wanted}: {exc.cause}"
+            install = f"uv python list shows what uv finds; uv python install '{wanted}'"
             place = self._project.folder / "pyproject.toml"
-            hint = f"correct requires-python in {place}"
-            if exc.cause.startswith(f"{_NO_PYTHON} for executable name"):  # it cannot be parsed
-                why = f"{needed}, which is no range of versions"
-            else:
-                ours = sys.version.split()[0]
-                why = f"{needed}; there is none on this machine (this is {ours})"
-                hint = f"install one (uv python install '{wanted}'), or {hint}"
+            hint = f"{install} installs one; or correct requires-python in {place}"
             raise Unusable(why, PreparationFailed(why, hint)) from exc
 
     def _install_locked(self, way: Way, exported: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from openenvd.environments.engines.docker.options import hint_on
 from openenvd.environments.preparation.image_build import DockerCli
-from openenvd.environments.preparation.image_context import Context, Recipe, context_of, dockerfile
+from openenvd.environments.preparation.image_context import Context, context_of, dockerfile
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import digest_in_repository, image_of, resolve, tag_of
 from openenvd.schema.errors import EngineFailed, PreparationFailed, UnknownSource
@@ -48,7 +48,7 @@ def context(source: str, cwd: Path, base: str = DEFAULT_BASE, *more: str) -> Con
 
 
 def text_of(project: Path, base: str = DEFAULT_BASE) -> str:
-    return dockerfile(context(str(project), project, base).recipe)
+    return dockerfile(context(str(project), project, base))
 
 
 def names(made: Context) -> set[str]:
@@ -65,8 +65,8 @@ def own_names(made: Context) -> set[str]:
 
 def test_the_project_lies_under_the_name_that_it_is_imported_by(project: Path) -> None:
     made = context(str(project), project)
-    assert made.recipe.folder == "/app/my_env"
-    config = HostConfig.from_json(dict(made.recipe.config))
+    assert made.folder == "/app/my_env"
+    config = HostConfig.from_json(dict(made.config))
     assert config.import_paths == ("/app", "/app/my_env")
     assert config.app_candidates == ("server.app:app", "my_env.server.app:app")
     assert config.app_place == "openenv.yaml, line 2"
@@ -119,8 +119,8 @@ def test_of_a_class_its_module_is_copied_with_what_it_imports_there(tmp_path: Pa
     assert own_names(made) == {f"project/{name}" for name in files}
     [note] = made.notes
     assert f"of {tmp_path} the image has sample_env.py, hogs.py, pens; a project" in note
-    assert made.recipe.config["env_class"] == "sample_env:Sample"
-    assert made.recipe.config["import_paths"] == ["/app/project"]
+    assert made.config["env_class"] == "sample_env:Sample"
+    assert made.config["import_paths"] == ["/app/project"]
 
 
 def test_the_digest_changes_with_files_base_and_packages_alone(project: Path) -> None:
@@ -141,9 +141,9 @@ def test_where_packages_come_from_stays_in_the_stage_that_builds(
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://user:password@index.example/simple")
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates))
     made = context(str(project), project)
-    text = dockerfile(made.recipe)
+    text = dockerfile(made)
     assert "password" not in text
-    assert made.recipe.index["UV_DEFAULT_INDEX"].endswith("index.example/simple")
+    assert made.index["UV_DEFAULT_INDEX"].endswith("index.example/simple")
     build, image = text.split("\nFROM ")
     assert "ARG UV_DEFAULT_INDEX" in build
     assert "certificates.pem" in build
@@ -190,8 +190,8 @@ def test_a_lock_file_that_cannot_serve_in_the_image_is_named_and_not_used(
     (project / "uv.lock").write_text(text)
     made = context(str(project), project, base)
     assert made.notes == (f"uv.lock is not used: {why}",)
-    assert "uv export" not in dockerfile(made.recipe)
-    assert "-r pyproject.toml" in dockerfile(made.recipe)
+    assert "uv export" not in dockerfile(made)
+    assert "-r pyproject.toml" in dockerfile(made)
 
 
 def test_requirements_serve_where_the_image_has_not_the_python_that_pyproject_wants(
@@ -207,7 +207,7 @@ def test_requirements_serve_where_the_image_has_not_the_python_that_pyproject_wa
     [told] = made.notes
     assert told.startswith("pyproject.toml is not used: ")
     assert "needs Python >=3.12, and python:3.11-slim has none" in told
-    assert "-r requirements.txt" in dockerfile(made.recipe)
+    assert "-r requirements.txt" in dockerfile(made)
 
 
 def test_the_metadata_of_the_project_are_written_where_packages_are(
@@ -238,11 +238,11 @@ def test_what_the_dockerfile_alone_names_is_installed_in_the_image(project: Path
 
 
 def test_nothing_is_substituted_in_the_configuration() -> None:
-    recipe = Recipe(base="base", config={"name": 'a "$HOME" \\n'}, version="1")
-    [line] = [each for each in dockerfile(recipe).splitlines() if "HOST_CONFIG" in each]
+    made = Context(base="base", config={"name": 'a "$HOME" \\n'})
+    [line] = [each for each in dockerfile(made).splitlines() if "HOST_CONFIG" in each]
     value = line.partition("=")[2][1:-1]
     read = value.replace("\\$", "$").replace('\\"', '"').replace("\\\\", "\\")
-    assert json.loads(read) == recipe.config
+    assert json.loads(read) == made.config
 
 
 @pytest.mark.parametrize(

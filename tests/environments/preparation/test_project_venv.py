@@ -348,9 +348,9 @@ def test_nothing_is_compiled_without_a_word_and_never_for_the_sake_of_a_lock_fil
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
-        ('requires-python = ">=4.5"', "needs Python >=4.5; there is none"),
-        ('requires-python = ">=abc"', "needs Python >=abc, which is no range of versions"),
-        ('requires-python = "==3.98.*"', "and uv cannot look for one: Querying Python"),
+        ('requires-python = ">=4.5"', "needs Python >=4.5: No interpreter found for Python"),
+        ('requires-python = ">=abc"', "needs Python >=abc: No interpreter found for executable"),
+        ('requires-python = "==3.98.*"', "needs Python ==3.98.*: Querying Python"),
         (
             '[tool.uv.sources]\nthing = { path = "../not-there" }',
             "Distribution not found at: file:",
@@ -559,9 +559,8 @@ def test_a_search_for_python_that_fails_is_not_taken_for_its_result(
     (tmp_path / "file").touch()
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "file" / "cache"))
     project = make_project(tmp_path / "p", 'requires-python = ">=3.11"', 'dependencies = ["thing"]')
-    with pytest.raises(PreparationFailed, match="uv cannot look for one: failed to create") as why:
+    with pytest.raises(PreparationFailed, match=r"needs Python >=3\.11: failed to create"):
         project_python(project, layout, lambda _: None)
-    assert "there is none" not in str(why.value)
 
 
 def test_the_key_depends_on_the_dependencies_and_not_on_the_folder(tmp_path: Path) -> None:
