@@ -50,7 +50,7 @@ from ...system.process.process_identity import ProcessIdentity
 from ...system.text.json_lines import Json, decode_line, encode_line
 from .. import run_files
 from ..agent_client import ADDRESS_FILE_NAME, STRAYS_FILE_NAME, EngineAddress, start_lock
-from ..engines.base import Engine, EngineError, EngineGone, EngineRefused, Instance, ReplicaPlan
+from ..engines.base import Engine, EngineError, EngineRefused, Instance
 from ..engines.registry import load
 from ..run_files import RunFile
 from ..shim.files import CONTROL_FD_VARIABLE, inherited_sockets, write_json
@@ -66,25 +66,17 @@ log = logging.getLogger(__name__)
 
 
 class UnusableEngine:
-    """Stands for an engine whose library cannot be imported; its errors name the library.
+    """Stands for an engine whose library cannot be imported: each method raises why.
 
-    Each start is refused at once. Instances that run on the engine already continue, out of reach.
+    Instances that run on the engine already continue, out of reach.
     """
 
     def __init__(self, why: EngineRefused) -> None:
         self._why = why
 
-    def start(self, _: ReplicaPlan) -> NoReturn:
-        """Refuse for good, as another attempt would fail, too."""
-        raise self._why
-
-    find = start  # a refusal: the stop of a replica that was never started must not wait for it
-
     def __getattr__(self, name: str) -> Any:
-        """Return, for every other method of an engine, a function that raises `EngineGone`."""
-
         def refuse(*_: object) -> NoReturn:
-            raise EngineGone(self._why.message, self._why.hint)
+            raise self._why
 
         return refuse
 
