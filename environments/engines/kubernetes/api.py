@@ -218,10 +218,7 @@ def _read_message(status: int, body: str | bytes) -> tuple[str, str]:
         return _short(str(found["message"])), str(found.get("reason") or "")
     except (ValueError, LookupError, TypeError):
         text = _short(body if isinstance(body, str) else body.decode(errors="replace"))
-    try:
-        return text or HTTPStatus(status).phrase, ""
-    except ValueError:
-        return f"HTTP status {status}", ""
+        return text or f"HTTP status {status}", ""
 
 
 def _short(text: str) -> str:

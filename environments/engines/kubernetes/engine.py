@@ -6,13 +6,12 @@
                                    Secret openenvd-<replica>-…  owned by its pod
                                    service openenvd-<environment>-<home>   owned by its pods
 
-There is no Deployment or StatefulSet. The daemon itself replaces and scales pods, since replicas
-have an identity, a log and an order in which they are drained; a second controller would work
-against it. A pod that ends stays, with its exit and its log, until the daemon starts the next one.
+There is no Deployment or StatefulSet: the daemon itself replaces and scales pods, and a second
+controller would work against it (decision 0027). A pod that ends stays, with its exit and its log,
+until the daemon starts the next one.
 
-The daemon and the gateway call a pod at its own address, which is reached from the whole cluster,
-and from networks that are routed to its pods. Other clients in the cluster use the service, which
-leads to the pods that are ready, and is removed with the last of them.
+The daemon and the gateway call a pod at its own address. Other clients in the cluster use the
+service, which leads to the pods that are ready, and is removed with the last of them.
 
 Kubernetes sends no signals, so a command in the pod does (`sh`, `kill`). If the image has no shell,
 or the node is not reached within the grace of a stop, the pod is deleted, and its log ends there.
@@ -31,8 +30,7 @@ Failure cases
     it is evicted, preempted   preStop drains it; then it has EXITED, as the pod's status says
     the next pod of a replica  it has a Secret of its own, because the old one may be collected
                                later; before Kubernetes 1.34 even if another pod owns it by then
-    all namespaces may not be  each namespace that replicas are in is listed
-    listed
+    several namespaces         each that replicas are in is listed, every second
 """
 
 from __future__ import annotations
@@ -78,7 +76,6 @@ class KubernetesEngine:
     def __init__(self) -> None:
         self._cluster = Cluster()
         self._namespaces: set[str] = set()  # of replicas, and the default one
-        self._lists_all: bool | None = None  # whether it may list all namespaces; None: unknown
 
     def check(self) -> base.Check:
         version = str(self._cluster.get("/version")["gitVersion"])
@@ -86,10 +83,8 @@ class KubernetesEngine:
         for verb, resource in _NEEDED:
             if not self._may(verb, resource, namespace):
                 problem = f"this account may not {verb} {resource} in {namespace}"
-                apply = f"kubectl apply -n {namespace} -f docs/openenvd-rbac.yaml"
-                return base.Check(
-                    version=version, problem=problem, remedy=f"{apply}, of {ROLE_IS_IN}"
-                )
+                apply = f"kubectl apply -n {namespace} -f docs/openenvd-rbac.yaml, of {ROLE_IS_IN}"
+                return base.Check(version=version, problem=problem, remedy=apply)
         return base.Check(version=version, notes=(_OPEN,))
 
     def list(self) -> Iterable[base.Instance]:
@@ -129,9 +124,7 @@ class KubernetesEngine:
                 return
             raise
         if code != 0 and self._runs(instance):
-            raise base.EngineRefused(
-                f"a signal was not sent: the command for it ended with code {code}"
-            )
+            raise base.EngineRefused(f"no signal was sent: its command ended with code {code}")
 
     def stop(self, instance: base.Instance, grace_seconds: float) -> None:
         """Stop the server in a pod, which stays; if that fails, delete the pod.
@@ -215,26 +208,17 @@ class KubernetesEngine:
 
     def _scopes(self) -> tuple[str, ...]:
         """Return the paths of all pods that may be ours."""
-        if self._lists_all is None:
-            try:
-                self._lists_all = self._may("list", "pods") and self._may("watch", "pods")
-            except base.EngineRefused:
-                self._lists_all = False
-        if self._lists_all:
-            return (f"{CORE}/pods",)
         self._namespaces.add(self._cluster.namespace)
         return tuple(_path(namespace, "pods") for namespace in sorted(self._namespaces))
 
-    def _may(self, verb: str, resource: str, namespace: str = "") -> bool:
-        """Return whether this account may use a verb, by default in all namespaces."""
+    def _may(self, verb: str, resource: str, namespace: str) -> bool:
+        """Return whether this account may use a verb in a namespace."""
         resource, _, part = resource.partition("/")
         wanted = {"verb": verb, "resource": resource, "namespace": namespace, "subresource": part}
         group = "authorization.k8s.io/v1"
         asked = {"apiVersion": group, "kind": "SelfSubjectAccessReview"}
-        review = self._cluster.post(
-            f"/apis/{group}/selfsubjectaccessreviews",
-            {**asked, "spec": {"resourceAttributes": wanted}},
-        )
+        asked["spec"] = {"resourceAttributes": wanted}
+        review = self._cluster.post(f"/apis/{group}/selfsubjectaccessreviews", asked)
         return bool(review["status"]["allowed"])
 
     def _pod(self, namespace: str, name: str) -> Json | None:

@@ -5,14 +5,13 @@ The functions are pure, except that the name of a Secret is random. Secret varia
 (the token, and values that `system/text/safe_text.py` hides) are in the Secret, which users who may
 see pods need not see. Each pod has a Secret of its own, whose new name is in the pod's annotations.
 
-Options are `--engine-option namespace=rl` and the like. All that has no option is set by `patch`, a
-JSON merge patch (RFC 7386) of the whole pod.
+What has no option is set by `patch`, a JSON merge patch (RFC 7386) of the whole pod.
 
 The containers of a pod share one process namespace. So the image's process is not the first one in
-it, which would ignore SIGTERM, and orphans are reaped, as below Docker's init. The server is the
-process without a parent in the namespace that has the same mounts as the shell that looks for it;
-other containers of the pod, which a mesh adds, have other mounts. The mounts of another user's
-process are hidden: it is taken for the server only if no process has the same mounts.
+it, which would ignore SIGTERM, and orphans are reaped. The server is the process without a parent
+in the namespace that has the same mounts as the shell that looks for it; other containers of the
+pod, which a mesh adds, have other mounts. Those of another user's process are hidden: it is taken
+for the server only if no process has the same mounts.
 
 The cluster is found as `kubectl` finds it, without its library:
 
@@ -42,21 +41,19 @@ CONTAINER = "openenvd"
 GPU = "nvidia.com/gpu"
 GRACE_SECONDS = 30  # for sessions to end when Kubernetes itself takes a pod away
 SECRET_ANNOTATION = "openenvd.secret"  # noqa: S105  a name
-UNREACHABLE_SECONDS = 10  # after which a pod on a node that is away is given up
 PROBE_SECONDS = 2
 _LABEL = re.compile("[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _DNS_LABEL = re.compile("[a-z]([a-z0-9-]*[a-z0-9])?")
-_MAX_LABEL_LENGTH, _MAX_DNS_NAME_LENGTH = 63, 253
-_DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_NAMESPACE = re.compile("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _SECRET_KEY = re.compile("[A-Za-z0-9._-]+")
-_LABELS = dict.fromkeys(
-    (base.HOME_LABEL, base.ENVIRONMENT_LABEL, base.REPLICA_LABEL, base.GENERATION_LABEL), ""
-)
+_LABELS = dict.fromkeys(base.LABELS, "")
 _FOUND_BY: Json = {
     "kind": "Pod",
     "metadata": {"name": "", "namespace": "", "labels": _LABELS, "annotations": _LABELS},
 }
 _AWAY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+# A pod there is given up after these seconds.
+_TOLERATED: Json = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 10}
 _SANDBOX: Json = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -118,15 +115,7 @@ def pod_of(plan: base.ReplicaPlan, namespace: str) -> Json:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": options.get("grace", GRACE_SECONDS),
-        "tolerations": [
-            {
-                "key": key,
-                "operator": "Exists",
-                "effect": "NoExecute",
-                "tolerationSeconds": UNREACHABLE_SECONDS,
-            }
-            for key in _AWAY
-        ],
+        "tolerations": [{"key": key, **_TOLERATED} for key in _AWAY],
         "containers": [_container(plan, options, annotations.get(SECRET_ANNOTATION))],
     }
     if plan.sandbox:
@@ -148,11 +137,8 @@ def pod_of(plan: base.ReplicaPlan, namespace: str) -> Json:
 def _container(plan: base.ReplicaPlan, options: Json, secret: str | None) -> Json:
     port = port_of(plan)
     drain = {"exec": {"command": ["sh", "-c", _DRAIN_SERVER]}}
-    health = {
-        "path": "/health",
-        "port": port,
-        "httpHeaders": [{"name": "Host", "value": "127.0.0.1"}],
-    }
+    host = {"name": "Host", "value": "127.0.0.1"}
+    health = {"path": "/health", "port": port, "httpHeaders": [host]}
     container: Json = {
         "name": CONTAINER,
         "image": plan.image,
@@ -275,16 +261,11 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _name(text: str) -> str:
-    if len(text) > _MAX_DNS_NAME_LENGTH or not _DNS_NAME.fullmatch(text):
-        raise ValueError("write a name of Kubernetes: letters a-z, digits, '-' and '.'")
-    return text
-
-
 def _namespace(text: str) -> str:
-    if "." in text or len(text) > _MAX_LABEL_LENGTH:
-        raise ValueError(f"write at most {_MAX_LABEL_LENGTH} letters a-z, digits and '-'")
-    return _name(text)
+    """Read a namespace, which becomes a part of paths; the API server checks all other names."""
+    if not _NAMESPACE.fullmatch(text):
+        raise ValueError("write at most 63 letters a-z, digits and '-'")
+    return text
 
 
 def _patch(text: str) -> Json:
@@ -307,15 +288,15 @@ _OPTIONS: dict[str, Callable[[str], Any]] = {
     "gpu-resource": str,
     "grace": _number,
     "image-pull-policy": str,
-    "image-pull-secret": lambda text: [{"name": _name(each.strip())} for each in text.split(",")],
+    "image-pull-secret": lambda text: [{"name": each.strip()} for each in text.split(",")],
     "memory-request": str,
     "namespace": _namespace,
     "node-selector": read_pairs,
     "patch": _patch,
     "port": _number,
-    "priority-class": _name,
-    "runtime-class": _name,
-    "service-account": _name,
+    "priority-class": str,
+    "runtime-class": str,
+    "service-account": str,
 }
 
 

@@ -30,7 +30,7 @@ def labels_of(pod: Json) -> Labels | None:
 
 
 def id_of(pod: Json) -> str:
-    """Return an id of a pod that no other pod ever has."""
+    """Return the id of an instance: no other pod ever has the same."""
     own = pod["metadata"]
     return f"{own['namespace']}/{own['name']}/{own['uid']}"
 
@@ -61,12 +61,8 @@ def instance_of(pod: Json, now: datetime, warning: str | None = None) -> Instanc
 
 def state_of(pod: Json, now: datetime) -> InstanceState:
     """Return the state of a pod."""
-    status = pod["status"]
-    if (
-        _state(pod).get("terminated")
-        or status.get("phase") in ("Succeeded", "Failed")
-        or _is_lost(pod, now)
-    ):
+    has_ended = pod["status"].get("phase") in ("Succeeded", "Failed")
+    if has_ended or _state(pod).get("terminated") or _is_lost(pod, now):
         return InstanceState.EXITED
     if "running" in _state(pod):
         return InstanceState.RUNNING
@@ -139,10 +135,9 @@ def _message_of(pod: Json) -> str:
 
 
 def _seconds_of(terminated: Json) -> float | None:
+    keys = ("startedAt", "finishedAt")
     try:
-        began, ended = (
-            datetime.fromisoformat(terminated[key]) for key in ("startedAt", "finishedAt")
-        )
+        began, ended = (datetime.fromisoformat(terminated[key]) for key in keys)
     except (KeyError, TypeError, ValueError):
         return None
     return max(0.0, (ended - began).total_seconds())
@@ -151,8 +146,7 @@ def _seconds_of(terminated: Json) -> float | None:
 def _is_lost(pod: Json, now: datetime) -> bool:
     """Return whether a pod should have ended by now, and its node has not reported that.
 
-    The time of deletion includes the pod's grace period. If the node is away, the period is not
-    awaited, since such a node ends nothing.
+    The time of deletion includes the pod's grace period, in which a node that is away ends nothing.
     """
     own = pod["metadata"]
     if own.get("deletionTimestamp") is None:

@@ -115,7 +115,6 @@ def test_options_and_a_patch_become_parts_of_the_pod() -> None:
         ({"node-selector": "gpu,zone=a"}, "'gpu' has no value"),
         ({"namespace": "1/../x y"}, "namespace=1/../x y"),
         ({"namespace": "a.b"}, "namespace=a.b"),
-        ({"image-pull-secret": "a,,b"}, "image-pull-secret=a,,b"),
     ],
 )
 def test_options_that_cannot_be_are_refused_before_anything_is_started(
