@@ -3,16 +3,12 @@
 
 local/       processes of this machine, and the ports that they listen on
 docker/ swarm/ slurm/ ray/ kubernetes/
-             one engine each, in `engine.py`; they know nothing of one another, except that swarm
-             stands on docker
+             one engine each, in `engine.py`; only swarm knows another one, docker
 
 base.py      the interface of an engine: `EngineEntry`, the `Engine` protocol and its values
 registry.py  finds the installed engines, their addresses, and whether each works here
 providers.py starts replicas and writes their run files; engine_provider.py: on an engine
-started_replicas.py
-             reports about a replica until it serves
-
-host_options.py   reads, changes and checks the options of replicas; prepares programs on their
-                  nodes (Slurm, Ray)
-instance_logs.py  copies the output of instances into the logs of replicas
+started_replicas.py  reports about a replica until it serves
+host_options.py      reads, changes and checks the options of replicas; prepares programs on nodes
+instance_logs.py     copies the output of instances into the logs of replicas
 """

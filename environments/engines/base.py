@@ -32,7 +32,7 @@ from __future__ import annotations
 import signal as signals
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
@@ -47,6 +47,7 @@ ENVIRONMENT_LABEL = "openenvd.environment"
 REPLICA_LABEL = "openenvd.replica"
 GENERATION_LABEL = "openenvd.generation"
 HOME_LABEL = "openenvd.home"
+LABELS = (HOME_LABEL, ENVIRONMENT_LABEL, REPLICA_LABEL, GENERATION_LABEL)  # fields of `Labels`
 ENV_HOST_LABEL = "openenvd.env-host"  # the version of our env host in an image that has it
 EXIT_KILLED, EXIT_TERMINATED = 128 + signals.SIGKILL, 128 + signals.SIGTERM
 # Exit codes of an instance that ended well: if anything was killed for memory, it was a child.
@@ -71,18 +72,14 @@ class EngineEntry:
     preparation: Preparation  # of what its replicas run
     extra: str | None = None  # the extra of openenvd that installs its library; None: it needs none
     # Returns all variables that identify the engine, from those of a process (`address_here`).
-    # Raises `EngineFailed` when these lead nowhere. By default all processes of this machine use
-    # the same engine.
+    # Raises `EngineFailed` when these lead nowhere. By default all processes use the same engine.
     address: Callable[[Mapping[str, str]], dict[str, str]] = lambda _: {}
-    # Called with the engine's own options of a replica, and whether it is in a `sandbox`. Raises
-    # `EngineRefused` for options that the engine would refuse, so that no launch begins with them.
-    # None: they are refused when the replica is started.
+    # Called with a replica's own options of the engine, and whether it is in a `sandbox`. Raises
+    # `EngineRefused` for what the engine would refuse. None: the start of the replica is refused.
     check_options: Callable[..., object] | None = None
-    # Whether replicas are reached at the addresses of their instances alone, not at ports of this
-    # machine
+    # Whether replicas are reached at their instances' addresses alone, not at ports of this machine
     has_own_addresses: bool = False
-    # Whether a replica has another address after each start: its environment is behind the gateway
-    # then, also with one replica
+    # Whether a replica has another address after each start: so it is always behind the gateway
     moves: bool = False
 
 
@@ -113,18 +110,12 @@ class Labels:
 
     def to_labels(self) -> dict[str, str]:
         """Return the labels under their names on an engine."""
-        return {
-            HOME_LABEL: self.home,
-            ENVIRONMENT_LABEL: self.environment,
-            REPLICA_LABEL: self.replica,
-            GENERATION_LABEL: self.generation,
-        }
+        return dict(zip(LABELS, astuple(self), strict=True))
 
     @classmethod
     def of(cls, labels: Mapping[str, str] | None) -> Labels | None:
         """Return our labels among those of an instance; None if any is missing."""
-        names = (HOME_LABEL, ENVIRONMENT_LABEL, REPLICA_LABEL, GENERATION_LABEL)
-        found = [(labels or {}).get(name) for name in names]
+        found = [(labels or {}).get(name) for name in LABELS]
         return cls(*filter(None, found)) if all(found) else None
 
 
@@ -148,11 +139,9 @@ class ReplicaPlan:
     # Whether it has no rights that a server does not need: its root is read-only, it has no
     # capabilities, and gets no new privileges
     sandbox: bool = False
-    # The engine's own options (`--engine-option NAME=VALUE`)
-    options: dict[str, str] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)  # `--engine-option NAME=VALUE`
     folder: str = "/"  # the folder in which a program runs
-    # A program's import names, and the folders that they stand for
-    links: dict[str, str] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)  # folders, by a program's import names
     run_dir: str = ""  # the replica's folder, as the agent knows it
 
     @property
@@ -195,13 +184,10 @@ class ExitFacts:
 
     # As the engine reports it: 128 + n for a signal. None: it never ran, or the code is unknown.
     exit_code: int | None = None
-    # Whether the engine reports that, at any time, a process in it was killed for using too much
-    # memory
+    # Whether the engine reports that a process in it was ever killed for using too much memory
     is_oom: bool = False
-    # When the last such kill was, in seconds since the epoch, if the engine reports it
-    oom_at: float | None = None
-    # An `ExitReason` of the server, if its parent in the instance has made one
-    reason: dict[str, Any] | None = None
+    oom_at: float | None = None  # the last such kill, in seconds since the epoch, if it is known
+    reason: dict[str, Any] | None = None  # the server's `ExitReason`, if its parent has made one
     detector: Detector = Detector.ENGINE  # what reports the kill for memory, or made it
     error: str | None = None  # why it could not be started, in the engine's words; None if it could
     seconds: float | None = None  # how long it had run
@@ -216,13 +202,10 @@ class ExitFacts:
 class Instance:
     """One container, service, job or pod of the engine that carries our labels."""
 
-    # The engine's permanent id of it, which no later instance has. It consists of letters, digits,
-    # and `_.:-/`.
-    id: str
+    id: str  # the engine's, which no later instance has; of letters, digits, and `_.:-/`
     labels: Labels  # the owner
     state: InstanceState
-    # Its first process, if that runs on this machine and is known; for people
-    pid: int | None = None
+    pid: int | None = None  # its first process, if that runs here and is known; for people
     # `http://host:port`, where it may be reached beside its plan's port: the agent tries it first,
     # and the gateway uses the address that has answered
     address: str | None = None
@@ -236,8 +219,7 @@ class Instance:
     ends_at: float | None = None
     # When to request its successor, so that its sessions can end before `ends_at`
     replace_at: float | None = None
-    # Whether it has reported nothing for too long. It counts as ended if its server does not answer
-    # either.
+    # Whether it has reported nothing for too long: it has ended if its server does not answer
     is_silent: bool = False
     exit: ExitFacts | None = None  # how it ended, once it is EXITED
 

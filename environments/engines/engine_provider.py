@@ -5,8 +5,7 @@
 
 The agent reports as shims do (`agent/`), so the steps after a launch are those of local replicas.
 Instances cannot share a listening socket: each replica has a port of its own on this machine,
-reserved by its run file. A single replica has the environment's address; several have theirs behind
-the gateway.
+reserved by its run file, and several replicas are behind the gateway.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class EngineProvider(providers.Provider):
     def _listen(
         self, spec: EnvironmentSpec, count: int, port: int | None, known: RunFiles, shared: RunFiles
     ) -> list[providers.Listeners]:
-        """Listen at a port for each replica, other than those of the other replicas."""
         return self._open(spec, count, port, {each.port for each in known})
 
     def _begin(self, run_file: RunFile, listeners: providers.Listeners) -> None:

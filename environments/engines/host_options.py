@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of a replica, as engines read, change and refuse them; its program; its GPUs.
 
-`HOST_OPTIONS_VARIABLE` contains the options of the replica's server, as JSON. The engine's own
-(`--engine-option NAME=VALUE`) are read by `read_options`, given the engine's table of them. Slurm
-jobs and Ray actors run programs of a Python that their nodes see, too.
+`HOST_OPTIONS_VARIABLE` has the options of the replica's server, as JSON. `read_options` reads the
+engine's own (`--engine-option NAME=VALUE`). Slurm jobs and Ray actors run programs of a Python that
+their nodes see, too.
 
-The GPUs of this machine are NVIDIA's only (`--gpus N`). If the daemon was started with
-`CUDA_VISIBLE_DEVICES`, that says which ones may be used. Otherwise they are counted in the driver's
-folder, as devices, or else by `nvidia-smi` (in a container the driver may be outside).
+The GPUs of this machine (`--gpus N`) are NVIDIA's only: those that the daemon's
+`CUDA_VISIBLE_DEVICES` names, or else all. They are counted in the driver's folder, as devices, or
+else by `nvidia-smi` (in a container the driver may be outside).
 """
 
 from __future__ import annotations
@@ -161,10 +161,10 @@ def listen(host: str, port: int) -> list[socket.socket]:
 def server_variables(
     plan: Json, host: str, folder: Path, *, owns_cgroup: bool, **limits: int | None
 ) -> dict[str, str]:
-    """Return the variable with the options of a replica's server on this node.
+    """Return the variable with the options of a replica's server, which is reached at `host`.
 
-    The server is reached at `host`, and imports through links in its `folder`. Nothing else runs in
-    its cgroup if it `owns_cgroup`. `limits` are options that this node sets unless the user did.
+    It imports through links in its `folder`. Nothing else runs in its cgroup if it `owns_cgroup`.
+    `limits` are options that this node sets unless the user did.
     """
     options = host_options(plan["env"])
     options |= {name: value for name, value in limits.items() if value and not options.get(name)}
@@ -206,10 +206,7 @@ def find_gpus(environ: Mapping[str, str], root: Path = Path("/")) -> tuple[str, 
 
 
 def named(text: str) -> tuple[str, ...]:
-    """Parse a value of `CUDA_VISIBLE_DEVICES`: numbers or ids, up to the first invalid one.
-
-    CUDA stops there, too.
-    """
+    """Parse `CUDA_VISIBLE_DEVICES`: numbers or ids, up to the first invalid one, as CUDA does."""
     devices = []
     for device in (part.strip() for part in text.split(",")):
         if not device or device in _NONE:

@@ -8,10 +8,10 @@ with a later time: a cursor is a place in the log, and its time only says where 
     engine.logs ──chunks──▶ thread ──▶ log file
                                └─────▶ <run dir>/log-cursor.json    how far it has come
 
-The cursor is written after the log, together with the log's size. If an agent is killed in between,
-the next one skips as many bytes of the engine's repeated output as the log has beyond that size. So
-no piece is lost, and none is there twice, unless the kill came while the log was cut to its limit.
-When the engine is gone, or its library fails, the thread continues from the cursor later.
+The cursor is written after the log, with the log's size. If an agent is killed in between, the next
+one skips as many bytes of the repeated output as the log has beyond that size. So no piece is lost
+or doubled, unless the kill came while the log was cut to its limit. When the engine is gone, or its
+library fails, the thread continues from the cursor later.
 """
 
 from __future__ import annotations

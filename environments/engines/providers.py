@@ -83,11 +83,9 @@ class Provider:
     """One way to run replicas.
 
     Each replica is recorded, where the daemon finds it, before it is started. If one cannot be
-    started, those that were started with it are stopped again, and an `EnvironmentsError` is
-    raised.
+    started, those that were started with it are stopped, and an `EnvironmentsError` is raised.
 
-    The run files of replicas that are started together have a common part. `start` makes it of the
-    launch, and `add` takes it from a replica that is there. Each replica adds what is its own.
+    Run files have a common part, which `start` makes of the launch, and `add` takes from a replica.
     """
 
     has_standby = False  # whether an update's replicas wait at the addresses of those they replace
@@ -154,9 +152,8 @@ class Provider:
         alike = {key: value for key, value in like.data.items() if key not in _NOT_ALIKE}
         common = cast("RunFileData", alike)
         common |= {"held": False, "spec": _written(spec), "started_by": started_by}
-        # A replica's id contains its ordinal, which must differ from all others of the launch; and
-        # a part of the request's id, by which it differs from the id of an earlier replica whose
-        # folder is still being removed.
+        # A replica's id contains its ordinal, which no other of the launch has, and a part of the
+        # request's id, as the folder of an earlier replica may still be being removed.
         taken = (each.ordinal for each in known if each.request_id == like.request_id)
         ordinals = run_files.free_numbers(taken, len(shares))
         ending = f"{started_by[:ID_PART]}-{like.request_id}"

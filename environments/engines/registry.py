@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The installed engines: the entry points of the group `openenvd.engines`, by name.
 
-Each entry point names an `EngineEntry` (`base.py`) in a module that imports little, since the
-daemon and every worker that prepares a launch on that engine import it. `load` imports the engine
-itself, in the agent's process and in that of a check:
-`python -m openenvd.environments.engines.registry [NAME…]` prints whether engines work on this
-machine, one line of JSON for each.
+Each entry point names an `EngineEntry` (`base.py`) in a module that imports little, since daemon
+and workers import it. `load` imports the engine itself, in the agent's process and in that of a
+check: `python -m openenvd.environments.engines.registry [NAME…]` prints whether engines work here,
+one line of JSON for each.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ def names() -> list[str]:
 def entry_of(name: str) -> EngineEntry:
     """Return the entry of an engine, or of this machine.
 
-    Our own metadata are read first, as those of all installed packages take a hundred times as
-    long.
+    Our own metadata are read first: those of all packages take a hundred times as long.
 
     Raises:
         EngineRefused: There is no such engine, or its package cannot be imported.

@@ -30,7 +30,7 @@ _OUR_FRAMES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class StartedReplica:
-    """One replica that has been started, and may be ready."""
+    """One replica that is ready."""
 
     id: str
     ordinal: int
@@ -131,19 +131,15 @@ def _with_heading(message: str, lines: list[str]) -> str:
 
 
 def not_ready(
-    run_file: run_files.RunFile, timeout_seconds: float, why: str | None, ready: int
+    run_file: run_files.RunFile, timeout_seconds: float, why: str | None
 ) -> errors.EnvironmentsError:
-    """Return the error of a replica that was not ready in time; `ready` others were."""
+    """Return the error of a replica that was not ready in time."""
     lines = last_lines(run_file.log_path, 6 * LAST_LINES)  # most may be frames of ours
     lines = readable(lines, run_file.run_dir / IMPORTS)[-LAST_LINES:]
     message = f"{_describe(run_file)} was not ready after {timeout_seconds:g} s"
     if why is not None:
         message += f": {why}"
-    hint = "allow more time with --set ready-timeout=DURATION"
-    if "started_by" in run_file.data:
-        hint = "its launch says how long that may take: --set ready-timeout=DURATION"
-    elif ready and why is not None:  # the engine may have no room for more
-        hint += f", or ask for {ready}: as many were ready"
+    hint = "its launch says how long that may take: --set ready-timeout=DURATION"
     return errors.NotReady(_with_heading(message, lines), hint)
 
 

@@ -227,7 +227,7 @@ class Change:
         now, count, ready = time.monotonic(), self._roster.count(Part.WAITING), len(self._ready)
         why = first.status.get("problem") or first.status.get("waiting")
         if now >= self._deadline:
-            raise started_replicas.not_ready(first.run_file, self._ready_seconds, why, ready)
+            raise started_replicas.not_ready(first.run_file, self._ready_seconds, why)
         if why is not None and now - self._waits_since >= PATIENT_SECONDS:
             counts = f"{ready} of {ready + count} are ready; {count} waiting"
             self._awaited.on_lasting(f"{counts}: {why}", self._deadline - now)

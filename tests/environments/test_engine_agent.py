@@ -291,7 +291,7 @@ def test_what_never_answers_is_told_with_its_address(world: World) -> None:
     world.image.write_text("import time\ntime.sleep(600)")
     [run_file] = world.launch()
     why = wait_for(run_file, lambda status: status["waiting"])["waiting"]
-    told = str(started_replicas.not_ready(run_file, 3.0, why, 0))
+    told = str(started_replicas.not_ready(run_file, 3.0, why))
     assert re.search(r"nothing answers at .*/health: .*must listen on 0\.0\.0\.0", told)
 
 

@@ -8,9 +8,8 @@
 
 `options.py` finds the engine, by variables that the agent has.
 
-An image keeps its own entry point, user and STOPSIGNAL. Its process runs below Docker's init, which
-passes signals on and reaps: upstream's images start their server from a shell, which as a
-container's first process would ignore SIGTERM.
+An image keeps its own entry point, user and STOPSIGNAL. Its process runs below Docker's init:
+upstream's images start their server from a shell, which as a first process would ignore SIGTERM.
 """
 
 from __future__ import annotations
@@ -158,9 +157,7 @@ class DockerEngine:
                 return None
             state = _state_of(found["State"]["Status"])
             has_exited = state is base.InstanceState.EXITED
-            facts = (
-                exit_of(found, events_of(self._api, found), self._back_at) if has_exited else None
-            )
+            events = events_of(self._api, found) if has_exited else ()
         labels = base.Labels.of(found["Config"].get("Labels"))
         if labels is None or expected not in (None, labels):
             raise base.NameTaken(
@@ -174,7 +171,7 @@ class DockerEngine:
             pid=found["State"].get("Pid") or None,
             address=own_address(found) if is_running and self._has_bridges else None,
             drains=has_env_host(found["Config"]),
-            exit=facts,
+            exit=exit_of(found, events, self._back_at) if has_exited else None,
         )
 
     def _find_or_create(self, plan: base.ReplicaPlan) -> base.Instance:
@@ -229,7 +226,6 @@ def has_env_host(image: Json) -> bool:
 
 
 def _configuration(plan: base.ReplicaPlan, inside: int) -> Json:
-    """Return a container's configuration, as the engine's API takes it."""
     host, own = host_config(plan.options, sandbox=plan.sandbox)
     port = f"{inside}/tcp"
     return {
@@ -305,12 +301,7 @@ def gone_is_fine() -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Raise the library's errors as ours, with the command that fixes the problem.
-
-    Raises:
-        EngineGone: There is no answer.
-        EngineRefused: Docker refuses.
-    """
+    """Raise the library's errors as `EngineGone` or `EngineRefused`, with a remedy."""
     try:
         yield
     except APIError as exc:
@@ -319,11 +310,7 @@ def explained() -> Iterator[None]:
             raise base.EngineGone(text) from exc
         hint = _GPU_HINT if "device driver" in text else hint_on(text)
         raise base.EngineRefused(f"Docker refuses: {text}", hint) from exc
-    except (
-        DockerException,
-        urllib3.exceptions.HTTPError,
-        OSError,
-    ) as exc:  # as `requests` has, too
+    except (DockerException, urllib3.exceptions.HTTPError, OSError) as exc:  # and of `requests`
         raise _gone(exc) from exc
 
 
@@ -376,10 +363,9 @@ def events_of(api: Any, found: Json) -> list[Json]:
     if state["StartedAt"].startswith(_NEVER) or state["FinishedAt"].startswith(_NEVER):
         return []
     began, ended = _seconds(state["StartedAt"]), _seconds(state["FinishedAt"]) + LATE_SECONDS
+    period = {"since": f"{began:.9f}", "until": f"{ended:.9f}"}
     filters = {"container": found["Id"], "event": ["kill", "oom"]}
-    return list(
-        api.events(since=f"{began:.9f}", until=f"{ended:.9f}", filters=filters, decode=True)
-    )
+    return list(api.events(**period, filters=filters, decode=True))
 
 
 def exit_of(found: Json, events: Iterable[Json] = (), back_at: float = 0.0) -> base.ExitFacts:
@@ -414,5 +400,4 @@ def exit_of(found: Json, events: Iterable[Json] = (), back_at: float = 0.0) -> b
 
 
 def _seconds(moment: str) -> float:
-    """Return the seconds since the epoch of a time in Docker's format."""
     return datetime.fromisoformat(moment).timestamp()

@@ -4,8 +4,7 @@
 Options (`--engine-option NAME=VALUE`) have the names of those of `docker run`. Those that openenvd
 decides itself (ports, labels, restarts, memory, CPUs, GPUs, variables) are not among them.
 
-Docker is found as the `docker` command finds it, without its library. The first of these that is
-set counts:
+Docker is found as the `docker` command finds it. The first of these that is set counts:
 
     DOCKER_HOST ▶ DOCKER_CONTEXT ▶ the current context of ~/.docker/config.json ▶ its usual socket
 

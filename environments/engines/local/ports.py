@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The listening sockets of an environment: bound once, shared by all of its replicas.
 
-A listening socket reserves its port: two launches at once cannot get the same. It ends with the
-shims that hold it. For an environment that is started again later, a small file continues to
-reserve the port, in a folder that all homes of this user share:
+A listening socket reserves its port until the shims that hold it have ended. For an environment
+that is started again later, a small file reserves the port, in a folder that all homes of this user
+share:
 
     /tmp/openenvd-<uid>-ports/21000    {"environment": "echo", "runs": "<home>/run", "replica": ID}
 
@@ -12,8 +12,8 @@ the named replica, if there is one, is read first. The gateway has a reservation
 process that has bound the port writes its file, so no two write the same. The folder counts only if
 this user alone can write to it.
 
-A free port is searched among the first ports of the range, then at random, so that the search does
-not take longer among thousands of environments.
+A free port is searched among the first ports of the range, then at random, so that the search stays
+short among thousands of environments.
 """
 
 from __future__ import annotations

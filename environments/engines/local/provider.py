@@ -4,13 +4,12 @@
     open_listeners ─▶ listening sockets ─▶ run file ─▶ shim 0 ─▶ env host
                                           └▶ run file ─▶ shim 1 ─▶ env host   (the same socket)
 
-All replicas of an environment accept from one socket, so the environment has one address, and the
-kernel passes a connection to a replica that accepts it. Behind the gateway, each replica has a
-socket of its own. The shims hold the sockets.
+All replicas of an environment accept from one socket, and so have one address. Behind the gateway,
+each replica has a socket of its own. The shims hold the sockets.
 
 An update starts its replicas beside those that it replaces, on the same sockets, which an old shim
-passes on. They are on standby (`"held"` in the run file): they become ready, and accept no
-connection before the daemon lets them take over.
+passes on. They are on standby (`"held"` in the run file): they become ready, and accept nothing
+before the daemon lets them take over.
 """
 
 from __future__ import annotations
@@ -123,10 +122,8 @@ class LocalProvider(providers.Provider):
         Raises:
             InvalidSpec: There are too few GPUs.
         """
-        config, imports = (
-            run_files.server_options(data),
-            Path(data["run_dir"], host_options.IMPORTS),
-        )
+        config = run_files.server_options(data)
+        imports = Path(data["run_dir"], host_options.IMPORTS)
         before = str(like_dir / host_options.IMPORTS)
         paths = [str(imports) if path == before else path for path in config["import_paths"]]
         data = providers.of_this_installation(providers.with_options(data, import_paths=paths))

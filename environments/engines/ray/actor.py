@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The actor of a replica: it is sent to its node by value, so that the cluster needs no openenvd.
 
-The actor imports openenvd from the agent's folder, if the node sees that, or else from its runtime
-environment; `replica.py` does the work. Before that, the actor imports the standard library alone.
+It imports openenvd from the agent's folder, if the node sees that, or else from its runtime
+environment; `replica.py` does the work. Before that, it imports the standard library alone.
 """
 
 from __future__ import annotations

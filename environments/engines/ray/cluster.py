@@ -7,9 +7,9 @@
     NAME-1f2e3d4c    its placement group: one bundle, in which the replica is placed
 
 The record is written before actor and group are made, and again when the actor's id is known, so
-that another agent can make what is missing. Each instance of a replica has a name of its own, since
-a name becomes free only some time after its actor was killed. Ray never restarts an actor of ours,
-and never forgets one: an actor without a record counts as gone.
+that another agent can make what is missing. Each instance has a name of its own, since a name
+becomes free only some time after its actor was killed. Ray never restarts an actor of ours, and
+never forgets one: an actor without a record counts as gone.
 """
 
 from __future__ import annotations
@@ -95,8 +95,7 @@ def create(
 ) -> None:
     """Make the record, group and actor of an instance, or those of them that are missing.
 
-    The actor has the given `resources`, on a node with the labels of the `selector`. Its `settings`
-    contain the plan.
+    The actor has `resources` of a node with the labels of the `selector`. `settings` have the plan.
     """
     record = read_key(RECORD.format(name))
     if record is None:
@@ -107,13 +106,10 @@ def create(
     try:
         group = get_placement_group(actor_name)
     except ValueError:
-        group = placement_group(
-            [resources],
-            strategy="STRICT_PACK",
-            name=actor_name,
-            lifetime="detached",
-            **({"bundle_label_selector": [selector]} if selector else {}),
-        )
+        options: Json = {"strategy": "STRICT_PACK", "name": actor_name, "lifetime": "detached"}
+        if selector:
+            options["bundle_label_selector"] = [selector]
+        group = placement_group([resources], **options)
     custom = dict(resources)
     actor: Any = (
         ray.remote(ray_actor.ReplicaActor)
@@ -182,7 +178,6 @@ def _handle(name: str) -> Any:
 
 
 def _plain_actor(found: Json) -> Json | None:
-    """Return the facts about an actor as plain data, or None."""
     if not found:
         return None
     cause = found["DeathCause"]

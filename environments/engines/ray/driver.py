@@ -5,8 +5,8 @@
           ◀──thread "ray answers"──(number, succeeded, result)──┘ a thread for each question
 
 When the cluster is gone, Ray's library blocks, and then ends its process. So it runs in a process
-of its own (`cluster.py`), and each question has a time limit. Questions do not wait for each other,
-since an actor on a lost node never answers. The process holds nothing that is not in the cluster.
+of its own (`cluster.py`), which holds nothing that is not in the cluster. Each question has a time
+limit, and none waits for another, since an actor on a lost node never answers.
 
 Failure cases
 
@@ -32,7 +32,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 from ..base import EngineError, EngineGone
 from .options import check_answers
@@ -131,9 +131,8 @@ class _Process:
         self._pipe, its = Pipe()
         try:
             program = ["-m", f"{__package__}.driver", functions, str(its.fileno())]
-            command = [sys.executable, "-P", *program]
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-P", *program],
                 env={**environ, **_RAY_SETTINGS},
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -193,40 +192,34 @@ def _gone() -> DriverEnded:
     return DriverEnded("Ray does not answer: its cluster is gone, or not ours", _STATUS_HINT)
 
 
-class _Answers:
-    """The driver process's side: it answers the agent's questions."""
+def answer_questions(module: str, pipe: Connection) -> NoReturn:
+    """Answer the agent's questions, in the driver process, until the agent has ended."""
+    functions = importlib.import_module(module)
+    threads = ThreadPoolExecutor(QUESTIONS, "question")
+    lock = threading.Lock()
 
-    def __init__(self, functions: str, pipe: Connection) -> None:
-        self._functions = functions
-        self._pipe = pipe
-        self._lock = threading.Lock()
-
-    def run(self) -> None:
-        """Answer questions until the agent has ended."""
-        functions = importlib.import_module(self._functions)
-        threads = ThreadPoolExecutor(QUESTIONS, "question")
-        while True:
-            try:
-                number, function, arguments = self._pipe.recv()
-            except (EOFError, OSError):
-                os._exit(0)  # Ray's shutdown would wait for a cluster that may be gone
-            call = partial(getattr(functions, function), *arguments)
-            if function == "connect":  # Ray requires the main thread for it
-                self._answer(number, call)
-            else:
-                threads.submit(self._answer, number, call)
-
-    def _answer(self, number: int, call: Callable[[], Any]) -> None:
+    def answer(number: int, call: Callable[[], Any]) -> None:
         try:
-            answer = (number, True, call())
+            message = (number, True, call())
         except EngineError as exc:
-            answer = (number, False, exc)
+            message = (number, False, exc)
         except Exception as exc:  # Ray raises many kinds
-            answer = (number, False, EngineGone(f"{type(exc).__name__}: {exc}"))
-        with self._lock, contextlib.suppress(OSError):
-            self._pipe.send(answer)
+            message = (number, False, EngineGone(f"{type(exc).__name__}: {exc}"))
+        with lock, contextlib.suppress(OSError):
+            pipe.send(message)
+
+    while True:
+        try:
+            number, function, arguments = pipe.recv()
+        except (EOFError, OSError):
+            os._exit(0)  # Ray's shutdown would wait for a cluster that may be gone
+        call = partial(getattr(functions, function), *arguments)
+        if function == "connect":  # Ray requires the main thread for it
+            answer(number, call)
+        else:
+            threads.submit(answer, number, call)
 
 
 if __name__ == "__main__":
     os.dup2(2, 1)  # what Ray prints goes to the agent's log
-    _Answers(sys.argv[1], Connection(int(sys.argv[2]))).run()
+    answer_questions(sys.argv[1], Connection(int(sys.argv[2])))

@@ -6,9 +6,8 @@
       └── records, reports ◀── its KV ◀── address, exit ┘
 
 The actor starts a shim, as each local replica has one, so that limits, exits and drains are the
-same as on this machine: Ray itself only counts memory and CPUs, and does not limit them. When its
-server has exited, the actor stays, with the server's log, until the agent has read the log and
-removes it.
+same as on this machine: Ray itself only counts memory and CPUs. When its server has exited, the
+actor stays, with the server's log, until the agent has read the log and removes it.
 
     options.py    turns plans into requests to Ray; finds the cluster
     driver.py     the process that is connected to the cluster, and the agent's connection to it

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ....system.text.json_lines import Json
-from ..base import EngineEntry, EngineGone, EngineRefused, Preparation, ReplicaPlan
+from ..base import EngineEntry, EngineGone, Preparation, ReplicaPlan
 from ..host_options import check_no_sandbox, read_object, read_options
 
 PROBE_SECONDS = 3.0
@@ -31,13 +31,8 @@ _RESERVED = ("CPU", "GPU", "memory", "object_store_memory")
 
 
 def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
-    """Refuse a sandbox, an address, and invalid options; raises `EngineRefused`."""
+    """Refuse a sandbox and invalid options; raises `EngineRefused`."""
     check_no_sandbox("a Ray actor is a process of the cluster's user", sandbox=sandbox)
-    if "address" in options:
-        raise EngineRefused(
-            "the cluster is named by a variable, so that all processes of this home find it",
-            "set RAY_ADDRESS=HOST:PORT for openenv",
-        )
     options_of(options)
 
 

@@ -5,9 +5,8 @@
        │  thread ◀──── status ─────────────┘
        └──▶ the cluster's KV: where it listens, and how it has ended
 
-So limits, exits, drains and orphans are handled as for local replicas. On the agent's own node, the
-server listens at the plan's address; on another, at the node's. If the port is taken, the server
-listens at another one, which the report has.
+On the agent's own node, the server listens at the plan's address; on another, at the node's. If the
+port is taken, it listens at another one, which the report has.
 
 Failure cases
 
@@ -202,11 +201,10 @@ class RayReplica:
         return is_begun and not observed.items() <= self._report.items()
 
     def _write_report(self, status: StatusLine, *, is_gone: bool = False) -> None:
-        """Write the report, again until the cluster has it."""
         self._report |= _observed(status)
         if is_gone and self._report["exit"] is None:
             self._report["exit"] = {"kind": "lost"}
-        while True:
+        while True:  # until the cluster has it
             try:
                 write_key(REPORT.format(self._actor_id), self._report)
                 return
@@ -225,8 +223,8 @@ def _observed(status: StatusLine) -> Json:
 def _socket_path(folder: Path) -> str:
     """Return the path of the shim's socket, as this process connects to it.
 
-    A socket's path has 107 bytes at most, and the path of Ray's session folder is nearly as long.
-    In the temporary folder, an actor that is killed together with its shim would leave the socket.
+    A socket's path has 107 bytes at most: nearly as many as that of Ray's session folder. In the
+    temporary folder, an actor that is killed together with its shim would leave the socket.
     """
     if sys.platform != "linux":
         return str(Path(tempfile.gettempdir()) / f"oer-{folder.name[:20]}.sock")

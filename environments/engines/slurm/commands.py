@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs Slurm's commands, and parses what they print; explains how a job ended.
 
-The commands print text in formats that we specify, which is the same in all versions, rather than
-`--json`. (`squeue --json` of 22.05 prints all jobs of the cluster, whichever are requested, and its
-fields have changed with each version of its plug-in.)
+The commands print text in formats that we specify, which is the same in all versions. (`--json` of
+`squeue` 22.05 prints all jobs of the cluster, and its fields have changed with each version.)
 
-The explanation of an end is made from Slurm's state, the job's own report, and its output. Slurm's
-state counts if something else ended the job; the report counts if the job ended by itself.
-OUT_OF_MEMORY only says that some process of the job was killed at some time. The job itself finds
-out how its server ended, unless it was killed, too. A job that is killed because of
-`JobAcctGatherParams=OverMemoryKill` is FAILED or CANCELLED; only its output says why.
+An end is explained by Slurm's state if something else ended the job, and by the job's own report if
+it ended by itself. OUT_OF_MEMORY only says that some process of the job was killed at some time. A
+job that is killed because of `JobAcctGatherParams=OverMemoryKill` is FAILED or CANCELLED; only its
+output says why.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ _HINTS = {
     "unrecognized option": "sbatch --help lists them",
     "invalid option": "sbatch --help lists them",
 }
-_PREFIX = re.compile(r"^[^:]*: (?:error|fatal): ")
+_PREFIX = re.compile(r"^[^:]*: (?:error|fatal): ")  # the command's name, and the kind
 _NOT_THERE = ("invalid job id", "already completing", "already completed", "not running")
 
 
@@ -148,8 +146,7 @@ def job_fields(job: str) -> dict[str, str]:
     Raises:
         EngineGone
     """
-    try:
-        # Text in the job's comment that looks like fields comes after Slurm's own fields.
+    try:  # text in the job's comment that looks like fields comes after Slurm's own
         return read_fields(run("scontrol", "--oneliner", "show", "job", job))
     except EngineRefused:
         return {}
@@ -200,7 +197,6 @@ def kill(job: str) -> None:
 
 
 def _error(command: str, text: str) -> EngineGone | EngineRefused:
-    # Drop the command's name and `error:`.
     lines = [_PREFIX.sub("", line.strip()) for line in text.splitlines() if line.strip()]
     said = "; ".join(dict.fromkeys(lines)) or "it does not say why"
     lowered = said.lower()
@@ -209,10 +205,7 @@ def _error(command: str, text: str) -> EngineGone | EngineRefused:
         # The daemon's variables are those of the shell that started it.
         file = os.environ.get("SLURM_CONF")
         how = f"with SLURM_CONF={file}" if file else "without SLURM_CONF"
-        gone = (
-            f"the daemon was started {how}: openenv stop, export SLURM_CONF=/path/to/slurm.conf, "
-            "openenv up"
-        )
+        gone = f"the daemon was started {how}: openenv stop, export SLURM_CONF=FILE, openenv up"
     if gone is not None:
         return EngineGone(f"Slurm does not answer: {said}", gone)
     hint = next((hint for words, hint in _HINTS.items() if words in lowered), None)

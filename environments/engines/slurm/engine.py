@@ -6,13 +6,12 @@
       └─ the replica's folder ◀─ address, heartbeats, exit ── job.py ──▶ env host
            (a file system that all nodes see)
 
-A job's comment contains, as JSON, the replica's labels. `squeue` lists all jobs of this user at
-once, at most every `POLL_INTERVAL_SECONDS`, however many replicas there are, since slurmctld serves
-every user.
+A job's comment has the replica's labels, as JSON. `squeue` lists all jobs of this user at once, at
+most every `POLL_INTERVAL_SECONDS`, since slurmctld serves every user.
 
 Slurm forgets a job some minutes after its end (`MinJobAge`), and not on request. So a job that has
-ended belongs to a replica as long as the replica's folder says so (`job.py`). Once Slurm has
-forgotten the job, its own report in the folder counts.
+ended belongs to a replica as long as the replica's folder says so (`job.py`). Once it is forgotten,
+its own report in the folder counts.
 
     engine.py      the engine; options.py: arguments of sbatch
     job_table.py   the facts about jobs
@@ -205,7 +204,7 @@ class SlurmEngine:
         if found.ends_at is None:
             return found
         # The successor has as much time to start as sessions have to end, but at most a share of
-        # the time limit: otherwise a short limit would have each job replaced as soon as it begins.
+        # the time limit, or each job with a short one would be replaced as soon as it begins.
         before = 2 * warned_seconds(plan.options) + EARLY_SECONDS
         before = min(before, LATEST_SHARE * (first.limit_seconds or 0.0))
         return replace(found, replace_at=found.ends_at - before)

@@ -7,8 +7,8 @@
      └──▶ FOLDER/slurm-JOB.json       address, heartbeat, exit
 
 The job listens at the node's address, as Slurm has it, and at the port of the replica's plan, or at
-another one if that is taken. It passes signals of Slurm on to its server: SIGTERM, and SIGUSR1 to
-drain. It ends with the exit code or signal of its server, so that Slurm knows how it ended.
+another one if that is taken. It passes SIGTERM, and SIGUSR1 to drain, on to its server, and ends
+with the exit code or signal of its server, so that Slurm knows how it ended.
 
 Failure cases
 
@@ -22,8 +22,7 @@ Files in the replica's folder, which the engine and the job see:
 
     slurm.json          by the engine: the job that the replica has, and the jobs that it abandoned
                         on nodes that did not answer. A job that has ended and is not there was
-                        removed. A running job that finds another one there ends: it was cut off, or
-                        Slurm has lost it
+                        removed. A running job that finds another one there ends
     slurm-JOB.json      by the job: its address, heartbeat and exit; always a whole file
     slurm-JOB.out       the output of the job
 """
@@ -100,7 +99,7 @@ def read_report(run_dir: Path, job: str) -> JobReport | None:
 
 
 def read_job(run_dir: Path) -> str | None:
-    """Return the job of a replica; None when it has none, or the file cannot be read."""
+    """Return the job of a replica; None when it has none, or that cannot be read."""
     return _read(run_dir)[0]
 
 

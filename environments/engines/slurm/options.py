@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translates a replica's plan into arguments of `sbatch`, and the script that its job runs.
 
-`--engine-option NAME=VALUE` becomes `--NAME=VALUE` of `sbatch`, or `--NAME` for `true`: partition,
-account, time, qos, constraint and all others, which Slurm itself checks. Options that openenvd
-decides are refused here. Pure functions.
+`--engine-option NAME=VALUE` becomes `--NAME=VALUE` of `sbatch`, or `--NAME` for `true`, which Slurm
+itself checks. Options that openenvd decides are refused here. Pure functions.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ def sbatch_arguments(
 ) -> list[str]:
     """Return the arguments of `sbatch` that start a replica's job.
 
-    Several `earlier` jobs of the replica may still run on nodes that do not answer. The new job has
-    another name, so that it waits for none of them, and their nodes are `avoided`.
+    Some `earlier` jobs may still run on nodes that do not answer: the new job has another name, so
+    that it waits for none of them, and their nodes are `avoided`.
 
     Raises:
         EngineRefused: An option is openenvd's own.

@@ -4,13 +4,11 @@
     service ──▶ task (pending, …, running, failed) ──▶ container, on this node or another
 
 A service is never rescaled (`replicas=N`), and Swarm never restarts its task, because a replica
-keeps its identity, port and log, and has to finish its drain, which Swarm's tasks do not. More
-replicas are more services; an update starts new services beside the old ones.
+keeps its identity, port and log, and has to finish its drain. More replicas are more services.
 
 Ports are published by `mode=host`, on the node that has the task, without the ingress mesh, which
-would need IPVS in the kernel, and without virtual addresses. Swarm cannot publish a port on a
-single address: on a node that publishes ports on all addresses, only a server that requires a token
-is started. (`"ip": "127.0.0.1"` in /etc/docker/daemon.json keeps ports on loopback.)
+would need IPVS in the kernel. Swarm cannot publish a port on a single address: on a node that
+publishes ports on all addresses, only a server that requires a token is started.
 
 For a container on this node, Docker reports the exit code, a lack of memory, and the output as it
 comes. For a container on another node, Swarm reports the exit code, and is asked for the output
@@ -371,7 +369,6 @@ class Services:
         return max(tasks, key=created_at, default=None)
 
     def _down_node(self, task: Json | None) -> tuple[str, ...]:
-        """Return the node of a task, if it is down."""
         node = (task or {}).get("NodeID")
         return (node,) if node and is_down(self._api.inspect_node(node)) else ()
 

@@ -47,7 +47,6 @@ def test_limits_are_the_bundle_options_json_and_no_sandbox() -> None:
         ({"runtime-env": "[]"}, "must be a JSON object"),
         ({"gpus": "many"}, "must be a number"),
         ({"gpus": "nan"}, "must be a number"),
-        ({"address": "head:6399"}, "named by a variable"),
         ({"shm-size": "1g"}, "ray has no option 'shm-size'"),
     ],
 )

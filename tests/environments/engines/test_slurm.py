@@ -84,7 +84,7 @@ def test_a_job_that_was_left_is_replaced_for_ever(tmp_path: Path) -> None:
     assert left_jobs(tmp_path) == ["7"]
 
 
-@pytest.mark.parametrize("name", ["job-name", "comment", "output", "array", "out", "wra", "job"])
+@pytest.mark.parametrize("name", ["job-name", "comment", "output", "array", "wra", "requeue"])
 def test_options_by_which_jobs_are_found_are_refused(name: str) -> None:
     with pytest.raises(base.EngineRefused, match=name):
         sbatch_arguments(plan_of(options={name: "x"}))
