@@ -92,7 +92,6 @@ class Agent:
         control: socket.socket,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        """Make an agent that serves no replica yet; `control` is its listening socket."""
         self._layout = layout
         self._at = at
         self._control = control
@@ -134,7 +133,6 @@ class Agent:
             following.result()
 
     def _has(self, run_file: RunFile) -> bool:
-        """Return whether a replica runs on this engine, at this address."""
         return run_file.provider == self._at.engine and run_file.engine == self._at
 
     async def _adopt(self, run_file: RunFile) -> None:
@@ -173,7 +171,6 @@ class Agent:
             replica.note_problem(problem)
 
     def _is_stray(self, instance: Instance) -> bool:
-        """Return whether an instance is this home's, and has no run file."""
         is_ours = instance.labels.home == self._layout.home_label
         return is_ours and run_files.read(self._layout.run_dir(instance.labels.replica)) is None
 
@@ -248,10 +245,8 @@ class Agent:
                 if select.select([self._control], [], [], 0)[0]:
                     return False
                 self._layout.agent_socket(self._at.key).unlink(missing_ok=True)
-                has_nothing = self._instances is not None and not any(
-                    map(self._is_stray, self._instances)
-                )
-                if self._watch.problem is None and has_nothing:
+                is_known = self._instances is not None and self._watch.problem is None
+                if is_known and not any(map(self._is_stray, self._instances or ())):
                     (self._folder / ADDRESS_FILE_NAME).unlink(missing_ok=True)
                 return True
         except OSError:

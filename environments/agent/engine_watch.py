@@ -4,10 +4,10 @@
     thread: engine.changes() ──"look"──▶ loop: engine.list(), once for all ──▶ on_look(instances)
                 └─ EngineGone ──▶ again after a pause; meanwhile, it is the `problem`
 
-After a change that is reported while the instances are listed, they are listed again. They are
-also listed a second after the last reported change, because Docker lists a container as running for
-a moment after it has reported its death. All calls that block run in threads: the engine's methods
-(`call`), and stops, which take as long as their grace (`call_long`).
+After a change that is reported while the instances are listed, they are listed again; and once more
+a second after the last change, because Docker lists a container as running for a moment after it
+has reported its death. All calls that block run in threads: the engine's methods (`call`), and
+stops, which take as long as their grace (`call_long`).
 
 `exit_reason` returns, from an engine's facts, the same value as a shim does for a local replica.
 """

@@ -39,8 +39,7 @@ ID_LENGTH = 40  # of an instance's id in messages: engines' own commands take a 
 LAST_LINES_SECONDS = 5.0  # for the rest of a log, once its instance has exited
 TIMEOUT_SECONDS = 2.0  # for a server to answer
 SILENT_TIMEOUT_SECONDS = 5.0  # for the server of a silent instance to answer
-# A silent instance counts as ended when this many requests to its server have failed, and this many
-# seconds have passed since the first of them.
+# A silent instance has ended when as many requests to its server have failed, over as many seconds.
 SILENT_QUESTIONS = 3
 SILENT_ASKED_SECONDS = 8.0
 
@@ -53,7 +52,6 @@ class ReplicaInstance:
     """
 
     def __init__(self, run_file: RunFile, watch: EngineWatch) -> None:
-        """Make one of which nothing is known yet."""
         self.known: Instance | None = None
         self._run_file = run_file
         self._watch = watch
@@ -97,7 +95,6 @@ class ReplicaInstance:
         return self._attach(await self._watch.call(self._engine.start, plan))
 
     def _attach(self, instance: Instance) -> Instance:
-        """Record the instance, and follow its log."""
         before, self.known = self.known, instance
         if before is None or before.id != instance.id:
             self._pump = None
@@ -161,7 +158,6 @@ class ReplicaServer:
     """
 
     def __init__(self, run_file: RunFile, status: EngineReplicaStatus) -> None:
-        """Make one that has not been asked yet."""
         self.has_capacity = True
         self._run_file = run_file
         self._status = status
@@ -261,8 +257,8 @@ async def where_it_answers(
 ) -> tuple[str, str | None]:
     """Return the address at which a server answers, and None; or an address and why it does not.
 
-    Its own address is preferred, and asked again when only the usual one has answered: the server
-    may have begun to listen in between, and sessions at the usual address may end with the engine.
+    Its own address is asked again when only the usual one has answered: the server may have begun
+    to listen in between, and sessions at the usual address may end with the engine.
     """
     why = await why_not(own)
     if why is None or own == usual:
@@ -289,10 +285,9 @@ async def read_capacity(base_url: str) -> Json | None:
 
 
 async def _get(base_url: str, path: str, seconds: float) -> Any:
-    """Return the JSON that a server answers, as `ask` does, without a thread for each question.
+    """Return a server's JSON, as `ask` does, without a thread, as a server may take all `seconds`.
 
-    A server that cannot be reached takes the whole time limit. In HTTP/1.0 an answer has no chunks,
-    and ends with its connection.
+    In HTTP/1.0 an answer has no chunks, and ends with its connection.
     """
     address, token = without_token(base_url)
     parts = urlsplit(address)

@@ -29,9 +29,8 @@ leaves a state from which the next one continues:
                               not
 
 If the engine is gone or refuses for a while, the state stays, `problem` says why, and the step is
-tried again. A replica is lost only if the engine answers that there is no such instance. An engine
-that has never answered this agent may not be configured: after some seconds the replica counts as
-refused (`EngineWatch.reach`).
+tried again. A replica is lost only if the engine answers that there is no such instance. It is
+refused if the engine has never answered this agent for some seconds (`EngineWatch.reach`).
 """
 
 from __future__ import annotations
@@ -199,14 +198,12 @@ class EngineReplica:
             why = f"nothing answers at {self._server.address}/capacity"
         if why is not None:
             if self.plan.image and not instance.drains:  # a foreign image, with its own server
-                port = self.plan.container_port
-                why += f"; its server must listen on 0.0.0.0, port {port} or the one that its image"
-                why += " exposes"
+                port = f"port {self.plan.container_port} or the one that its image exposes"
+                why += f"; its server must listen on 0.0.0.0, {port}"
             self._clients.report_waiting(why)
             self._probes += 1
-            return backoff_seconds(
-                self._probes, first=FIRST_PROBE_SECONDS, longest=MAX_PROBE_SECONDS
-            )
+            first, longest = FIRST_PROBE_SECONDS, MAX_PROBE_SECONDS
+            return backoff_seconds(self._probes, first=first, longest=longest)
         if self.status.life.state is State.STARTING:  # not to be stopped by now
             self.status.note_ready(ready_info(found), time.time())
             self._handle(Event.READY)
@@ -320,7 +317,6 @@ class EngineReplica:
         ).to_json()
 
     async def _read_capacity(self) -> Json | None:
-        """Ask the server how full it is, and send clients what is new."""
         found = await self._server.read_capacity()
         if found is None or not self._server.has_capacity:
             return found

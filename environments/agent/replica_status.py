@@ -3,10 +3,8 @@
 
 It has the fields of a shim's status (`../replica_state.py`), and some of its own. A restarted agent
 continues from the file: the state says which step comes next. Deadlines are counted since boot, so
-that no step of the clock moves them, and the next agent understands them.
-
-Its clients are connected as those of a shim are (`../shim/connections.py`), and cannot tell the
-difference.
+that no step of the clock moves them. Clients are connected as those of a shim are
+(`../shim/connections.py`), and cannot tell the difference.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ LAST_CHECKS = 100
 class EngineReplicaStatus(ReplicaStatus):
     """The known facts about one replica. No effects."""
 
-    # Whether the engine may have been asked to start it; if not, the engine has nothing of it
-    is_asked: bool = False
+    is_asked: bool = False  # whether the engine may have anything of it
     instance: str | None = None
     pid: int | None = None
     host: str | None = None
@@ -46,8 +43,7 @@ class EngineReplicaStatus(ReplicaStatus):
     ends_at: float | None = None  # when the engine ends the instance, as `boot_seconds` counts
     # When to request its successor, so that its sessions can end before `ends_at`
     replace_at: float | None = None
-    # The number of the last exit that the server has reported of a process below it
-    reported: int = 0
+    reported: int = 0  # the number of the last exit that the server has reported of its children
 
     def __init__(self, earlier: StatusLine | None = None) -> None:
         """Continue from a status file, without the facts that may have changed since."""

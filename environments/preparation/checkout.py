@@ -13,7 +13,6 @@ It is made, used and removed as virtual environments are (`project_venv.py`, `ve
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -94,9 +93,10 @@ def _hint_of_folders(repository: Repository, folder: Path) -> str | None:
     if not inside:
         return None
     below = PurePosixPath(repository.subdirectory)
+    named = str(below / inside[0]) if len(inside) == 1 else "FOLDER"
+    command = f"openenv launch {replace(repository, subdirectory=named).source}"
     if len(inside) == 1:
-        return f"openenv launch {replace(repository, subdirectory=str(below / inside[0])).source}"
-    command = f"openenv launch {replace(repository, subdirectory='FOLDER').source}"
+        return command
     many = f" and {more} more" if (more := len(inside) - _MAX_FOLDERS) > 0 else ""
     names = ", ".join(str(below / each) for each in inside[:_MAX_FOLDERS])
     return f"{command}, where FOLDER is one of {names}{many}"
@@ -131,12 +131,10 @@ def _uses_lfs(folder: Path) -> bool:
 def _leading_out(folder: Path) -> Iterator[Path]:
     """Yield the links below a folder that lead out of it, or to themselves."""
     inside = folder.resolve()
-    for parent, folders, names in os.walk(folder):
-        for path in (Path(parent, name) for name in (*folders, *names)):
-            if path.is_symlink():
-                try:
-                    is_inside = path.resolve(strict=False).is_relative_to(inside)
-                except (OSError, RuntimeError):
-                    is_inside = False
-                if not is_inside:
-                    yield path
+    for path in filter(Path.is_symlink, folder.rglob("*")):
+        try:
+            is_inside = path.resolve().is_relative_to(inside)
+        except (OSError, RuntimeError):
+            is_inside = False
+        if not is_inside:
+            yield path

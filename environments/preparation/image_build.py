@@ -4,9 +4,9 @@
     source ─▶ context ─▶ digest ─▶ openenvd/NAME:DIGEST ── exists ─────────▶ that
                                                        └─ does not exist ─▶ docker build ─▶ that
 
-Nothing is written into the project's folder. The `docker` command builds images, and not the
-library that starts containers, because only the command supports BuildKit, which Dockerfiles of
-upstream's projects need, and the user's context and credentials.
+Nothing is written into the project's folder. The `docker` command builds images, because the
+library does not support BuildKit, which Dockerfiles of upstream's projects need, nor the user's
+context and credentials.
 
 `prune_images` removes images that were built here and that nothing uses any more:
 
@@ -14,9 +14,8 @@ upstream's projects need, and the user's context and credentials.
     replaced           another image has its name by now
     earlier version    a newer image of the same repository, `openenvd/NAME`, is there
 
-An image stays while a run file of this home names it. If any run file cannot be used, no image is
-removed, since the replica may need any of them. Docker itself keeps the images of all containers,
-including those of other homes.
+An image stays while a run file of this home names it; if any run file cannot be used, all stay.
+Docker itself keeps the images of all containers, including those of other homes.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ def ensure_image(
 ) -> str:
     """Return the name of a source's image, which has our env host; it is built if it is missing.
 
-    If a `tag` is given, the image is built under that name, too, which is returned. `say` is called
-    with lines about the progress.
+    With a `tag`, it is built under that name, too, which is returned. `say` reports the progress.
 
     Raises:
         EngineFailed: Docker cannot be used.
@@ -215,10 +213,7 @@ def _readable(line: str) -> str:
 
 
 def prune_images(layout: Layout) -> list[str]:
-    """Remove unused images; return their names, or the ids of those without a name. Blocks.
-
-    Nothing is removed if Docker does not answer, or if a run file was set aside.
-    """
+    """Remove unused images, if Docker answers; return their names, or else ids. Blocks."""
     usable, aside = run_files.look(layout.runs)
     if aside:
         return []
@@ -233,10 +228,7 @@ def prune_images(layout: Layout) -> list[str]:
 
 
 def unused(images: list[Json], used: set[str | None]) -> list[str]:
-    """Return the names, or ids, of images that may be removed, given the names and ids in `used`.
-
-    `docker image inspect` describes the images.
-    """
+    """Return the names, or ids, of images (`docker image inspect`) that nothing in `used` names."""
     found = []
     named: dict[str, list[tuple[str, str, Json]]] = {}
     for image in images:

@@ -12,8 +12,8 @@ certificates.pem   for the package index, if this machine has its own
     BASE ─┬─▶ build   uv, the files in needs/, an installation ─▶ /opt/venv, /opt/openenvd
           └─▶ image   ◀── those two folders, and the project's files
 
-Settings and certificates of the package index stay in the stage `build`, which is not part of the
-image. The Dockerfile uses no feature that the classic builder lacks.
+Settings and certificates of the package index stay in the stage `build`. The Dockerfile uses no
+feature that the classic builder lacks.
 """
 
 from __future__ import annotations
@@ -65,13 +65,11 @@ class Context:
     """The inputs of an image."""
 
     base: str  # the image that it is based on, which has a Python
-    # The part of the env host's configuration that belongs to the program
-    config: Mapping[str, Any]
+    config: Mapping[str, Any]  # what the program needs of the env host's configuration
     env: Mapping[str, str] = field(default_factory=dict)  # of the project's own Dockerfile
     folder: str | None = None  # of the project's files in the image; None: there are none
     workdir: str = PROJECTS_FOLDER  # the folder in which the program runs
-    # The way to install the needed packages, by files in the folder `needs`; None: there are none
-    way: Way | None = None
+    way: Way | None = None  # to install the needed packages; None: there are none
     # The metadata that an installation of the project would have: texts by their paths
     metadata: Mapping[str, str] = field(default_factory=dict)
     more: tuple[str, ...] = ()  # packages to install beside those that are needed
@@ -116,7 +114,7 @@ def _reproducible(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 def context_of(
     source: resolve.ResolvedSource, program: Program, base: str, more: Iterable[str] = ()
 ) -> Context:
-    """Return the context of a source's image, in which `more` packages than needed are installed.
+    """Return the context of a source's image, with `more` packages than the source needs.
 
     The `program` is the one by which this machine would serve the source.
 

@@ -5,14 +5,10 @@
 
     PROGRAM        a program of our Python, or of the project's virtual environment, which is made
                    once for all projects with the same needs; `--with` is laid over it
-    IMAGE          an image in Docker here. It is pulled if the source is an image; otherwise it is
-                   built with our env host, unless there is one of the same files. Replicas run it
-                   by its id
-    SHARED_IMAGE   the same, by its registry's digest, if it has one, so that other nodes can pull
-                   it
+    IMAGE          an image in Docker here, by its id. It is pulled, or built with our env host,
+                   unless there is one of the same files
+    SHARED_IMAGE   the same, by its registry's digest, if it has one: other nodes pull it
     PULLED_IMAGE   an image that the engine's nodes pull by its name; nothing is done here
-
-Replicas that are added later run the same, since their run files have the id or the digest.
 
 Failure cases
 

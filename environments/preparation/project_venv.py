@@ -7,15 +7,14 @@
 
 Each use writes `used`; unused environments are removed after a time (`venv_cleanup.py`). A folder
 without `complete` was left by a launch that failed or was killed: the next launch makes it again.
-Of the project itself only the metadata are installed, which tell its version: its folder is on the
-import path. Nothing is written into its folder: no lock file, no egg-info, no byte code.
+Of the project itself only the metadata are installed, as its folder is on the import path. Nothing
+is written into its folder: no lock file, no egg-info, no byte code.
 
 The ways are tried in order. A way that cannot be used (`Unusable`) is reported in one line, and the
 next is tried; any other failure (the network, a disk, a file of another hash) ends the launch. With
 a `uv.lock`, its versions are installed (`uv export`), from the user's own package index, and only
-files that have the hashes in the lock; the requirements of the env host come beside them. If the
-lock has wheels of a package, one of them must fit, or else the lock cannot be used. So a lock that
-was made for another Python does not cause a package to be compiled.
+files that have the hashes in the lock. If the lock has wheels of a package, one of them must fit:
+so a lock that was made for another Python does not cause a package to be compiled.
 
 An environment may be laid over another one, to add packages (`launch --with`):
 
@@ -72,7 +71,7 @@ _REMOVED = " - "  # the beginning of uv's line about a package that it removes
 def project_python(project: Project, layout: Layout, say: Say) -> Path | None:
     """Return the Python of the project's own environment, which is made if there is none yet.
 
-    It is None if the project declares no dependencies, and our own Python serves it.
+    None: the project declares no dependencies, and our own Python serves it.
 
     Raises:
         PreparationFailed: uv failed; the message has its last lines.

@@ -14,9 +14,8 @@ No wall clock is read, since it may step. A launch writes `used`, the second of 
 for which an environment is unused is counted while daemons run: the cleanup that first finds a
 `used` writes `unused`, with that value and the time.
 
-A launch may look for an environment while it is being removed. So `complete` is renamed first: a
-launch that does not find it waits for the lock, and makes the environment again. Then `used` is
-read again, in case a launch had found the environment just before.
+`complete` is renamed before a removal: a launch that does not find it waits for the lock, and makes
+the environment again. Then `used` is read again, as a launch may have found it just before.
 """
 
 from __future__ import annotations
@@ -45,15 +44,11 @@ _BLOCK_BYTES = 512  # the unit of `st_blocks` on every file system
 
 
 class Venv(NamedTuple):
-    """A virtual environment.
-
-    `project` is the folder it was made for, if that is known; `used` is the text that its last use
-    has written.
-    """
+    """A virtual environment."""
 
     path: Path
-    project: str | None
-    used: str
+    project: str | None  # the folder it was made for, if that is known
+    used: str  # the text that its last use has written
     freed_bytes: int = 0  # by its removal
 
     def to_json(self) -> dict[str, Any]:

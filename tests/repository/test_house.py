@@ -14,12 +14,12 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_614,
-    "code lines": 48_540,
+    "shipped lines": 75_382,
+    "code lines": 48_414,
     "modules": 390,
-    "test lines": 67_783,
-    "words of pages": 24_971,
-    "words of decisions": 7_943,
+    "test lines": 67_776,
+    "words of pages": 24_957,
+    "words of decisions": 7_927,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
