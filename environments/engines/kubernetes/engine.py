@@ -216,7 +216,7 @@ class KubernetesEngine:
         resource, _, part = resource.partition("/")
         wanted = {"verb": verb, "resource": resource, "namespace": namespace, "subresource": part}
         group = "authorization.k8s.io/v1"
-        asked = {"apiVersion": group, "kind": "SelfSubjectAccessReview"}
+        asked: Json = {"apiVersion": group, "kind": "SelfSubjectAccessReview"}
         asked["spec"] = {"resourceAttributes": wanted}
         review = self._cluster.post(f"/apis/{group}/selfsubjectaccessreviews", asked)
         return bool(review["status"]["allowed"])
