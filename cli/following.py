@@ -49,7 +49,6 @@ _REMEMBERED_LINES = 200  # to recognize a log tail that was shown already
 _ESTIMATES = {
     "eta_seconds": "about {} left",
     "at_most_seconds": "up to {}",
-    "expected_seconds": "usually {}",
 }
 
 

@@ -26,7 +26,6 @@ import os
 import shlex
 import signal
 import socket
-import syslog
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -187,9 +186,7 @@ class Daemon:
             looks_gone = looks_gone + 1 if installation.is_removed() else 0
             if looks_gone == LOOKS_GONE:
                 await asyncio.to_thread(self._report_uninstalled)
-        text = f"the state folder {self.paths.home} was removed; the daemon exits"
-        log.critical("%s", text)
-        syslog.syslog(syslog.LOG_CRIT, f"openenvd: {text}")  # our own log went with the folder
+        log.critical("the state folder %s was removed; the daemon exits", self.paths.home)
 
     def _report_uninstalled(self) -> None:
         """Report what still runs in the log, and on the user's terminals, since no command can."""

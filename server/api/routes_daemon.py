@@ -200,9 +200,7 @@ async def info(deps: Injected) -> Json:
         "memory": {
             "free_burst_bytes": max(0, executor.free_burst_bytes),
             "available_bytes": max(0, executor.available_bytes),
-            "waiting_for_memory": len(deps.dispatcher.claimer.shortages),
         },
-        "memory_estimates": deps.dispatcher.recorder.estimates.to_json(),
         "workers": [asdict(worker) for worker in executor.workers],
         "settings": asdict(deps.settings),
     }

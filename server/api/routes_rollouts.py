@@ -32,15 +32,6 @@ router = APIRouter()
 From = Annotated[int, Query(ge=0)]
 
 
-@router.get("/rollouts")
-async def list_rollouts(
-    deps: Injected, limit: Annotated[int, Query(ge=1, le=MAX_LIST)] = 50
-) -> Json:
-    """Show all that were asked for, newest first."""
-    found = await deps.store.read(queries.list_requests(operation="rollout", limit=limit))
-    return {"rollouts": [request_view(request) for request in found]}
-
-
 @router.get("/rollouts/{request_id}")
 async def get_rollout(request_id: str, deps: Injected) -> Json:
     """Return one rollout, and its progress so far: one row of `history` per some seconds."""

@@ -29,8 +29,8 @@ The stream, `GET /v1/dashboard/stream` (server-sent events):
 A snapshot replaces everything that the page knows. A change has whole entities: put replaces the
 entity of that id, drop removes it. There is no replay: a page that reconnects gets a snapshot. If
 more than `MAX_WAITING_CHARACTERS` wait for a viewer, they are dropped, and it gets a snapshot when
-it reads again. Only changes are sent. The stream is compressed if the browser accepts that. With
-`?is_look=true` it ends after the snapshot and the log so far.
+it reads again. Only changes are sent. With `?is_look=true` it ends after the snapshot and the log
+so far.
 
 A browser opens at most six connections to one server, for all of its windows. So a window has one
 stream and short calls, and only three windows have a stream; further ones poll every 2 seconds, a

@@ -34,7 +34,7 @@ REASON_TICKS = 3  # between two looks at why requests wait, when none has change
 
 NEWEST = 20  # events of a request, among which its last progress is looked for
 
-_PROGRESS = (*("message", "done", "total"), *("eta_seconds", "expected_seconds", "at_most_seconds"))
+_PROGRESS = ("message", "done", "total", "eta_seconds", "at_most_seconds")
 _FINAL = [state for state in RequestState if state.is_final]
 
 

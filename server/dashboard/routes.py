@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard's routes: its page and files, signing in, the stream.
 
-Files and stream are compressed. Neither has a secret that the compressed length could reveal: a
-session's key is only in the answer that begins the session, which is too short to be compressed.
 The headers isolate the page: nothing is loaded from elsewhere, nothing inline, and in no frame.
 
 Starlette serves the files. A browser caches them, and asks each time whether they are current
@@ -33,11 +31,9 @@ from fastapi import Path as PathParameter
 from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
-from starlette.middleware import Middleware
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from ...environments.sources.resolve import bundled
 from ...requests_db.sql import queries
@@ -72,7 +68,6 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-_LEVEL = 3  # of zlib: 9 takes three times as long, and saves a tenth
 
 
 class PageFiles(StaticFiles):
@@ -83,21 +78,6 @@ class PageFiles(StaticFiles):
         response = await super().get_response(path, scope)
         response.headers.update({**SECURITY_HEADERS, "Cache-Control": "no-cache"})
         return response
-
-
-class Compressed:
-    """ASGI middleware: compresses the page, and answers below these paths, streams too."""
-
-    def __init__(self, app: ASGIApp, paths: tuple[str, ...]) -> None:
-        self._app = app
-        self._paths = paths
-        self._compressed = GZipMiddleware(app, compresslevel=_LEVEL, exclude_content_types=())
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the call."""
-        path = scope["path"] if scope["type"] == "http" else ""
-        is_ours = path == "/" or path.startswith(self._paths)
-        await (self._compressed if is_ours else self._app)(scope, receive, send)
 
 
 def version_of_files() -> str:
@@ -138,8 +118,6 @@ def add_dashboard(app: FastAPI, deps: Dependencies, sessions: BrowserSessions) -
         )
 
     app.state.dashboard_feed = Feed(deps, make_sources)
-    # The innermost, behind the guard.
-    app.user_middleware.append(Middleware(Compressed, paths=(PAGE_FILES, PREFIX)))
     app.include_router(router)
     app.include_router(pages)
     app.mount(PAGE_FILES, app.state.dashboard_page)

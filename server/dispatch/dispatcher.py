@@ -105,7 +105,6 @@ class Dispatcher:
                 self.claimer.note_pending(*Schedule)  # that claim may have been the only one
                 self._stopping.wait(self._retry_seconds)
                 self._wake.set()
-        self.recorder.write_estimates()
 
     def _await_work(self) -> bool:
         """Sleep until there is something to do; False when the thread is to end."""

@@ -5,7 +5,7 @@ An estimate is learned from the peaks of earlier requests. Each pair of an opera
 environment's source has one: a `launch` of a compiler differs from a `launch` of `echo`, but two
 launches of `echo` under different names share theirs. `estimate` is pure.
 
-Owned by the dispatcher's thread; other threads may call `to_json`.
+Owned by the dispatcher's thread.
 
 Imports little: a daemon that is too large for its machine must find out before it has grown.
 """
@@ -186,19 +186,6 @@ class MemoryEstimates:
             if self._estimates.get(key) != expected:
                 self._estimates[key] = expected
                 self._largest = {}
-
-    def to_json(self) -> dict[str, Any]:
-        """Return for `openenv info` `{"launch echo": {"expected_bytes", …}}`."""
-        return {
-            " ".join(key).rstrip(): {
-                "expected_bytes": self._of(key),
-                "highest_peak_bytes": max(sample.peak_bytes for sample in samples),
-                "runs": len(samples),
-                "killed": sum(sample.killed for sample in samples),
-            }
-            for key, samples in sorted(self._samples.copy().items())
-            if samples
-        }
 
     def _of(self, key: Key) -> int:
         known = self._estimates.get(key)

@@ -7,7 +7,7 @@
 
 Owns the inbox (a deque that any thread appends to), the starts that are not yet written, the memory
 estimates learned from peaks, and the counts of kills for memory. Only the dispatcher's thread calls
-it, except for `deliver`; other threads may read `estimates`, `kills` and `retries`.
+it, except for `deliver`; other threads may read `kills` and `retries`.
 """
 
 from __future__ import annotations
@@ -101,11 +101,6 @@ class Recorder:
             self._inbox.popleft()  # only now: a failed write leaves them for the next turn
         ended, self._ended = self._ended, Ended()
         return ended
-
-    def write_estimates(self) -> None:
-        """Write the memory estimates that are not yet written, because the daemon stops."""
-        with contextlib.suppress(DatabaseError):
-            self._context.store.write(dispatching.record, learned=list(self._unwritten.values()))
 
     def _write_all(self, batch: list[messages.ExecutorEvent]) -> None:
         """Write the batch; if one event cannot be written, the others are written all the same."""

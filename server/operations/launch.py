@@ -137,7 +137,7 @@ class Launch(base.Operation):
             running = run_files.of_environment(layout.runs, payload.name)
             for note in losses(spec, [e for e in running if e.request_id == serving.request_id]):
                 base.say(note)
-        phases = Phases.of_launch(context, spec)
+        phases = Phases(context)
         validate_name(spec.name)
         stop = run_files.stop_environment
         if not is_update and (stopped := stop(layout.runs, spec.name, LEFTOVER_GRACE_SECONDS)):
@@ -164,7 +164,6 @@ class Launch(base.Operation):
             spec = replace(spec, host=options.host).with_access(token)
             phases.enter_aloud("gateway", f"the gateway listens at {options.address}")
             address = options.address_of(spec.name)
-        phases.finish()
         return {"spec": asdict(spec), "prepared": prepared.to_json(), "address": address}
 
 
@@ -213,7 +212,7 @@ class BuildImage(base.Operation):
         """`{"image": "openenvd/my-env:4f1d…"}`."""
         from ...environments.preparation import image_build as build
 
-        phases = Phases(context, f"image {payload.source}")
+        phases = Phases(context)
         phases.enter("building", "building the image")
         cwd = Path(payload.cwd) if payload.cwd else Path.cwd()
         source = _resolve(payload.source, cwd, Layout(context.home), base.say)
@@ -224,5 +223,4 @@ class BuildImage(base.Operation):
             more = payload.with_packages
             spec = EnvironmentSpec("image", payload.source, base=payload.base, with_packages=more)
             image = build.ensure_image(spec, source, base.say, tag=payload.tag)
-        phases.finish()
         return {"image": image}

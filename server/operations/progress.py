@@ -1,44 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Progress of a request: its phase, and an estimate of the time that the phase still takes.
 
-    {"phase", "message", "done"?, "total"?, "eta_seconds"?, "expected_seconds"?, "at_most_seconds"?}
+    {"phase", "message", "done"?, "total"?, "eta_seconds"?, "at_most_seconds"?}
 
-Each estimate has a basis: `eta_seconds` is the rest of a count at the speed so far;
-`at_most_seconds` is a limit; `expected_seconds` is the median of the times that the phase took for
-the same source before. These times are kept in `home/durations.json`. A request that fails adds
-none; if two requests write at once, those of one are kept.
+`eta_seconds` is the rest of a count at the speed so far, `at_most_seconds` a limit.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import re
-import statistics
 import time
-from pathlib import Path
-
-from pydantic import TypeAdapter
 
 from ...environments.engines.started_replicas import StartedReplica
-from ...environments.shim.files import write_json
-from ...schema.spec import EnvironmentSpec
 from ...system.text.json_lines import Json
 from ...system.text.units import plural
 from .base import OperationContext
 
-FILE = "durations.json"
-MAX_SOURCES = 200
-MAX_TIMES = 5
 MAX_LINE = 100  # characters of a replica's log in a message
-MIN_SECONDS = 0.5  # the times of shorter phases are not kept
 
 # uv reports the end of a phase; `_FOLLOWING` has the next one.
 _UV = re.compile(r"\s*uv: (Resolved|Prepared) (\d+) packages?\b")
 _FOLLOWING = {"Resolved": "downloading", "Prepared": "installing"}
-
-
-_DURATIONS = TypeAdapter(dict[str, dict[str, list[float]]])
 
 
 def eta_seconds(done: float, total: float, seconds: float) -> float | None:
@@ -122,21 +104,10 @@ class SessionsLeft:
 
 
 class Phases:
-    """The phases of one request for a `source`; their times are expected for the next one."""
+    """The phases of one request."""
 
-    def __init__(self, context: OperationContext, source: str) -> None:
+    def __init__(self, context: OperationContext) -> None:
         self._context = context
-        self._file = context.home / FILE
-        self._key = hashlib.sha256(source.encode()).hexdigest()[:16]
-        self._before = _read(self._file).get(self._key, {})
-        self._taken: dict[str, float] = {}
-        self._phase: str | None = None
-        self._since = 0.0
-
-    @classmethod
-    def of_launch(cls, context: OperationContext, spec: EnvironmentSpec) -> Phases:
-        """Return the phases of a launch, in a worker or in the daemon."""
-        return cls(context, f"{spec.provider} {spec.replicas} {spec.source}")
 
     def enter_aloud(self, phase: str, message: str) -> None:
         """Report that a phase begins, also in the request's log."""
@@ -145,12 +116,7 @@ class Phases:
 
     def enter(self, phase: str, message: str) -> None:
         """Report that a phase begins, and with it the end of the one before."""
-        self._end()
-        self._phase, self._since = phase, time.monotonic()
-        progress: Json = {"phase": phase, "message": message}
-        if times := self._before.get(phase):
-            progress["expected_seconds"] = round(statistics.median(times), 1)
-        self._context.progress(progress)
+        self._context.progress({"phase": phase, "message": message})
 
     def relay(self, line: str) -> None:
         """Write a line to the log; if uv wrote it, enter the phase that it announces."""
@@ -158,29 +124,3 @@ class Phases:
         if found := _UV.match(line):
             phase = _FOLLOWING[found[1]]
             self.enter(phase, f"{phase} {plural(int(found[2]), 'package')}")
-
-    def finish(self) -> None:
-        """Remember how long the phases took: the request has succeeded."""
-        self._end()
-        known = _read(self._file)
-        mine = known.pop(self._key, {})
-        for phase, seconds in self._taken.items():
-            if seconds >= MIN_SECONDS:
-                mine[phase] = [*mine.get(phase, ()), round(seconds, 2)][-MAX_TIMES:]
-        if mine:
-            known[self._key] = mine  # last: the oldest go first
-            with contextlib.suppress(OSError):  # without room on the disk, nothing is remembered
-                write_json(str(self._file), dict(list(known.items())[-MAX_SOURCES:]))
-
-    def _end(self) -> None:
-        if self._phase is not None:
-            seconds = time.monotonic() - self._since
-            self._taken[self._phase] = self._taken.get(self._phase, 0.0) + seconds
-        self._phase = None
-
-
-def _read(file: Path) -> dict[str, dict[str, list[float]]]:
-    try:
-        return _DURATIONS.validate_json(file.read_bytes())
-    except (OSError, ValueError):  # pydantic raises a `ValueError`
-        return {}

@@ -232,7 +232,7 @@ class _Launch(replacing.Change):
         """Start what a worker has prepared; where the environment runs, replace its replicas."""
         began, self._prepared, self._payload = time.monotonic(), prepared, payload
         self._spec = spec = EnvironmentSpec(**prepared["spec"])
-        self._phases = Phases.of_launch(self._context, spec)
+        self._phases = Phases(self._context)
         if payload["replaces"] is None:
             await self._start_first()
         else:
@@ -242,7 +242,6 @@ class _Launch(replacing.Change):
         address, seconds = self._address, time.monotonic() - began
         self._context.say(f"{self.name} is ready at {address} ({seconds:.1f} s)")
         self._phases.enter("ready", f"{self.name} is ready at {address}")
-        self._phases.finish()
         return {
             "environment": {
                 "name": self.name,

@@ -225,7 +225,6 @@ def test_the_bar_is_as_long_as_the_work_is_done(
     ("progress", "shown"),
     [
         ({"message": "at it"}, "launch trial: at it"),
-        ({"message": "at it", "expected_seconds": 12.3}, "launch trial: at it, usually 12 s"),
         ({"message": "at it", "eta_seconds": 90.0}, "launch trial: at it, about 1 min left"),
     ],
 )

@@ -136,18 +136,6 @@ function showSignIn(error) {
     h("p", { class: "buttons" }, h("code", { class: "command" }, "openenv dashboard"), copyButton(app, "command", () => "openenv dashboard"))));
 }
 
-const themes = ["system", "light", "dark"];
-const themeButton = document.getElementById("theme");
-let theme = localStorage.getItem("openenvd-theme") ?? "system";
-const showTheme = () => text(themeButton, `Theme: ${theme}`);
-themeButton.addEventListener("click", () => {
-  theme = themes[(themes.indexOf(theme) + 1) % themes.length];
-  if (theme === "system") { localStorage.removeItem("openenvd-theme"); delete document.documentElement.dataset.theme; }
-  else { localStorage.setItem("openenvd-theme", theme); document.documentElement.dataset.theme = theme; }
-  showTheme();
-});
-showTheme();
-
 const SHORTCUTS = { "g e": ["#/", "environments"], "g l": ["#/launch", "launch"], "g q": ["#/requests", "all requests"], "g r": ["#/rollouts", "rollouts"] };
 const showShortcuts = () => ask({ title: "Shortcuts", action: "Close", text: ["?   this list", "/   search or filter",
   ...Object.entries(SHORTCUTS).map(([keys, [, title]]) => `${keys}   ${title}`)].join("\n") });

@@ -143,8 +143,8 @@ export function showProgress(element, request) {
   attribute(bar, "value", now.done);
   attribute(bar, "aria-label", now.message);
   const left = now.eta_seconds ?? null;
-  const { at_most_seconds: most = null, expected_seconds: usual = null } = now;
-  const estimate = left !== null ? `, about ${duration(left)} left` : most !== null ? `, up to ${duration(most)}` : usual !== null ? `, usually ${duration(usual)}` : "";
+  const most = now.at_most_seconds ?? null;
+  const estimate = left !== null ? `, about ${duration(left)} left` : most !== null ? `, up to ${duration(most)}` : "";
   text(words, (now.message ?? "") + estimate);
 }
 

@@ -3,11 +3,9 @@
 
 import asyncio
 import contextlib
-import gzip
 import http.client
 import json
 import re
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,6 @@ LATER = {"charts.js", "log.js", "replay.js", "schema_form.js"} | {
     "panels/rollouts.js",
 }
 IDENTITY = {"Content-Type": "application/json"}
-TAKES_GZIP = {"Accept-Encoding": "br, gzip"}
 
 
 @pytest.fixture(scope="module")
@@ -236,23 +233,6 @@ def test_a_browser_asks_each_time_and_a_file_that_it_has_is_not_sent_again(
     known = {"Origin": "", "If-None-Match": str(headers["ETag"])}
     status, _, content = stranger.call("GET", path, headers=known)
     assert (status, content) == (304, b"")
-
-
-def test_files_and_stream_are_compressed_for_who_takes_that(browser: Browser) -> None:
-    takes = {"Origin": "", **TAKES_GZIP}
-    _, headers, content = browser.call("GET", "/dashboard/app.js", headers=takes)
-    assert headers["Content-Encoding"] == "gzip"
-    assert gzip.decompress(content) == (STATIC / "app.js").read_bytes()
-    plain = browser.call("GET", "/dashboard/app.js", headers={"Origin": ""})
-    assert (plain[1]["Content-Encoding"], plain[2]) == (None, gzip.decompress(content))
-    connection = http.client.HTTPConnection("127.0.0.1", browser.port, timeout=WAIT_SECONDS)
-    with contextlib.closing(connection):
-        connection.request("GET", "/v1/dashboard/stream", headers=browser.signed_in | TAKES_GZIP)
-        answer = connection.getresponse()
-        assert answer.headers["Content-Encoding"] == "gzip"
-        unpacker, text = zlib.decompressobj(wbits=31), b""
-        while not (b"event: snapshot" in text and text.endswith(b"\n\n")):
-            text += unpacker.decompress(answer.read1())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from openenvd.requests_db.records import PeakSample, Request
 from openenvd.schema.states import RequestState, Schedule
 from openenvd.server.dispatch.memory_estimates import (
     MAX_SAMPLES,
-    MIN_BYTES,
     Declared,
     MemoryEstimates,
     estimate,
@@ -77,11 +76,6 @@ def test_estimates_differ_by_source_and_typical_is_their_median() -> None:
         learn(known, request(payload={"source": source}), peak)
     assert known.typical("LONG") == int(60 * MB * 1.15)
     assert known.typical("SHORT") == 30 * MB
-    known = MemoryEstimates(DECLARED)
-    learn(known, request(), 100, 90)
-    shown = known.to_json()["launch echo"]
-    assert (shown["highest_peak_bytes"], shown["runs"], shown["killed"]) == (100 * MB, 2, 0)
-    assert shown["expected_bytes"] >= MIN_BYTES
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phases with how long they took before, and what a count's rest takes."""
+"""Phases, and what a count's rest takes."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +10,7 @@ import pytest
 from openenvd.environments.engines.started_replicas import StartedReplica
 from openenvd.server.operations import progress
 from openenvd.server.operations.base import OperationContext
-from openenvd.server.operations.progress import (
-    FILE,
-    MAX_SOURCES,
-    MAX_TIMES,
-    Phases,
-    ReplicasAwaited,
-    eta_seconds,
-)
+from openenvd.server.operations.progress import Phases, ReplicasAwaited, eta_seconds
 
 CLOCK: Any = SimpleNamespace(now=100.0, monotonic=lambda: CLOCK.now)
 
@@ -28,50 +20,9 @@ def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "time", CLOCK)
 
 
-def launch(home: Path, seconds: dict[str, float], source: str = "local 1 ./my_env") -> list[Any]:
-    told: list[dict[str, Any]] = []
-    phases = Phases(OperationContext("id", home, told.append), source)
-    for phase, taken in seconds.items():
-        phases.enter(phase, f"{phase} it")
-        CLOCK.now += taken
-    phases.finish()
-    return told
-
-
-def test_a_first_run_has_no_estimate_and_the_next_one_has_the_median(tmp_path: Path) -> None:
-    assert launch(tmp_path, {"resolving": 2.0, "starting": 4.0}) == [
-        {"phase": "resolving", "message": "resolving it"},
-        {"phase": "starting", "message": "starting it"},
-    ]
-    launch(tmp_path, {"resolving": 3.0})
-    launch(tmp_path, {"resolving": 60.0})
-    [told] = launch(tmp_path, {"resolving": 1.0})
-    assert told["expected_seconds"] == 3.0
-    assert "expected_seconds" not in launch(tmp_path, {"resolving": 1.0}, "another")[0]
-
-
-def test_little_is_remembered_and_nothing_of_what_takes_no_time(tmp_path: Path) -> None:
-    for number in range(MAX_SOURCES + 5):
-        launch(tmp_path, {"starting": 1.0, "ready": 0.0}, str(number))
-    for _ in range(MAX_TIMES + 2):
-        launch(tmp_path, {"starting": 2.0}, "last")
-    known = json.loads((tmp_path / FILE).read_text())
-    assert len(known) == MAX_SOURCES
-    assert [*known.values()][-1] == {"starting": [2.0] * MAX_TIMES}
-    assert all("ready" not in phases for phases in known.values())
-    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', '{"a": {"b": ["x"]}}', "\x00"])
-def test_a_file_that_is_none_of_ours_is_begun_anew(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE).write_text(text)
-    launch(tmp_path, {"starting": 1.0})
-    assert "expected_seconds" in launch(tmp_path, {"starting": 1.0})[0]
-
-
 def test_what_uv_says_is_a_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told: list[dict[str, Any]] = []
-    phases = Phases(OperationContext("id", tmp_path, told.append), "source")
+    phases = Phases(OperationContext("id", tmp_path, told.append))
     for line in ("  uv: Resolved 43 packages in 2s", "  uv: a note", "  uv: Prepared 1 package"):
         phases.relay(line)
     assert [each["message"] for each in told] == ["downloading 43 packages", "installing 1 package"]

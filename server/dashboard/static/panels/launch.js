@@ -5,7 +5,7 @@ import { attribute, h, text } from "../dom.js";
 import { schemaForm } from "../schema_form.js";
 
 const FIRST = ["source", "name", "provider", "replicas", "max_replicas", "max_sessions", "memory_mb", "env"];
-const OF_THE_DAEMON = ["replaces", "content"]; // which it fills in itself
+const OF_THE_DAEMON = ["replaces"]; // which it fills in itself
 const OF_REQUESTS = ["priority", "timeout_seconds", "retry_oom"];
 
 export default {
