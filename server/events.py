@@ -130,16 +130,16 @@ class LogFile:
         self.offset += len(data)
         return data.decode("utf-8", "replace")
 
-    def size(self) -> int:
-        """Return the size of the file; 0 if it is not there."""
-        return _size_of(self.path) or 0
-
-    def skip_to(self, offset: int) -> None:
-        """Go on with the first line that begins after this offset."""
+    def skip(self, keep_bytes: int) -> bool:
+        """Leave out text beyond the last `keep_bytes`, in whole lines; return whether some was."""
+        start = (_size_of(self.path) or 0) - keep_bytes
+        if start <= self.offset:
+            return False
         with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
-            file.seek(offset)
+            file.seek(start)
             file.readline(MAX_READ_BYTES)
             self.offset = file.tell()
+        return True
 
     def pieces(self, *, final: bool = False) -> Iterator[str]:
         """Yield what `read` gives until the end, in pieces."""

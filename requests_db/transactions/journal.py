@@ -96,17 +96,8 @@ class Journal:
         for seq, draft in enumerate(self._drafts, first):
             at, kind, about, environment, data, text, request = draft
             id_, request_seq = (about.id, about.seq) if about else (None, None)
-            rows.append(
-                {
-                    "seq": seq,
-                    "at": at,
-                    "kind": kind,
-                    "request_id": id_,
-                    "request_seq": request_seq,
-                    "environment": environment,
-                    "data": text,
-                }
-            )
+            subject = {"request_id": id_, "request_seq": request_seq, "environment": environment}
+            rows.append({"seq": seq, "at": at, "kind": kind, "data": text} | subject)
             events.append(Event(seq, at, kind, id_, environment, data, request))
         queries.each(connection, statements.INSERT_EVENT, rows)
         return tuple(events)

@@ -143,7 +143,7 @@ def log_of(
 
 
 async def shown_log(deps: Dependencies, environment: Environment, shown: str) -> Path | None:
-    """Return the log to follow: the `shown` one while its replica serves, else the youngest's."""
+    """Return the `shown` log while its replica serves, else that of the youngest that does."""
     replicas = await deps.store.read(queries.replicas(environment.name))
     serving = {each.id for each in replicas if each.state is not ReplicaState.DRAINING}
     return log_to_show(_logs(deps, environment), serving, shown)
@@ -155,10 +155,7 @@ def _logs(deps: Dependencies, environment: Environment) -> list[Path]:
 
 
 def log_to_show(logs: Sequence[Path], serving: Collection[str], shown: str) -> Path | None:
-    """Return the `shown` log if its replica serves, or else that of the youngest that does.
-
-    The logs are given with the oldest first; `serving` are the replicas that do not drain.
-    """
+    """Choose one of these logs, the oldest first; `serving` are the replicas that do not drain."""
     return max(
         reversed(logs), key=lambda log: (log.stem in serving, log.name == shown), default=None
     )

@@ -12,15 +12,13 @@ from fastapi import APIRouter, Query, Response
 
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Request
-from ...requests_db.sql import queries
 from ...system.text.json_lines import Json
 from ..errors import NotFound
 from .dependencies import Dependencies, Injected
-from .streams import event_pages
+from .streams import event_pages, last_report
 from .views import request_view
 
 MAX_LIST = 200
-NEWEST = 20  # events among which the last report is looked for: nearly all are reports
 MAX_MARKS = 240  # rows of a history: no line of a chart has more points
 FIGURES = (
     *("episodes", "failed", "steps", "mean_reward", "retries", "unit", "wanted", "earlier"),
@@ -93,10 +91,8 @@ async def history(store: AsyncStore, request_id: str) -> list[Json]:
 
 async def last_mark(store: AsyncStore, request_id: str) -> Json | None:
     """Return the rollout's last report, or None if there was none lately."""
-    for event in await store.read(queries.newest_events(request_id, NEWEST)):
-        if "rollout" in event.data:
-            return mark_of(event.at, event.data["rollout"])
-    return None
+    event = await last_report(store, request_id, "rollout")
+    return None if event is None else mark_of(event.at, event.data["rollout"])
 
 
 def mark_of(at: float, report: Json) -> Json:

@@ -28,7 +28,6 @@ from fastapi.sse import ServerSentEvent
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Event, Request
 from ...requests_db.sql import queries
-from ...requests_db.transactions.journal import REQUEST_PROGRESS
 from ...schema.states import RequestState
 from ...system.files.log_files import offset_since
 from ..events import LogFile, followed, offset_of_last_lines
@@ -37,7 +36,7 @@ from .views import event_view, request_view
 
 WAIT_SECONDS = 15.0  # for a request that is followed, before it is looked up again
 PAGE = 1000  # events read at once
-NEWEST = 20  # events of a request, among which its last progress is looked for
+NEWEST = 20  # events of a request, among which its last report is looked for
 TAIL = Query(ge=0, description="Start with this many lines from the end.")
 SINCE = Query(ge=0, description="Start with what was printed this many seconds ago.")
 TEXT = "text/plain; charset=utf-8"
@@ -130,9 +129,8 @@ class RequestStream:
         # the events are read, so that they include those of the state that is found here.
         self._request = await self._deps.submitter.find(self._request.id)
         if is_new:
-            newest = await self._deps.store.read(queries.newest_events(self._request.id, NEWEST))
-            for event in [each for each in newest if each.kind == REQUEST_PROGRESS][:1]:
-                yield sse("progress", event.data, self._position)
+            if (last := await last_report(self._deps.store, self._request.id)) is not None:
+                yield sse("progress", last.data, self._position)
             yield sse("state", request_view(self._request), self._position)
             return
         async for page in event_pages(self._deps.store, self._position.seq, self._request.id):
@@ -181,6 +179,12 @@ async def event_pages(
         seq = page[-1].seq
         if len(page) < PAGE:
             return
+
+
+async def last_report(store: AsyncStore, request_id: str, key: str = "message") -> Event | None:
+    """Return the last of a request's newest events whose data has this key; None: none has."""
+    newest = await store.read(queries.newest_events(request_id, NEWEST))
+    return next((event for event in newest if event.data.get(key)), None)
 
 
 async def text_stream(

@@ -63,8 +63,7 @@ class FollowedLog:
         The first event has `is_first`: the page must discard its earlier text.
         """
         log = self._log
-        if log is not None and log.size() - log.offset > MAX_BEHIND_BYTES:
-            log.skip_to(log.size() - MAX_BEHIND_BYTES)
+        if log is not None and log.skip(MAX_BEHIND_BYTES):
             self._is_first = True
         if self._is_first:
             self._is_first = False

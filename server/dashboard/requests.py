@@ -22,6 +22,7 @@ from ..api.dependencies import Dependencies
 from ..api.routes_daemon import FAILED_LAUNCHES_SHOWN, worth_showing
 from ..api.routes_requests import may_have_run_before, reason_at
 from ..api.routes_rollouts import last_mark, mark_of
+from ..api.streams import last_report
 from ..api.views import error_view, short_request_view
 from . import environments
 from .live_state import LiveState, Turn
@@ -31,8 +32,6 @@ MAX_RUNNING = 200
 LOOKED_AT = 60  # ended requests, of which some are shown
 MAX_FAILED = 100  # among which faults are looked for
 REASON_TICKS = 3  # between two looks at why requests wait, when none has changed
-
-NEWEST = 20  # events of a request, among which its last progress is looked for
 
 _PROGRESS = ("message", "done", "total", "eta_seconds", "at_most_seconds")
 _FINAL = [state for state in RequestState if state.is_final]
@@ -113,9 +112,8 @@ class RequestSource:
             if request.id in known:
                 self._progress[request.id] = known[request.id]
             elif request.schedule is Schedule.LONG:
-                query = queries.newest_events(request.id, NEWEST)
-                found = map(_progress_of, await self._deps.store.read(query))
-                self._progress[request.id] = next(filter(None, found), {})
+                last = await last_report(self._deps.store, request.id)
+                self._progress[request.id] = (last and _progress_of(last)) or {}
 
     def _view(self, request: Request) -> Json:
         known = self._views.get(request.id)

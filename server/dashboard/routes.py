@@ -91,6 +91,7 @@ LogName = Annotated[str | None, Query(pattern="^(requests|environments)/", max_l
 LogPlace = Annotated[str, Query(pattern=r"^(.+:[0-9]{1,18})?$", max_length=300)]
 PlayerId = Annotated[str, PathParameter(pattern="^[0-9a-f]{32}$", description="Of the page.")]
 Folder = Annotated[str | None, Query(max_length=4096)]
+Code = Annotated[str, Body(embed=True, max_length=100, description="Of a link that was not used.")]
 SeenIds = Annotated[list[str], Body(embed=True, max_length=500, description="Of faults: `ids`.")]
 
 PREFIX = "/v1/dashboard"
@@ -122,12 +123,6 @@ def add_dashboard(app: FastAPI, deps: Dependencies, sessions: BrowserSessions) -
     app.include_router(pages)
     app.mount(PAGE_FILES, app.state.dashboard_page)
     return memory
-
-
-class Code(BaseModel):
-    """The code with which a page signs in."""
-
-    code: str = Field(max_length=100, description="Of a link that was not used.")
 
 
 @router.post("/link")
@@ -228,7 +223,7 @@ async def stream(
 @pages.post(SIGN_IN)
 async def sign_in(code: Code, request: Request, deps: Injected) -> Response:
     """Begin a session: the cookie, and the key that the page keeps."""
-    session = _sessions(request).begin(code.code)
+    session = _sessions(request).begin(code)
     if session is None:
         raise Unauthorized(
             "this link was used already, or is too old", "openenv dashboard makes another"

@@ -4,21 +4,21 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from pydantic import Field
 
 from ...environments.access import ask, base_url_by_name
 from ...schema.layout import Layout
 from ...system.net.access import without_token
+from ...system.text.json_lines import Json
 from . import base
 
 
-class ProbePayload(base.Payload):
+class AskPayload(base.Payload):
     """The environment to ask."""
 
     name: str = Field(min_length=1, description="The environment's name.")
-    timeout_seconds: float = Field(5.0, gt=0, le=600, description="Time limit.")
+    timeout_seconds: float = Field(10.0, gt=0, le=600, description="Time limit.")
 
 
 class Probe(base.Operation):
@@ -26,27 +26,12 @@ class Probe(base.Operation):
 
     name = "probe"
     summary = "Check whether an environment answers, and how quickly."
-    Payload = ProbePayload
+    Payload = AskPayload
 
     @staticmethod
-    def run(payload: ProbePayload, context: base.OperationContext) -> dict[str, Any]:
+    def run(payload: AskPayload, context: base.OperationContext) -> Json:
         """`{"name", "address", "health", "seconds"}`: connecting included."""
-        base_url = base_url_by_name(Layout(context.home).runs, payload.name)
-        started = time.monotonic()
-        health = ask(base_url, "/health", payload.timeout_seconds)
-        return {
-            "name": payload.name,
-            "address": without_token(base_url)[0],
-            "health": health,
-            "seconds": time.monotonic() - started,
-        }
-
-
-class DescribePayload(base.Payload):
-    """The environment to ask."""
-
-    name: str = Field(min_length=1, description="The environment's name.")
-    timeout_seconds: float = Field(10.0, gt=0, le=600, description="Time limit.")
+        return _ask(payload, context, "health")
 
 
 class Describe(base.Operation):
@@ -54,15 +39,17 @@ class Describe(base.Operation):
 
     name = "describe"
     summary = "Return an environment's own description."
-    Payload = DescribePayload
+    Payload = AskPayload
 
     @staticmethod
-    def run(payload: DescribePayload, context: base.OperationContext) -> dict[str, Any]:
-        """`{"name", "address", "metadata", "schema"}`."""
-        base_url = base_url_by_name(Layout(context.home).runs, payload.name)
-        return {
-            "name": payload.name,
-            "address": without_token(base_url)[0],
-            "metadata": ask(base_url, "/metadata", payload.timeout_seconds),
-            "schema": ask(base_url, "/schema", payload.timeout_seconds),
-        }
+    def run(payload: AskPayload, context: base.OperationContext) -> Json:
+        """`{"name", "address", "metadata", "schema", "seconds"}`."""
+        return _ask(payload, context, "metadata", "schema")
+
+
+def _ask(payload: AskPayload, context: base.OperationContext, *pages: str) -> Json:
+    base_url = base_url_by_name(Layout(context.home).runs, payload.name)
+    started = time.monotonic()
+    found: Json = {page: ask(base_url, f"/{page}", payload.timeout_seconds) for page in pages}
+    found["seconds"] = time.monotonic() - started
+    return {"name": payload.name, "address": without_token(base_url)[0], **found}

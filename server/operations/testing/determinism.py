@@ -1,29 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`determinism`: a seed repeats an episode. `processes`: the serving process changes nothing.
+"""Whether what is played again is answered again: by a seed, in another process, by a copy.
 
-    session 1   reset(seed) a b c …    reset(seed) a b c …     the same again in one session
-    session 2   reset(seed) a b c …                            and in another one
+    determinism   session 1   reset(seed) a b c …    reset(seed) a b c …     again in one session
+                  session 2   reset(seed) a b c …                            and in another one
+
+    branching     session     reset(seed) a b c ─▶ branch ─▶ d e f      all three must answer alike
+                  2 branches                              └▶ d e f
 
 The same seed and the same actions must give the same observations, rewards and ends. A further
 episode with another seed tells whether the seed changes anything. Where all sessions share one
 state, a difference is a warning.
 
-A launch serves sessions in several processes, and the test in one. The server found in the
-project's code what that may change (`env_host/environment/source_analysis.py`), and has notes on
-hooks and middleware.
+Branches by replay are sessions in which a b c were repeated. If these differ, a seed does not
+repeat an episode, which is a fault for `determinism`, and none of the copies.
+
+`processes`: a launch serves sessions in several processes, and the test in one. The server found in
+the project's code what that may change (`env_host/environment/source_analysis.py`), and has notes
+on hooks and middleware.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
+from ....rollouts.session.branching import REPLAY, REPLAYED, branch_address
 from ....system.text.json_lines import Json
 from ....system.text.units import plural
-from .subject import CheckResult, Finding, Subject, TrialSession
+from .subject import CheckResult, Finding, Frame, Subject, TrialSession
 
 STEPS = 20
+BRANCHES = 2
+BRANCH_STEPS = 5  # before the branches, and in them
 EPISODE = "openenv-test"  # the id of each episode, so that what is derived from it is the same
 TABLE = "docs/compatibility.md, Differences on purpose"
 MAX_SHOWN = 3
@@ -34,11 +44,11 @@ async def check(subject: Subject, result: CheckResult) -> None:
     """Play one seed three times, and another one."""
     seed = subject.plan.seed
     async with subject.session() as session:
-        first = await _episode(subject, session, seed)
-        again = await _episode(subject, session, seed)
+        first = await _play(subject, session, seed)
+        again = await _play(subject, session, seed)
     async with subject.session() as session:
-        elsewhere = await _episode(subject, session, seed)
-        other = await _episode(subject, session, seed + 1)
+        elsewhere = await _play(subject, session, seed)
+        other = await _play(subject, session, seed + 1)
     ignored, steps = frozenset(subject.plan.ignore), len(first) - 1
     seed_matters = any(differences(first, other, ignored))
     result.figures = {"steps": steps, "seed_matters": seed_matters}
@@ -85,10 +95,72 @@ def _finding(where: str, differing: list[tuple[int, str, str]], *, shared: bool)
     )
 
 
-async def _episode(subject: Subject, session: TrialSession, seed: int) -> list[Json]:
-    player = subject.actions.player(subject.plan.seed)
-    frames = [(await session.reset(seed=seed, episode_id=EPISODE)).data]
-    for _ in range(STEPS):
+async def check_branching(subject: Subject, result: CheckResult) -> None:
+    """Branch a session, and play the same actions in it and in its branches."""
+    ignored = frozenset(subject.plan.ignore)
+    async with AsyncExitStack() as opened:
+        parent = await opened.enter_async_context(subject.session())
+        await _play(subject, parent, subject.plan.seed, BRANCH_STEPS)
+        answer = await parent.ask({"type": "branch", "data": {"count": BRANCHES}})
+        _describe(answer, result)
+        if answer.kind != "branches" and (result.was_skipped or subject.max_sessions <= BRANCHES):
+            return
+        ids = [each["session_id"] for each in answer.data.get("branches") or ()]
+        episodes = [await _branch(subject, opened, each) for each in ids or [None] * BRANCHES]
+        episodes.append(await _play(subject, parent, None, BRANCH_STEPS))
+    differing = next((d for e in episodes for d in differences(episodes[0], e, ignored)), None)
+    if differing is None:
+        result.summary += "; two branches answer as their session does"
+        return
+    async with AsyncExitStack() as opened:
+        again = [await _branch(subject, opened, None) for _ in range(2 if ids else 0)]
+    if not ids or any(differences(again[0], again[1], ignored)):
+        result.summary += "; their answers differ, since a seed does not repeat an episode"
+        return
+    step, path, values = differing
+    result.summary += "; their answers differ"
+    found = f"after equal actions, two copies of a session differ at step {step}: {path}: {values}"
+    means = "a branch has not all of its session's state, or shares some of it"
+    remedy = "keep state in the instance, or in what export_state() gives and import_state() takes"
+    result.findings.append(Finding(found, means, remedy))
+
+
+def _describe(answer: Frame, result: CheckResult) -> None:
+    """Note how the session is branched, and why not in a better way."""
+    refusal = answer.data
+    result.figures = {"by": refusal.get("by", REPLAY), "refusal": None}
+    if answer.kind == "branches":
+        result.summary = f"branches by {refusal['by']}"
+        return
+    result.figures["refusal"] = refusal
+    if refusal.get("code") not in REPLAYED:
+        result.was_skipped, result.summary = True, f"no branches: {answer.error}"
+        return
+    why = refusal.get("reason") or "the server makes no copies"
+    found = ", ".join(refusal.get("found") or ())
+    result.summary = f"branches by {REPLAY} ({why}{': ' if found else ''}{found})"
+
+
+async def _branch(subject: Subject, opened: AsyncExitStack, session_id: str | None) -> list[Json]:
+    """Attach to a branch, or replay one; return its answers to the actions that follow."""
+    address = subject.base_url
+    if session_id is not None:
+        address = branch_address(address, session_id)
+    session = TrialSession(address, subject.plan.step_timeout_seconds)
+    await opened.enter_async_context(session)
+    if session_id is None:
+        await _play(subject, session, subject.plan.seed, BRANCH_STEPS)
+    return await _play(subject, session, None, BRANCH_STEPS)
+
+
+async def _play(
+    subject: Subject, session: TrialSession, seed: int | None, steps: int = STEPS
+) -> list[Json]:
+    """Play an episode of this seed, or with None continue the present one; return the answers."""
+    player = subject.actions.player(f"{subject.plan.seed} {seed is None}")
+    first = session.state() if seed is None else session.reset(seed=seed, episode_id=EPISODE)
+    frames = [(await first).data]
+    for _ in range(steps):
         if frames[-1].get("done"):
             break
         frames.append((await session.step(player())).data)

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Collection
 from ....system.process.exit_reason import ExitReason
 from ....system.text.json_lines import Json
 from ....system.text.units import MB, plural
-from . import blocking, branching, determinism, leaks, protocol
+from . import blocking, determinism, leaks, protocol
 from .subject import CheckResult, Finding, Outcome, SessionFailed, Subject
 
 Check = Callable[[Subject, CheckResult], Awaitable[None]]
@@ -29,7 +29,7 @@ CHECKS: dict[str, Check] = {
     "blocking": blocking.check,
     "determinism": determinism.check,
     "processes": determinism.check_processes,
-    "branching": branching.check,
+    "branching": determinism.check_branching,
     "leaks": leaks.check,
 }
 MEASURING = ("memory", "blocking", "leaks")
