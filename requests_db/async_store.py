@@ -44,10 +44,7 @@ _Call = tuple[Callable[[Connection], Any], asyncio.Future[Any]]  # a transaction
 
 
 class AsyncStore:
-    """Submits, cancels, finds and lists requests; keeps the observed state of environments.
-
-    All state is the loop's; the writer's thread runs `_perform`.
-    """
+    """Submits, cancels, finds and lists requests; keeps the observed state of environments."""
 
     def __init__(self, path: Path | str, *, syncs: bool = False) -> None:
         """Connects to the file `path` when first used; `syncs` as of a `WriteConnection`."""

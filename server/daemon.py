@@ -204,10 +204,7 @@ class Daemon:
 
 @contextmanager
 def _no_processes_as_reason() -> Iterator[None]:
-    """A process or thread that the system refused is a reason not to start.
-
-    So is an error that was raised while such a refusal was handled.
-    """
+    """A refused process or thread, or what follows from that, is a reason not to start."""
     try:
         yield
     except (RuntimeError, OSError) as exc:

@@ -127,10 +127,7 @@ class Sweeper:
         return removed
 
     def _ownerless(self, names: set[str]) -> Iterator[tuple[str, Callable[[], object]]]:
-        """Yield what has no owner: its name, and a call that removes it if it has none by then.
-
-        `names` are the environments that have replicas.
-        """
+        """Yield what has no owner, and a call that removes it; `names` have replicas."""
         runs = self._layout.runs
         for folder in filter(_has_no_owner, self._run_folders()):
             yield f"{folder}, which has no run file", partial(_remove_folder, folder)
@@ -259,11 +256,7 @@ _NO_LISTENER = (errno.ECONNREFUSED, errno.ENOENT)
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Make the folder, and keep it from being removed within the block.
-
-    Raises:
-        OSError: it cannot be made, or belongs to another user.
-    """
+    """Make the folder, and keep it within the block; an `OSError`: another user's, or no room."""
     with contextlib.ExitStack() as stack:
         for attempt in range(MAX_REMOVALS):
             try:
@@ -296,11 +289,7 @@ def collect_abandoned(folders: Iterable[Path]) -> list[Path]:
 
 
 def has_no_listener(path: Path) -> bool:
-    """Return whether a path is a socket at which no process listens any more.
-
-    Raises:
-        OSError: There is nothing at the path.
-    """
+    """Return whether a path, at which there is something, is a socket without a listener."""
     if not stat.S_ISSOCK(path.lstat().st_mode):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -310,12 +299,7 @@ def has_no_listener(path: Path) -> bool:
 
 @contextmanager
 def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a folder of this user.
-
-    Raises:
-        FileNotFoundError: it does not exist, or was removed while we waited.
-        OSError: it is another user's, or is held.
-    """
+    """Hold the lock of a folder of this user; an `OSError`: it is gone, held or another's."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(folder, flags)
     try:

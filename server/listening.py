@@ -63,11 +63,7 @@ class HomeLock:
 
 @contextmanager
 def hold_lock(paths: Paths) -> Iterator[HomeLock]:
-    """Make the home's folders, and hold its lock.
-
-    Raises:
-        DaemonError: another daemon holds it, or the home cannot be written.
-    """
+    """Make the home's folders, and hold its lock; a `DaemonError` says why not."""
     try:
         _make_folders(paths)
         descriptor = os.open(paths.daemon_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -124,11 +120,7 @@ SHUTDOWN_SECONDS = 2  # for open streams, before their connections are cut
 
 
 def bind(paths: Paths, settings: Settings) -> tuple[socket.socket, socket.socket]:
-    """Bind and listen on the TCP port and the Unix socket.
-
-    Raises:
-        DaemonError: the port is in use, or the folder of sockets cannot be written.
-    """
+    """Bind and listen on the TCP port and the Unix socket; a `DaemonError` says why not."""
     tcp = _listening(settings.port)
     unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -164,11 +156,7 @@ def _listening(port: int | None) -> socket.socket:
 
 
 def identity_of(paths: Paths, tcp: socket.socket, given: Mapping[str, Given]) -> dict[str, Any]:
-    """Describe this daemon for `daemon.json`.
-
-    `given` are its settings that are not left to their defaults; the flags among them are for the
-    next one, if this one is killed.
-    """
+    """Describe this daemon for `daemon.json`; `given` are settings that are no defaults."""
     port = tcp.getsockname()[1]
     return {
         "pid": os.getpid(),

@@ -92,10 +92,7 @@ def record(
 
 
 def release(connection: Connection, ids: Sequence[str], now: float) -> tuple[Event, ...]:
-    """Give back requests that were claimed and never started, or cancel them if that was requested.
-
-    The attempt does not count.
-    """
+    """Give back requests that never started, or cancel them if asked to; no attempt counts."""
     current = _current(connection, ids)
     running = {i: c for i, c in current.items() if c.state is RequestState.RUNNING}
     back = [i for i, c in running.items() if not c.cancel_requested]
@@ -195,10 +192,7 @@ def next_state(request: Request, idempotent: Set[str]) -> RequestState:
 
 
 def recover(connection: Connection, now: float, *, idempotent: Set[str]) -> list[Request]:
-    """Move every running request to its next state, and return the requests in that state.
-
-    `idempotent` are the operations to run again.
-    """
+    """Move each running request to its next state, and return it; `idempotent` ones run again."""
     recovered = []
     journal = Journal()
     for request in queries.RUNNING.run(connection):

@@ -62,9 +62,7 @@ class Journal:
     def moved(
         self, request: _Subject, before: RequestState, after: RequestState, at: float
     ) -> None:
-        """Record that a request changes from one state to another.
-
-        If `request` is in the new state already, the event carries it.
+        """Record a change of state, with the request if it has the new state already.
 
         Raises `InvalidTransition`: the table of transitions does not allow it.
         """

@@ -42,10 +42,7 @@ def set_environment_state(
     address: str | None = None,
     error: RequestError | None = None,
 ) -> Event | None:
-    """Move an environment to a state; None when that changes nothing, or is no longer allowed.
-
-    For the address and the error see `in_state`.
-    """
+    """Move an environment (`in_state`); None: nothing changes, or it is no longer allowed."""
     if (before := queries.environment(name).run(connection)) is None:
         return None
     if (
@@ -77,8 +74,7 @@ def in_state(
 ) -> Environment:
     """Return an environment with this state.
 
-    An address of None stays what it was. An error is kept while the state stays
-    FAILED, and cleared by any other.
+    An address of None stays what it was. An error stays with FAILED, and is cleared otherwise.
     """
     if error is not None:
         error = replace(error, message=without_secrets(error.message, before.spec))
@@ -90,10 +86,7 @@ def in_state(
 def switch_generation(
     connection: Connection, generation: Generation, *, now: float, spec: Json, address: str
 ) -> tuple[Event, ...]:
-    """Make a generation that is ready serve its environment, and the one that served drain.
-
-    Writes nothing if the environment was taken down meanwhile.
-    """
+    """Make a ready generation serve instead of the present one, unless all was taken down."""
     name = generation.environment
     before = queries.environment(name).run(connection)
     if before is None or before.state not in states.UPDATABLE:

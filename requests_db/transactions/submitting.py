@@ -199,10 +199,7 @@ def _is_full(connection: Connection, schedule: states.Schedule, max_pending: int
 
 
 def _stop(connection: Connection, name: str, now: float) -> tuple[tuple[Event, ...], list[str]]:
-    """Mark the environment as stopping, and cancel its launches that are under way.
-
-    Returns the events, and the launches that run, whose workers have yet to be ended.
-    """
+    """Mark it as stopping, and cancel its launches; return the events, and those that run."""
     stopping = states.EnvironmentState.STOPPING
     marked = observing.set_environment_state(connection, name, stopping, now=now)
     events: tuple[Event, ...] = () if marked is None else (marked,)

@@ -177,10 +177,7 @@ async def _log_ends(deps: Dependencies, name: str, path: Path, *, is_named: bool
 
 
 def oldest_first(paths: Iterable[Path], launch_id: str | None) -> list[Path]:
-    """Sort logs by their last write; those of the latest launch come last, as clocks may step.
-
-    A log that is removed meanwhile is left out.
-    """
+    """Sort the logs that exist by their last write; the latest launch's come last."""
     written: list[tuple[bool, int, Path]] = []
     for path in paths:
         with contextlib.suppress(FileNotFoundError):

@@ -248,11 +248,7 @@ async def _reasons(deps: Dependencies, requests: Sequence[Request]) -> dict[str,
 
 
 def reason_of(ahead: int, *, room: int, is_short: bool) -> str:
-    """Return why a request waits, by how many are before it.
-
-    `room` is how many workers could start now, `is_short` whether the head of the queue waits for
-    memory.
-    """
+    """Return why a request waits, by how many are ahead, and how many workers are free."""
     if ahead < room and not is_short:
         return "about to start"
     if not ahead:
@@ -273,10 +269,7 @@ def reason_at(deps: Dependencies, request: Request, ahead: int, room: int) -> st
 
 
 async def _retries(deps: Dependencies, requests: Sequence[Request]) -> dict[str, Json]:
-    """Return the last death for memory of each request that had one, by the request's id.
-
-    `memory_bytes` is the memory of the attempt after it.
-    """
+    """Return the last death for memory of each request that had one, by the request's id."""
     found = {}
     for request in filter(may_have_run_before, requests):
         if events := await deps.store.read(queries.retries_of(request.id)):

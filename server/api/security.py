@@ -6,11 +6,9 @@ cannot read the token, and the checks below refuse it even before that: a foreig
 `Host` that is not loopback (DNS rebinding). The Unix socket lies in a 0700 folder, and needs the
 token all the same, so that there is one rule.
 
-The dashboard has no token: it has a session (`BrowserSessions`), and `Origin` must then be the
-daemon's own, including the port. Its files, which are public in the wheel, are served to every
-page of this machine that passes the checks of Host and Origin.
-
-How a browser signs in to the daemon, and how its calls differ from those of other pages.
+The dashboard has a session instead of the token, and `Origin` must then be the daemon's own,
+including the port. Its files are public in the wheel, and so served to every page of this machine
+that passes the checks of Host and Origin. How a browser signs in (`BrowserSessions`):
 
     openenv dashboard ──token──▶ POST /v1/dashboard/link ──▶ http://127.0.0.1:8585/#<code>
     the page ──code, once──▶ POST /dashboard/session ──▶ cookie, and the session's key
@@ -42,6 +40,7 @@ from pathlib import Path
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ...schema.protocol import LOOPBACK
 from ...system.net.access import bearer, is_allowed_host, is_allowed_origin, is_token
 from ...system.text.units import MB
 from ..errors import ApiError, Forbidden, TooLarge, Unauthorized
@@ -73,10 +72,7 @@ class BrowserSessions:
         return code
 
     def begin(self, code: str) -> tuple[str, str] | None:
-        """Begin a session with a code: return the value of `Set-Cookie`, and the session's key.
-
-        None if the code was used, is too old or is wrong.
-        """
+        """Begin a session with a valid code: return the value of `Set-Cookie`, and the key."""
         ends = self._codes.pop(code, 0.0)
         if ends <= self._clock():
             return None
@@ -110,7 +106,6 @@ class BrowserSessions:
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
-LOOPBACK = "127.0.0.1"  # where it listens
 # Headers that come once at most.
 _ONCE = frozenset({b"host", b"origin", b"authorization", b"cookie", KEY_HEADER})
 _READING = frozenset({"GET", "HEAD"})

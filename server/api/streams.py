@@ -191,10 +191,7 @@ async def text_stream(
     deps: Dependencies, path: Path, *, tail: int | None, since: float | None,
     until: Coroutine[Any, Any, object] | None,
 ) -> AsyncIterator[str]:  # fmt: skip
-    """A log as text: its last `tail` lines, or those of the last `since` seconds, where fewer.
-
-    It is followed until `until` returns, when that is given.
-    """
+    """A log's last `tail` lines, not older than `since` seconds; followed until `until` ends."""
     start = 0 if tail is None else await asyncio.to_thread(offset_of_last_lines, path, tail)
     if since is not None:
         start = max(start, await asyncio.to_thread(offset_since, path, time.time() - since))

@@ -39,10 +39,7 @@ _SHOWN_OF_REQUEST = (
 def request_view(
     request: records.Request, pending_reason: str | None = None, retried: Json | None = None
 ) -> Json:
-    """Return one request, why it waits, and the last death after which it was requeued.
-
-    For these see `routes_requests.py`.
-    """
+    """Return one request, why it waits, and the last death after which it was requeued."""
     return short_request_view(request) | {
         "payload": redact(request.payload),
         "result": request.result,
@@ -204,10 +201,7 @@ def sessions_fail(lives: Iterable[StatusLine | None]) -> str | None:
 
 
 def _held_view(capacities: Iterable[Capacity]) -> Json | None:
-    """Count the shards whose event loop is blocked: `{"shards", "since"}`; None when none is.
-
-    It reads the shims' last status, which is at most seconds old.
-    """
+    """`{"shards", "since"}` of event loops that are blocked, as last reported; None: none is."""
     held = [capacity for capacity in capacities if "held_since" in capacity]
     if not held:
         return None

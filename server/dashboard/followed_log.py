@@ -78,14 +78,10 @@ class FollowedLog:
 async def open_log(
     deps: Dependencies, name: str, place: str, wake: asyncio.Event
 ) -> AsyncIterator[FollowedLog]:
-    """Open a log, and set `wake` when there is more of it.
+    """Open the log `requests/ID` or `environments/NAME`; set `wake` when there is more of it.
 
-    Args:
-        deps: The daemon's parts.
-        name: `requests/ID` or `environments/NAME`. The log of an unknown request, or of an
-            environment that has printed nothing, is empty.
-        place: See `FollowedLog`.
-        wake: Set on the loop.
+    It is empty if the request is unknown, or the environment has printed nothing. For `place` see
+    `FollowedLog`.
     """
     kind, _, key = name.partition("/")
     async with AsyncExitStack() as stack:

@@ -189,10 +189,7 @@ class Feed:
     async def messages(
         self, log_of: LogOf | None = None, *, is_look: bool = False
     ) -> AsyncIterator[ServerSentEvent]:
-        """A viewer's stream: a snapshot, then changes, until the daemon ends; with a log's text.
-
-        With `is_look`, the stream ends after the snapshot and the log so far.
-        """
+        """A snapshot, then changes and a log's text; with `is_look`, what there is by now."""
         async with AsyncExitStack() as stack:
             viewer = stack.enter_context(self._state.viewer())
             followed = await stack.enter_async_context(log_of(viewer.wake)) if log_of else None

@@ -77,13 +77,10 @@ class RequestSource:
                 reason = reason_at(self._deps, request, place, room)
                 shown[request.id] = self._view(request) | {"place": place, "pending_reason": reason}
                 if place == 0 and request.created_at < late_at:
-                    more = "at least " if too_long == MAX_WAITING else ""
-                    others = (
-                        f"; behind it: {more}{plural(too_long - 1, 'other')}"
-                        if too_long > 1
-                        else ""
-                    )
-                    late.append(environments.waiting_request(request, reason + others))
+                    if too_long > 1:
+                        more = "at least " if too_long == MAX_WAITING else ""
+                        reason += f"; behind it: {more}{plural(too_long - 1, 'other')}"
+                    late.append(environments.waiting_request(request, reason))
         self._faults.put(state, "queue", late)
         running = await read(queries.list_requests([RequestState.RUNNING], limit=MAX_RUNNING))
         await self._read_progress(running)

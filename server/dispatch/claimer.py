@@ -70,7 +70,7 @@ class Claimer:
         self._before_id, self._after_id = str(context.paths.request_log("*")).rsplit("*", 1)
         self._queues = {schedule: _Queue() for schedule in CLAIM_ORDER}
         self._cancelled: set[str] = set()
-        self._under_way = 0  # LONG requests that the daemon carries out
+        self._under_way = 0  # LONG requests that the daemon carried out at the last claim
         self._unreleased: list[str] = []  # claimed without room, and not yet requeued
 
     def note_pending(self, *schedules: Schedule) -> None:
@@ -107,10 +107,7 @@ class Claimer:
         return min(times, default=math.inf)
 
     def room(self, schedule: Schedule) -> int:
-        """Return how many requests may begin, less those that the daemon carries out (any thread).
-
-        The latter are as of the last `claim` with a pending request.
-        """
+        """Return how many requests may begin beside those of the daemon's own (any thread)."""
         under_way = self._under_way if schedule is Schedule.LONG else 0
         return self._executor.room(schedule) - under_way
 

@@ -80,10 +80,7 @@ class Dispatcher:
         self._wake.set()
 
     def deliver(self, event: ExecutorEvent) -> None:
-        """Write what the executor reports (its supervisor's thread).
-
-        What a worker has only prepared continues in the daemon.
-        """
+        """Write what the executor reports, or go on with what a worker has only prepared."""
         if isinstance(event, Succeeded) and self.claimer.goes_on(event):
             self._wake.set()  # the worker is free
         else:

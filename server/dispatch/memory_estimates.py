@@ -143,10 +143,7 @@ class MemoryEstimates:
         return self._largest[schedule]
 
     def typical(self, schedule: str) -> int:
-        """Estimate the bytes that a request of `schedule` commonly needs.
-
-        The largest of the operations' values, each the median over its sources, or as declared.
-        """
+        """Estimate what a request commonly needs: the largest of its operations' medians."""
         return max(
             (self._median(name, d) for name, d in self._declared.items() if d.schedule == schedule),
             default=MIN_BYTES,
@@ -216,11 +213,7 @@ NO_PROCESSES_HINT = "stop what is not needed, or raise that limit"
 
 
 def check_process_room(room: ProcessRoom | None) -> None:
-    """Check whether the limits leave a daemon enough processes and threads.
-
-    Raises:
-        DaemonError: Fewer are left than a daemon needs.
-    """
+    """Raise a `DaemonError` if the limits leave a daemon too few processes and threads."""
     if room is None or room.left >= PROCESSES_OF_DAEMON:
         return
     raise DaemonError(
@@ -232,11 +225,7 @@ def check_process_room(room: ProcessRoom | None) -> None:
 
 
 def plan_for(limits: Limits, settings: Settings, expected: Mapping[str, int]) -> Plan:
-    """Return the plan of workers, each of which needs the bytes `expected` of its schedule.
-
-    Raises:
-        DaemonError: There is too little memory for one LONG and one SHORT worker.
-    """
+    """Return the plan, by the bytes `expected` of each schedule; a `DaemonError`: too little."""
     try:
         return plan_workers(
             limits,

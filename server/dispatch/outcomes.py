@@ -134,8 +134,8 @@ def more_memory_after(
 ) -> str | None:
     """Return the command that doubles an environment's memory after a process was killed for it.
 
-    It doubles the limit, or the peak if there was none; with `is_session`, that of isolated
-    sessions. None if the launch is not known, or neither limit nor peak.
+    It doubles the limit, or else the peak; with `is_session`, that of isolated sessions. None if
+    the launch is not known, or neither of the two.
     """
     had = exited.limit_bytes or exited.peak_bytes
     if not (environment.request_id and had):
@@ -145,10 +145,7 @@ def more_memory_after(
 
 
 def is_over_session_limit(shard_exit: Json) -> bool:
-    """Return whether an isolated session exceeded `--session-memory`.
-
-    False if it was killed for the memory of its whole replica.
-    """
+    """Return whether an isolated session exceeded `--session-memory`, not its replica's."""
     return bool(
         shard_exit.get("isolated")
         and (shard_exit.get("out_of_memory") or shard_exit.get("programs"))

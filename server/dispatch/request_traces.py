@@ -131,10 +131,7 @@ class RequestTraces:
         exit_reason: ExitReason | None = None,
         peak_bytes: int | None = None,
     ) -> None:
-        """End the spans of an attempt at a request, whose `state` is PENDING if it will run again.
-
-        `exit_reason` says how its worker, or a replica that it was starting, exited.
-        """
+        """End the spans of an attempt; `state` is PENDING if the request will run again."""
         if (attempt := self._attempts.pop(request.id, None)) is None:
             return
         if state is RequestState.PENDING:

@@ -52,10 +52,7 @@ class DaemonTasks:
     _is_stopping: bool = field(init=False, default=False)
 
     def begin(self, request: Request, prepared: Any = None, peak_bytes: int = 0) -> None:
-        """Carry out a request that has been claimed.
-
-        If a worker ran before, it returned `prepared`, and needed `peak_bytes`.
-        """
+        """Carry out a claimed request, with what a worker has prepared, and the peak of that."""
         self._tasks[request.id] = None
         self.loop.call_soon_threadsafe(self._begin, request, prepared, peak_bytes)
 

@@ -69,11 +69,7 @@ _NOT_SERVING = {
 
 
 def request_of(operation: type[Operation], payload: Json, **options: Any) -> NewRequest:
-    """Make the request of an operation, whose payload has been validated against its model.
-
-    `options` are a client's other choices: the key, the priority, the time limit, whether to retry
-    after a kill for memory.
-    """
+    """Make a request of a valid payload; `options` are a client's other choices, by field."""
     return NewRequest(
         operation=operation.name,
         schedule=Schedule(operation.schedule),

@@ -146,8 +146,5 @@ class Operation:
 
     @staticmethod
     def run(payload: Any, context: OperationContext) -> Any:
-        """Do the work in a worker, and return the result as plain JSON.
-
-        It may raise any error of `schema.errors`, which says why the request fails.
-        """
+        """Do the work in a worker: return plain JSON, or raise an error of `schema.errors`."""
         raise NotImplementedError

@@ -127,11 +127,7 @@ class Benchmark(base.Operation):
 
 
 def _drawn_action(base_url: str) -> Json | None:
-    """Return the first example in the schema of actions, or one drawn from it; None: it can wait.
-
-    Raises:
-        NotAnswering
-    """
+    """Return an example of the schema of actions, or a random one; None: it can wait."""
     from ...rollouts.policies.random_policy import sample
 
     schema = ask(base_url, "/schema", SCHEMA_SECONDS).get("action") or {}

@@ -29,10 +29,7 @@ def eta_seconds(done: float, total: float, seconds: float) -> float | None:
 
 
 class ReplicasAwaited:
-    """Reports the replicas that are being started: each that is ready, and why others are not.
-
-    Each reason is logged once, with the command that ends the wait; the time left is repeated.
-    """
+    """Reports which replicas have become ready, and once each reason why others are not."""
 
     def __init__(self, context: OperationContext, total: int) -> None:
         self._context = context
@@ -72,10 +69,7 @@ class ReplicasAwaited:
 
 
 class SessionsLeft:
-    """Reports how many sessions are left on replicas that are being ended, when that changes.
-
-    `sessions` has those of each replica by its id; they may go on for some `seconds`.
-    """
+    """Reports how many sessions are left on replicas that are being ended within `seconds`."""
 
     def __init__(self, context: OperationContext, sessions: dict[str, int], seconds: float) -> None:
         self._context = context

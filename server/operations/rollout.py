@@ -162,11 +162,7 @@ class FollowedEnvironment:
     """
 
     def __init__(self, runs: Path, name: str) -> None:
-        """Find the environment.
-
-        Raises:
-            NotAnswering: No replica of it has been started here, or it does not take sessions.
-        """
+        """Raises `NotAnswering`: none was started here, or it does not take sessions."""
         found = find_replica(runs, name, for_sessions=True)
         self._runs = runs
         self.name = name
@@ -178,10 +174,7 @@ class FollowedEnvironment:
     def is_starting(self) -> bool:
         """Return whether it has replicas, but none that takes sessions. Reads files.
 
-        Replicas that an update has replaced take no new sessions, but their sessions go on.
-
-        Raises:
-            NotAnswering: It was updated, taken down, or given up.
+        Raises `NotAnswering`: it was updated, taken down, or given up.
         """
         found = run_files.of_environment(self._runs, self.name)
         own = [run_file for run_file in found if run_file.request_id == self._launch]

@@ -191,10 +191,7 @@ class Subject:
         return status.get("restarts") or 0, status.get("shard_exits") or 0
 
     def last_exit(self, *, of_shard: bool) -> tuple[ExitReason | None, bool]:
-        """Return how a server, or a shard, last exited; None while that is not known.
-
-        And whether its memory limit is that of all processes of the replica.
-        """
+        """How a server or shard last exited, if known; whether its limit is the replica's."""
         status = self.status()
         below = [one for one in status.get("exits") or () if not one.get("server")]
         shard: Json = max(below, key=lambda one: one.get("at") or 0.0, default={})
