@@ -40,7 +40,7 @@ from ..system.memory.limits import Limits
 from ..system.process.loop_lag import EventLoopLagMonitor
 from .api.dependencies import Dependencies
 from .dispatch.dispatcher import Dispatcher
-from .dispatch.memory_estimates import Declared, MemoryEstimates, plan_for
+from .dispatch.memory_estimates import MemoryEstimates, plan_for
 from .dispatch.request_traces import RequestTraces
 from .dispatch.running import DaemonTasks, DispatchContext
 from .dispatch.submission import Submitter
@@ -101,7 +101,7 @@ async def running_parts(
         dispatch_store,
         executor,
         bus.publish_from_thread,
-        {op.name: registry.dotted_name(op) for op in registry.OPERATIONS},
+        {op.name: registry.dotted_name(op) for op in registry.OPERATIONS.values()},
         paths,
         settings,
         estimates,
@@ -155,7 +155,7 @@ def _recover(store: WriteConnection, traces: RequestTraces) -> None:
     survivors = sweep_orphans((p, s) for p, s in workers if p is not None and s is not None)
     if survivors:
         log.warning("killed %d workers of an earlier daemon", len(survivors))
-    idempotent = {op.name for op in registry.OPERATIONS if op.idempotent}
+    idempotent = {op.name for op in registry.OPERATIONS.values() if op.idempotent}
     now = time.time()
     recovered = store.write(recover, now, idempotent=idempotent)
     requeued = {each.id for each in recovered if each.state is RequestState.PENDING}
@@ -171,13 +171,9 @@ def _learned_plan(
     limits: Limits, settings: Settings, store: WriteConnection
 ) -> tuple[Plan, MemoryEstimates]:
     """Plan by the peaks of earlier runs; if that leaves no room, by what operations declare."""
-    declared = {
-        op.name: Declared(op.schedule, op.expected_bytes, op.leaves_bytes)
-        for op in registry.OPERATIONS
-    }
     known = store.read(queries.memory_estimates(MAX_ESTIMATES))
     plan = plan_for(limits, settings, registry.expected_bytes())
-    estimates = MemoryEstimates(declared, known, most_bytes=plan.budget_bytes)
+    estimates = MemoryEstimates(registry.OPERATIONS, known, most_bytes=plan.budget_bytes)
     shares = {schedule.value: estimates.typical(schedule) for schedule in Schedule}
     with contextlib.suppress(DaemonError):
         plan = plan_for(limits, settings, shares)

@@ -79,8 +79,8 @@ def invalid_of(error: Mapping[str, Any]) -> Invalid:
             return Invalid("operation: is missing", _SEE, field="operation")
         case "union_tag_invalid":
             name = str(context.get("tag"))
-            known = [operation.name for operation in registry.OPERATIONS]
-            near, hint = near_matches(name, known, f"there are {', '.join(known)}")
+            hint = f"there are {', '.join(registry.OPERATIONS)}"
+            near, hint = near_matches(name, list(registry.OPERATIONS), hint)
             return Invalid(f"there is no operation {name!r}", hint, field="operation", near=near)
         case "extra_forbidden" if (unknown := _unknown_field(error["loc"])) is not None:
             return unknown
@@ -97,10 +97,9 @@ def _unknown_field(location: Sequence[int | str]) -> Invalid | None:
     """Suggest similar fields of the operation's payload; None: it is no field of a payload."""
     match [str(part) for part in location]:
         case [_, operation, "payload", field]:
-            found = next(each for each in registry.OPERATIONS if each.name == operation)
+            fields = list(registry.OPERATIONS[operation].Payload.model_fields)
         case _:
             return None
-    fields = list(found.Payload.model_fields)
     begin_so = [name for name in fields if name.startswith(f"{field}_")]
     near, hint = near_matches(field, fields, _SEE)
     if begin_so:
@@ -119,7 +118,8 @@ if TYPE_CHECKING:
     SubmitBody = BaseModel
 else:
     SubmitBody = Annotated[
-        reduce(or_, map(submit_model, registry.OPERATIONS)), Field(discriminator="operation")
+        reduce(or_, map(submit_model, registry.OPERATIONS.values())),
+        Field(discriminator="operation"),
     ]
 LastEventId = Annotated[str | None, Header(description="Continue a stream where it was.")]
 
@@ -138,7 +138,7 @@ async def submit(body: Annotated[SubmitBody, Body()], deps: Injected) -> Json:
     fields: Any = body  # a model of `submit_model`
     options = body.model_dump(include=set(_OPTIONS))
     payload = fields.payload.model_dump(mode="json")
-    new = request_of(registry.by_name(fields.operation), payload, **options)
+    new = request_of(registry.OPERATIONS[fields.operation], payload, **options)
     request = await deps.submitter.submit(new)
     # How many are before it is not counted.
     room = deps.dispatcher.claimer.room(request.schedule)

@@ -28,6 +28,7 @@ from fastapi.sse import ServerSentEvent
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Event, Request
 from ...requests_db.sql import queries
+from ...requests_db.transactions.journal import REQUEST_PROGRESS
 from ...schema.states import RequestState
 from ...system.files.log_files import offset_since
 from ..events import LogFile, followed, offset_of_last_lines
@@ -181,10 +182,11 @@ async def event_pages(
             return
 
 
-async def last_report(store: AsyncStore, request_id: str, key: str = "message") -> Event | None:
-    """Return the last of a request's newest events whose data has this key; None: none has."""
+async def last_report(store: AsyncStore, request_id: str, key: str | None = None) -> Event | None:
+    """Return the last progress among a request's newest events; with `key`, one that has it."""
     newest = await store.read(queries.newest_events(request_id, NEWEST))
-    return next((event for event in newest if event.data.get(key)), None)
+    reports = (event for event in newest if event.kind == REQUEST_PROGRESS)
+    return next((event for event in reports if key is None or event.data.get(key)), None)
 
 
 async def text_stream(

@@ -109,7 +109,7 @@ class RequestSource:
             if request.id in known:
                 self._progress[request.id] = known[request.id]
             elif request.schedule is Schedule.LONG:
-                last = await last_report(self._deps.store, request.id)
+                last = await last_report(self._deps.store, request.id, "message")
                 self._progress[request.id] = (last and _progress_of(last)) or {}
 
     def _view(self, request: Request) -> Json:

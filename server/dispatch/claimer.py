@@ -32,7 +32,7 @@ from ...requests_db.sql import queries
 from ...requests_db.sql.rows import arrival_of
 from ...requests_db.transactions import dispatching
 from ...schema.states import ErrorKind, Schedule
-from ..operations.registry import by_name
+from ..operations.registry import OPERATIONS
 from .memory_estimates import asked_bytes
 from .outcomes import payload_of
 from .recorder import Ended, Recorder
@@ -90,7 +90,7 @@ class Claimer:
     def goes_on(self, event: Succeeded) -> bool:
         """Continue in the daemon what a worker has prepared, if the operation is of that kind."""
         request, tasks = self._context.running.get(event.task_id), self._context.tasks
-        if request is None or tasks is None or not by_name(request.operation).in_daemon:
+        if request is None or tasks is None or not OPERATIONS[request.operation].in_daemon:
             return False
         tasks.begin(request, event.result, event.peak_bytes or 0)
         if request.id in self._cancelled:

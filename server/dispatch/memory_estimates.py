@@ -15,8 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...executor.errors import PlanError
 from ...executor.policy.plan import Plan, plan_workers
@@ -25,6 +24,9 @@ from ...schema.settings import Settings
 from ...system.memory.limits import Limits, ProcessRoom
 from ...system.text.units import MB
 from ..errors import DaemonError
+
+if TYPE_CHECKING:
+    from ..operations.base import Operation
 
 MAX_SAMPLES = 20
 MIN_BYTES = 8 * MB
@@ -41,15 +43,6 @@ _MAX_MARGIN = 0.15
 _MIN_MARGIN = 0.04
 _FEW_RUNS = 3
 _KILLED_FACTOR = 1.5  # a process that was killed at its peak would have grown further
-
-
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """An operation's own estimate, used until it has been measured."""
-
-    schedule: str
-    bytes: int
-    leaves_bytes: int = 0  # for each replica that it starts
 
 
 def estimate(samples: Iterable[PeakSample], *, default_bytes: int, most_bytes: int) -> int:
@@ -98,12 +91,12 @@ class MemoryEstimates:
 
     def __init__(
         self,
-        declared: Mapping[str, Declared] | None = None,
+        declared: Mapping[str, type[Operation]] | None = None,
         known: Iterable[MemoryEstimate] = (),
         *,
         most_bytes: int = 2**62,
     ) -> None:
-        """`most_bytes` is the budget: no estimate is higher."""
+        """The operations, by name, declare estimates; none is above `most_bytes`, the budget."""
         self._declared = dict(declared or {})
         self._most_bytes = most_bytes
         self._samples: dict[Key, tuple[PeakSample, ...]] = {}
@@ -138,7 +131,7 @@ class MemoryEstimates:
         if schedule not in self._largest:
             others = {name for name, d in self._declared.items() if d.schedule != schedule}
             sizes = [size for key, size in self._estimates.items() if key[0] not in others]
-            sizes += [d.bytes for name, d in self._declared.items() if name not in others]
+            sizes += [d.expected_bytes for name, d in self._declared.items() if name not in others]
             self._largest[schedule] = max(sizes, default=MIN_BYTES)
         return self._largest[schedule]
 
@@ -149,10 +142,10 @@ class MemoryEstimates:
             default=MIN_BYTES,
         )
 
-    def _median(self, operation: str, declared: Declared) -> int:
+    def _median(self, operation: str, declared: type[Operation]) -> int:
         known = [size for key, size in self._estimates.items() if key[0] == operation]
         if not known:
-            return declared.bytes + declared.leaves_bytes
+            return declared.expected_bytes + declared.leaves_bytes
         from statistics import median
 
         return int(median(known))
@@ -193,10 +186,10 @@ class MemoryEstimates:
         if declared is None:
             return MIN_BYTES
         if not declared.leaves_bytes:
-            return declared.bytes
+            return declared.expected_bytes
         # Until a new environment has been measured, few are launched at once.
         unknown = min(UNKNOWN_BYTES, self._most_bytes // UNKNOWN_AT_ONCE)
-        return max(unknown, declared.bytes + declared.leaves_bytes)
+        return max(unknown, declared.expected_bytes + declared.leaves_bytes)
 
 
 def asked_bytes(request: Request) -> int | None:

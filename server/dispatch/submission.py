@@ -164,7 +164,7 @@ class Submitter:
                     payload["replicas"] = spec["replicas"]
             payload |= {"update": True, "replaces": None}
         again = request_of(
-            registry.by_name(request.operation),
+            registry.OPERATIONS[request.operation],
             payload,
             priority=request.priority,
             timeout_seconds=request.timeout_seconds,
@@ -174,7 +174,7 @@ class Submitter:
 
     async def submit_own(self, name: str, given: dict[str, Any]) -> None:
         """Submit a request of the daemon's own; its `reason` is in the history."""
-        operation = registry.by_name(name)
+        operation = registry.OPERATIONS[name]
         payload = operation.Payload.model_validate(given).model_dump(mode="json")
         await self.submit(request_of(operation, payload))
 

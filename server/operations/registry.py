@@ -15,7 +15,7 @@ from .probe import Describe, Probe
 from .replicas import Down, DownStrays, Prune, Restart, Scale
 from .rollout import Rollout
 
-OPERATIONS: tuple[type[Operation], ...] = (
+_ALL: tuple[type[Operation], ...] = (
     Launch,
     Benchmark,
     EnvironmentTest,
@@ -31,6 +31,8 @@ OPERATIONS: tuple[type[Operation], ...] = (
     Restart,
 )
 
+OPERATIONS = {operation.name: operation for operation in _ALL}
+
 # The zygote imports these, so that all workers share them in memory. Modules that operations
 # import late are among them, since each worker would otherwise keep its own copy.
 PRELOAD: tuple[str, ...] = (
@@ -39,13 +41,6 @@ PRELOAD: tuple[str, ...] = (
     "openenvd.system.memory.cgroups",
     "openenvd.system.memory.limits",
 )
-
-_BY_NAME = {operation.name: operation for operation in OPERATIONS}
-
-
-def by_name(name: str) -> type[Operation]:
-    """The operation of that name; a `KeyError` if there is none."""
-    return _BY_NAME[name]
 
 
 def dotted_name(operation: type[Operation]) -> str:
@@ -61,6 +56,6 @@ def expected_bytes() -> dict[str, int]:
     room (`executor.policy.memory`).
     """
     expected: dict[str, int] = {}
-    for operation in OPERATIONS:
+    for operation in OPERATIONS.values():
         expected.setdefault(operation.schedule, operation.expected_bytes)
     return expected

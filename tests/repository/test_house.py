@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_382,
-    "code lines": 48_414,
-    "modules": 390,
-    "test lines": 67_776,
-    "words of pages": 24_957,
+    "shipped lines": 75_038,
+    "code lines": 48_277,
+    "modules": 389,
+    "test lines": 67_710,
+    "words of pages": 24_946,
     "words of decisions": 7_927,
     "folders at the root": 15,
     "large classes": 2,

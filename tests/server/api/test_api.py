@@ -174,7 +174,7 @@ def test_a_source_that_names_nothing_is_refused_before_it_is_queued(
 
 def test_openapi_shows_every_operation_with_its_fields(http_client: HttpClient) -> None:
     schemas = http_client.request("GET", "/openapi.json")["components"]["schemas"]
-    for operation in registry.OPERATIONS:
+    for operation in registry.OPERATIONS.values():
         body = schemas[f"{operation.name.title()}Request"]["properties"]
         assert body["operation"]["const"] == operation.name
         fields = schemas[operation.Payload.__name__].get("properties", {})

@@ -9,14 +9,21 @@ from openenvd.requests_db.records import PeakSample, Request
 from openenvd.schema.states import RequestState, Schedule
 from openenvd.server.dispatch.memory_estimates import (
     MAX_SAMPLES,
-    Declared,
     MemoryEstimates,
     estimate,
     left_bytes,
 )
+from openenvd.server.operations.base import Operation
 
 MB = 2**20
-DECLARED = {"launch": Declared("LONG", 60 * MB), "check": Declared("SHORT", 30 * MB)}
+
+
+def declaring(schedule: str, expected_bytes: int, leaves_bytes: int = 0) -> type[Operation]:
+    fields = {"schedule": schedule, "expected_bytes": expected_bytes, "leaves_bytes": leaves_bytes}
+    return type("Declaring", (Operation,), fields)
+
+
+DECLARED = {"launch": declaring("LONG", 60 * MB), "check": declaring("SHORT", 30 * MB)}
 
 
 def samples(*peaks: float, killed: bool = False) -> list[PeakSample]:
@@ -91,7 +98,7 @@ def test_the_estimate_of_what_has_a_cap(fields: dict[str, Any], expected_mb: int
 
 
 def test_what_a_launch_leaves_counts_and_few_unknown_sources_start() -> None:
-    declared = {"launch": Declared("LONG", 60 * MB, leaves_bytes=40 * MB)}
+    declared = {"launch": declaring("LONG", 60 * MB, leaves_bytes=40 * MB)}
     known = MemoryEstimates(declared, most_bytes=400 * MB)
     assert known.of(request()) == 100 * MB
     three = request(payload={"source": "echo", "replicas": 3})

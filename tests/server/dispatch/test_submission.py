@@ -39,7 +39,7 @@ class Desk:
         self.cancelled.append(request_id)
 
     async def submit(self, operation: str, **payload: Any) -> Request:
-        key, found = payload.pop("key", None), registry.by_name(operation)
+        key, found = payload.pop("key", None), registry.OPERATIONS[operation]
         made = found.Payload(**payload).model_dump(mode="json")
         return await self.submitter.submit(request_of(found, made, idempotency_key=key))
 

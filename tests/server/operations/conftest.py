@@ -53,7 +53,7 @@ def run(home: Path, layout: Layout, fork: Fork) -> Iterator[Run]:
         request_id: str = CHANGE_ID,
         **payload: Any,
     ) -> Any:
-        function = pkgutil.resolve_name(registry.dotted_name(registry.by_name(operation)))
+        function = pkgutil.resolve_name(registry.dotted_name(registry.OPERATIONS[operation]))
         request_id = LAUNCH_ID if operation == "launch" else request_id
         result = json.loads(json.dumps(function(payload, request_id, str(home), progress)))
         return started(result, home, fork) if operation == "launch" else result

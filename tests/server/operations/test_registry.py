@@ -14,11 +14,13 @@ from openenvd.server.operations import registry
 from openenvd.server.operations.base import Operation
 from openenvd.server.operations.launch import LaunchPayload
 
-all_operations = pytest.mark.parametrize("operation", registry.OPERATIONS, ids=lambda o: o.name)
+all_operations = pytest.mark.parametrize(
+    "operation", registry.OPERATIONS.values(), ids=lambda o: o.name
+)
 
 
 def test_each_operation_is_long_or_short_and_has_an_expectation() -> None:
-    schedules = {operation.name: operation.schedule for operation in registry.OPERATIONS}
+    schedules = {operation.name: operation.schedule for operation in registry.OPERATIONS.values()}
     for name in ("launch", "scale", "restart", "build_image", "benchmark", "test", "rollout"):
         assert schedules.pop(name) == "LONG"
     assert set(schedules) == {"down", "down_strays", "check", "describe", "probe", "prune"}
@@ -29,7 +31,7 @@ def test_each_operation_is_long_or_short_and_has_an_expectation() -> None:
 
 @all_operations
 def test_an_operation_is_found_by_name_with_its_fields(operation: type[Operation]) -> None:
-    assert registry.by_name(operation.name) is operation
+    assert registry.OPERATIONS[operation.name] is operation
     dotted = registry.dotted_name(operation)
     assert callable(pkgutil.resolve_name(dotted)) if "run" in vars(operation) else not dotted
     for name, field in operation.Payload.model_fields.items():
@@ -127,7 +129,7 @@ def test_a_change_that_makes_no_sense_is_refused(
     operation: str, fields: dict[str, int], told: str
 ) -> None:
     with pytest.raises(ValidationError, match=told):
-        registry.by_name(operation).Payload.model_validate({"name": "echo", **fields})
+        registry.OPERATIONS[operation].Payload.model_validate({"name": "echo", **fields})
 
 
 def test_an_environment_behind_the_gateway_is_reached_at_the_gateways_address(

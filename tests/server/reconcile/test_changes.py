@@ -90,7 +90,7 @@ class Changed:
         return launch, json.loads(json.dumps(await asyncio.to_thread(Launch.call, *given)))
 
     async def begun(self, operation: str, **payload: Any) -> Request:
-        known = registry.by_name(operation).Payload.model_validate({"name": "trial", **payload})
+        known = registry.OPERATIONS[operation].Payload.model_validate({"name": "trial", **payload})
         return await self.world.change(operation, **known.model_dump(exclude={"name"}))
 
     async def carry_out(self, request: Request, prepared: Any = None) -> Any:
