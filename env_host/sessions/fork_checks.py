@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from .copying import Reason, examine
 
 _OWN_FILES = ("sqlite3.", "tempfile.")  # classes whose objects own files, by module
 _OWN_MAPPINGS = ("openenvd", "anon_inode:")  # the scoreboard, and those of an event loop
+_WRITABLE_SHARED = re.compile(r"^\S+ rw-s .*", re.MULTILINE)  # of /proc/self/maps
 _STANDARD = frozenset((0, 1, 2))
 _FD = Path("/proc/self/fd")
 _TASK = Path("/proc/self/task")
@@ -78,10 +80,10 @@ def _descriptors(own_fds: Collection[int]) -> Iterator[Found]:
 
 
 def _mappings() -> Iterator[Found]:
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in _WRITABLE_SHARED.findall(Path("/proc/self/maps").read_text()):
         words = line.split(maxsplit=5)
         path = words[5] if len(words) > 5 else "anonymous"
-        if words[1] == "rw-s" and not any(each in path for each in _OWN_MAPPINGS):
+        if not any(each in path for each in _OWN_MAPPINGS):
             yield Reason.SHARED_STATE, f"shared memory, {path}"
 
 

@@ -76,10 +76,15 @@ class ProcessEnd(asyncio.Protocol):
         self.begun: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
-    async def open(self) -> ProcessEnd:
-        """Wait until the process has begun; raises `SessionEnded`: it could not, or has ended."""
+    async def open(self, pid: int = 0) -> ProcessEnd:
+        """Wait until the process has begun; a copy with this pid has.
+
+        Raises `SessionEnded`: it could not begin, or has ended.
+        """
         try:
             await self._loop.create_unix_connection(lambda: self, sock=self._end)
+            if pid:
+                self._begin(pid)
             await self.begun
         except asyncio.CancelledError:
             self.discard()
@@ -131,6 +136,7 @@ class ProcessEnd(asyncio.Protocol):
     async def _fork(self, count: int, *, is_new: bool) -> list[ProcessEnd]:
         number, groups = await self._ends.announce_copies(count)
         made = []
+        pids: list[int] = []
         try:
             try:
                 pairs = [socket.socketpair() for _ in range(count)]
@@ -140,23 +146,22 @@ class ProcessEnd(asyncio.Protocol):
             made = [ProcessEnd(self._ends, ours) for ours, _ in pairs]
             request = {"groups": groups, "is_new": is_new}
             found = await self.ask("fork", request, *(theirs.detach() for _, theirs in pairs))
-            if isinstance(found, str):
-                raise BranchRefused(f"For a copy, {found}", WSErrorCode.BRANCH_MEMORY)
-            if found:
-                names = [name for reason, name in found if reason == found[0][0]]
-                raise unsupported(Reason(found[0][0]), names)
-            try:
-                for each in made:
-                    await each.open()
-            except SessionEnded as exc:
-                text = f"A copy of this session could not be made: {exc}"
-                raise BranchRefused(text, WSErrorCode.BRANCH_MEMORY) from exc
+            pids = found["pids"]
+            if "text" in found:
+                raise BranchRefused(f"For a copy, {found['text']}", WSErrorCode.BRANCH_MEMORY)
+            if obstacles := found["obstacles"]:
+                reason = obstacles[0][0]
+                raise unsupported(
+                    Reason(reason), [name for each, name in obstacles if each == reason]
+                )
+            for each, pid in zip(made, pids, strict=True):
+                await each.open(pid)
         except BaseException:
             for each in made:
                 each.discard()
             raise
         finally:
-            self._ends.register_copies(number, [each.pid for each in made if each.pid])
+            self._ends.register_copies(number, pids)
         return made
 
     def close(self) -> asyncio.Future[None]:
@@ -247,14 +252,17 @@ class ProcessEnd(asyncio.Protocol):
             if "refused" in answer:
                 self.fail(answer["refused"])
             else:
-                self.pid = answer["pid"]
-                self._ends.by_pid[self.pid] = self
-                self.begun.set_result(None)
+                self._begin(answer["pid"])
             return
         settle, _, _ = self._calls.popleft()
         if self._calls and not self._is_closing:
             self._send_first()
         settle(answer, None)
+
+    def _begin(self, pid: int) -> None:
+        self.pid = pid
+        self._ends.by_pid[pid] = self
+        self.begun.set_result(None)
 
     def _send_first(self) -> None:
         settle, request, fds = self._calls[0]

@@ -16,11 +16,7 @@ started with the session.
 Asynchronous methods run on one loop for the life of the process. The loop runs between messages
 only if there is something on it: tasks, timers, connections. Only then a fork is refused.
 
-A fork makes all copies of one request. They are children of the supervisor, as the process itself:
-
-    process ──fork──▶ intermediate ──fork──▶ copy 1 … n     the intermediate exits: the supervisor
-                                                            adopts the copies
-
+A fork makes all copies of one request. They are children of the supervisor, as the process itself.
 Each copy has a socket pair to the shard, a process group and a memory cgroup of its own. Before
 each fork, `fork_checks.py` looks for what forbids it. What happens when
 
@@ -49,7 +45,7 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Never
 
@@ -124,12 +120,12 @@ class SessionProcess:
         if (env_class := self.definition.env_class) is not None:
             learn_signature(env_class)
             messages.writer_of(self.definition.observation_cls)
+        self._end.send_value({"pid": os.getpid()})
         self._serve()
         kill_descendants()
 
     def _serve(self) -> None:
         adopt_orphans()
-        self._end.send_value({"pid": os.getpid()})
         while True:
             self._run_loop()
             try:
@@ -268,26 +264,29 @@ class SessionProcess:
     def _fork(self, request: Json, fds: list[int]) -> None:
         """Fork a copy for each descriptor, which is one end of a socket pair.
 
-        Answers with the obstacles to a fork, or with a text if no process can be started.
+        Answers with the pids of the copies, and with the obstacles to a fork, or a text if a
+        process cannot be started.
         """
         ends = [socket.socket(fileno=fd) for fd in fds]
-        answer: Any = []
+        answer: Json = {"pids": [], "obstacles": []}
         try:
             obstacles = [] if request["is_new"] else self._obstacles(fds)
-            answer = [(str(reason), name) for reason, name in obstacles]
+            answer["obstacles"] = [(str(reason), name) for reason, name in obstacles]
             if not obstacles:
-                self._fork_all(request["groups"], ends, is_new=request["is_new"])
+                for pid in self._copies(request["groups"], ends, is_new=request["is_new"]):
+                    answer["pids"].append(pid)
         except Exception as exc:
             log.warning("no copy of a session was made", exc_info=exc)
-            answer = f"no process can be started: {getattr(exc, 'strerror', None) or exc}"
+            reason = getattr(exc, "strerror", None) or exc
+            answer["text"] = f"no process can be started: {reason}"
         self._end.send_value(answer)
         for end in ends:
             end.close()
 
     def _obstacles(self, fds: list[int]) -> list[Found]:
         """Return the obstacles to a fork; `fds` belong to the copies, and are no obstacles."""
-        if sys.platform != "linux":
-            return [(Reason.PLATFORM, sys.platform)]
+        if not forking.CAN_FORK_SIBLINGS:
+            return [(Reason.PLATFORM, f"{sys.platform} {os.uname().machine}")]
         if self._life_fd is None:
             return [(Reason.THREADS, "the import of the environment starts threads or processes")]
         own = {*self._own_fds, *fds}
@@ -297,33 +296,20 @@ class SessionProcess:
             own |= _fds_of(self._loop)
         return found + find_obstacles(self.env, own)
 
-    def _fork_all(
+    def _copies(
         self, groups: list[Json | None], ends: list[socket.socket], *, is_new: bool
-    ) -> None:
-        """Fork the copies, which serve until they exit; raises `OSError` if a fork fails."""
+    ) -> Iterator[int]:
+        """Fork the copies, which serve until they exit; yields their pids, and raises `OSError`."""
         life_fd = self._life_fd
         assert life_fd is not None
         state = random.getstate()  # Python seeds its generator in each fork
         self._timers = {timer: signal.getitimer(timer) for timer in range(3)}  # a fork has none
         gc.freeze()
         forking.flush_output()  # once, and not in each copy
-        adopt_orphans(False)  # so that the supervisor adopts the copies
-        try:
-            if (intermediate := os.fork()) == 0:
-                try:
-                    for group, end in zip(groups, ends, strict=True):
-                        if os.fork() == 0:
-                            self._become_copy(group, end, ends, life_fd, None if is_new else state)
-                except OSError as exc:
-                    os._exit(exc.errno or 1)
-                os._exit(0)
-            status = 0
-            with contextlib.suppress(ChildProcessError):  # the environment ignores SIGCHLD
-                _, status = os.waitpid(intermediate, 0)
-            if code := os.waitstatus_to_exitcode(status):
-                raise OSError(code, os.strerror(code))
-        finally:
-            adopt_orphans()
+        for group, end in zip(groups, ends, strict=True):
+            if (pid := forking.fork_sibling()) == 0:
+                self._become_copy(group, end, ends, life_fd, None if is_new else state)
+            yield pid
 
     def _become_copy(
         self,

@@ -10,8 +10,8 @@
 Each belongs to the shard that has its session (`Child.holder`), and is killed when the shard exits.
 
 A session's process adopts the orphans among its descendants and ends them with the session. When
-the session's process is killed, the supervisor adopts them, and `Orphans` kills them. The
-supervisor adopts copies, too, before it knows their pids: meanwhile `Orphans` does nothing.
+the session's process is killed, the supervisor adopts them, and `Orphans` kills them. Copies are
+its children before it knows their pids: meanwhile `Orphans` does nothing.
 """
 
 from __future__ import annotations

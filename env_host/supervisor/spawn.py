@@ -114,7 +114,7 @@ class Spawner:
             inbox_fd=self.inboxes[index][0].fileno(),
             inbox_fds=tuple(writing.fileno() for _, writing in self.inboxes),
             isolates=self.plan.isolates,
-            has_template=self.can_fork and sys.platform == "linux",  # which adopts orphans
+            has_template=self.can_fork and forking.CAN_FORK_SIBLINGS,
             state_address=self.state_address,
             partial_messages_bytes=self.plan.partial_messages_bytes,
         )

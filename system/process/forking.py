@@ -2,6 +2,7 @@
 """Prepares a process for forking, and forked children to run a program without exec.
 
     before the first fork              `preload`, `thread_count`
+    a fork whose parent is ours        `fork_sibling`
 
     what exec would do                 here
     descriptors close on exec          `close_all_but`
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -39,6 +41,19 @@ _FIRST_FREE_FD = 3
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 # Those of shim, zygote and host. Checking all signals would cost every process 300 kB.
 TAKEN_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT)
+
+# <linux/sched.h>, <linux/prctl.h>; the number of clone(2), and its arguments after the flags
+_CLONE_PARENT = 0x8000
+_CLONE_CHILD_CLEARTID = 0x200000
+_CLONE_CHILD_SETTID = 0x1000000
+_PR_GET_TID_ADDRESS = 40
+_CLONE = {
+    "x86_64": (56, ("stack", "parent_tid", "child_tid", "tls")),
+    "aarch64": (220, ("stack", "parent_tid", "tls", "child_tid")),
+    "riscv64": (220, ("stack", "parent_tid", "tls", "child_tid")),
+}.get(os.uname().machine)
+CAN_FORK_SIBLINGS = sys.platform == "linux" and _CLONE is not None and sys.maxsize > 1 << 32
+_libc = ctypes.PyDLL(None, use_errno=True)
 
 forks = 0  # the number of forks between the first process and this one
 
@@ -87,6 +102,32 @@ def thread_count() -> int:
         return len(os.listdir("/proc/self/task"))  # noqa: PTH208
     except OSError:
         return 1
+
+
+def fork_sibling() -> int:
+    """Fork as `os.fork` does, but make the child one of this process's parent, which reaps it.
+
+    Returns 0 in the child, elsewhere its pid; raises `OSError`. For processes with one thread where
+    `CAN_FORK_SIBLINGS`: it calls no function that a C library has given to `pthread_atfork`.
+    """
+    assert _CLONE is not None
+    number, names = _CLONE
+    flags = signal.SIGCHLD | _CLONE_PARENT
+    tid_address = ctypes.c_void_p()  # where the C library keeps the id of this thread
+    if _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(tid_address), 0, 0, 0) == 0:
+        flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
+    values = (tid_address if name == "child_tid" else ctypes.c_void_p() for name in names)
+    arguments = [ctypes.c_long(number), ctypes.c_ulong(flags), *values]
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid: int = _libc.syscall(*arguments)
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        return 0
+    code = ctypes.get_errno()
+    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(code, os.strerror(code))
+    return pid
 
 
 def open_fds() -> set[int]:

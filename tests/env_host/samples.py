@@ -232,18 +232,27 @@ if "FAIL_SESSIONS" in os.environ:
     os.register_at_fork(before=lambda: forks.append(1))
     os.register_at_fork(after_in_child=lambda: len(forks) > 1 and os._exit(9))
 
-if "NO_ROOM" in os.environ:
-    from openenvd.env_host.supervisor import spawn
-
-    refused = [int(number) for number in os.environ["NO_ROOM"].split()]
-    numbers, fork = iter(range(1, 1000)), os.fork
+def refuse(module, name, refused):
+    """Make the calls of a function fail that have these numbers, as if no process had room."""
+    numbers, fork = iter(range(1, 1000)), getattr(module, name)
+    refused = [int(number) for number in refused.split()]
 
     def fork_if_there_is_room():
         if next(numbers) in refused:
             raise BlockingIOError(11, "Resource temporarily unavailable")
         return fork()
 
-    spawn.os.fork = fork_if_there_is_room  # the host's own view of `os`
+    setattr(module, name, fork_if_there_is_room)
+
+if "NO_ROOM" in os.environ:
+    from openenvd.env_host.supervisor import spawn
+
+    refuse(spawn.os, "fork", os.environ["NO_ROOM"])  # the host's own view of `os`
+
+if "NO_COPIES" in os.environ:
+    from openenvd.system.process import forking
+
+    refuse(forking, "fork_sibling", os.environ["NO_COPIES"])
 
 class SlowTools(Counter):
     """Its tools never answer."""

@@ -14,12 +14,12 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_038,
-    "code lines": 48_277,
+    "shipped lines": 75_075,
+    "code lines": 48_303,
     "modules": 389,
-    "test lines": 67_710,
+    "test lines": 67_770,
     "words of pages": 24_946,
-    "words of decisions": 7_927,
+    "words of decisions": 7_926,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,

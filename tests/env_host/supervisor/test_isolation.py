@@ -55,7 +55,7 @@ def test_a_client_hears_of_a_process_that_exits_before_it_has_begun(serve: Start
 
 def test_only_the_session_whose_process_cannot_be_forked_is_refused(serve: StartHost) -> None:
     """As when the machine allows no more processes."""
-    host = serve("Single", max_sessions=2, env={"NO_ROOM": "5", "SPARES": "0"})
+    host = serve("Single", max_sessions=2, env={"NO_COPIES": "2 3", "SPARES": "0"})
     with host.open() as first:
         first.ask("reset")
         for _ in range(2):

@@ -200,7 +200,7 @@ def test_an_import_that_takes_long_writes_its_stack_and_its_children_end_as_they
 ) -> None:
     code = "import os, ctypes\nif not (pid := os.fork()): os._exit(7)\n"
     code += "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\n"
-    code += "ctypes.PyDLL(None).sleep(11)  # holds Python's lock\n"
+    code += "ctypes.PyDLL(None).sleep(15)  # holds Python's lock\n"
     (tmp_path / "slow.py").write_text(f"{code}from samples import *\n")
     host = serve("slow:Counter")
     assert f'File "{tmp_path}/slow.py", line 4 in <module>' in host.log.read_text()
