@@ -12,10 +12,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import pwd
 import resource
 import socket
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +30,6 @@ from .configuration import Backend, Endpoint, GatewayOptions
 ANSWER_SECONDS = 5.0
 
 _FULL_SHARE = 0.95  # this share of the limit counts as full, since connections come and go
-_USERS_SHOWN = 3
-_ESTABLISHED = "01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +69,20 @@ class Connections:
     open: int
     max: int
     refused: int  # how many were closed at once, since Envoy was started
-    users: dict[str, int]  # the users with the most connections; empty while there is room
 
     @property
     def problem(self) -> str | None:
-        """Return why clients may be refused, and who fills the room; None if there is room."""
-        if not _is_full(self.open, self.max):
+        """Return why clients may be refused; None if there is room."""
+        if self.open < _FULL_SHARE * self.max:
             return None
-        users = "".join(
-            f"; {count} connections to its port are of the user {name}"
-            for name, count in self.users.items()
-        )
         return (
             f"the gateway is full: {self.open} of {self.max} connections are open, and further "
-            f"ones are closed, {self.refused} so far{users}. A higher `ulimit -Hn` of the shell "
+            f"ones are closed, {self.refused} so far. A higher `ulimit -Hn` of the shell "
             "that starts the daemon makes room for more, once the gateway is restarted"
         )
 
 
-def read_connections(folder: Path, admin_socket: Path, port: int) -> Connections:
+def read_connections(folder: Path, admin_socket: Path) -> Connections:
     """Return how many connections of clients are open, and how many are allowed.
 
     Raises:
@@ -110,40 +101,7 @@ def read_connections(folder: Path, admin_socket: Path, port: int) -> Connections
     most = monitor["typed_config"]["max_active_downstream_connections"]
     now = stats.get("http.gateway.downstream_cx_active", 0)
     refused = sum(n for name, n in stats.items() if name.endswith("global_cx_overflow"))
-    users = _users_connected_to(port) if _is_full(now, most) else {}
-    return Connections(now, most, refused, users)
-
-
-def _is_full(now: int, most: int) -> bool:
-    return now >= _FULL_SHARE * most
-
-
-def _users_connected_to(port: int) -> dict[str, int]:
-    """Return how many connections to a loopback port the users of this machine have, by name.
-
-    https://docs.kernel.org/networking/proc_net_tcp.html
-    """
-    found: Counter[int] = Counter()
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), Path("/proc/net", table).open() as lines:
-            for line in lines:
-                _, _, remote, state, *_, uid = line.split(maxsplit=8)[:8]
-                address, _, number = remote.partition(":")
-                if state == _ESTABLISHED and number == f"{port:04X}" and _is_loopback(address):
-                    found[int(uid)] += 1
-    return {_user_name(uid): count for uid, count in found.most_common(_USERS_SHOWN)}
-
-
-def _is_loopback(address: str) -> bool:
-    """Return whether an address in the kernel's hexadecimal words is this machine's own."""
-    return address.endswith("7F") or address == f"{1 << 24:032X}"
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    return Connections(now, most, refused)
 
 
 def get_admin(admin_socket: Path, path: str) -> bytes:
@@ -178,8 +136,8 @@ _SPARE_FDS = 128  # for files, listeners and health checks
 _MAX_FDS = 2**20  # where there is no limit
 
 
-def write_start_files(folder: Path, options: GatewayOptions, admin_socket: Path) -> Path:
-    """Write the files that Envoy is started with; return the bootstrap's path."""
+def write_start_files(folder: Path, options: GatewayOptions, admin_socket: Path) -> None:
+    """Write the files that Envoy is started with."""
     make_private(folder / "endpoints")
     where = str(folder)
     if options.certificate:
@@ -188,9 +146,8 @@ def write_start_files(folder: Path, options: GatewayOptions, admin_socket: Path)
     # The daemon may have written these by now.
     create_whole(folder / "clusters.json", orjson.dumps(configuration.clusters()))
     create_whole(folder / "routes.json", orjson.dumps(configuration.routes()))
-    bootstrap = folder / "bootstrap.json"
-    _replace(bootstrap, configuration.bootstrap(where, str(admin_socket), _most_connections()))
-    return bootstrap
+    bootstrap = configuration.bootstrap(where, str(admin_socket), _most_connections())
+    _replace(folder / "bootstrap.json", bootstrap)
 
 
 class BackendFiles:

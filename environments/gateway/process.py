@@ -89,7 +89,7 @@ class Gateway:
 
     def connections(self) -> Connections:
         """Return how many connections clients have; raises `OSError` if Envoy does not answer."""
-        return read_connections(self.config_folder, self.admin_socket, self.options.port)
+        return read_connections(self.config_folder, self.admin_socket)
 
 
 def options_of_settings(environ: Mapping[str, str]) -> GatewayOptions:
