@@ -159,8 +159,7 @@ class Changes:
     ) -> None:
         self._retiring.add(generation.request_id)
         work = self._until_retired(generation, state, error, seconds)
-        name = f"retire {generation.environment} {generation.number}"
-        self.replicas.tasks.spawn(work, name)
+        self.replicas.tasks.spawn(work, f"retire {generation.environment} {generation.number}")
 
     async def _until_retired(
         self, generation: Generation, state: GenerationState, error: str | None, seconds: float

@@ -180,8 +180,6 @@ class GatewayManager:
         with anyio.move_on_after(LEFT_SECONDS):  # its clients are sent on by the replica
             await self._until_seen(name, _has_left)
 
-    # Reconciling
-
     async def _reconcile_insistently(self, names: Collection[str] | None = None) -> None:
         """Reconcile these environments, or all; try again until that succeeds."""
         while True:
@@ -245,8 +243,6 @@ class GatewayManager:
             found[e.name] = backend_of(e, watched(e.name), holding, weighed)
         return dict(sorted(found.items()))
 
-    # Weights
-
     def note(self, name: str) -> None:
         """Update the weights of an environment's replicas soon, if their loads call for it."""
         if name in self._written and name not in self._weighing:
@@ -270,8 +266,6 @@ class GatewayManager:
             self._weigh_later(name, *((loads, time.monotonic()) if is_due else (before, since)))
         if written.full != _full(loads) or name not in self._weighing:
             self.tasks.spawn(self._reconcile_insistently({name}), f"weigh the replicas of {name}")
-
-    # Holding requests
 
     async def until_served(self, name: str) -> str | None:
         """Wait until Envoy has a replica of an environment that takes sessions.
@@ -301,8 +295,6 @@ class GatewayManager:
         error = None if environment is None else environment.error
         why = "" if error is None else f": {error.message}"
         return f"{name} has no replica{why}."
-
-    # What Envoy has
 
     async def _until_seen(
         self, name: str, answer: Callable[[Backend | None, Seen], bool | None]

@@ -56,6 +56,7 @@ class GatewayProcess:
             self._give_up,
             revive=lambda _: process.revive(self.layout),
         )
+        self.watch.is_kept.set()
         self.watch.task = self.tasks.spawn(self.watch.run(), "watch the gateway")
 
     async def _give_up(self, _: Replica, error: RequestError) -> None:

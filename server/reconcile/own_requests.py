@@ -156,19 +156,8 @@ class _End(NamedTuple):
     replica_id: str
     ordinal: int
     instance: str | None
-    at: float | None
-
-    @classmethod
-    def of(cls, watch: ReplicaWatch) -> _End:
-        replica, status = watch.replica, watch.status
-        return cls(replica.id, replica.ordinal, status.get("instance"), status.get("ends_at"))
-
-
-class _Due(NamedTuple):
-    """The times at which a replica is replaced, and ends."""
-
-    at: float  # when to ask for another
-    end: _End
+    at: float
+    replace_at: float  # when to ask for another
 
 
 @dataclass(eq=False)
@@ -182,7 +171,7 @@ class Successors:
     again_seconds: float = AGAIN_SECONDS
     _asked: dict[str, set[_End]] = field(init=False, default_factory=dict)  # by name
     # When each replica of an environment ends and is replaced, as last seen.
-    _seen: dict[str, dict[str, _Due]] = field(init=False, default_factory=dict)
+    _seen: dict[str, dict[str, _End]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Begin without a timer."""
@@ -191,30 +180,30 @@ class Successors:
     def note(self, watch: ReplicaWatch) -> None:
         """Schedule the replacements of an environment again if a replica's end has changed."""
         name, replica_id = watch.replica.environment, watch.replica.id
-        if _due_of(watch) != self._seen.get(name, {}).get(replica_id):
+        if _end_of(watch) != self._seen.get(name, {}).get(replica_id):
             self.look(name)
 
     def look(self, name: str) -> None:
         """Replace what is due in an environment, and schedule the next replacement."""
         watches = list(self.watched(name))
+        there = {watch.replica.id for watch in watches}
         self._seen.pop(name, None)
-        if seen := {w.replica.id: one for w in watches if (one := _due_of(w))}:
+        if seen := {end.replica_id: end for watch in watches if (end := _end_of(watch))}:
             self._seen[name] = seen
-        asked = self._asked.pop(name, set()).intersection(map(_End.of, watches))
-        waiting = [one for one in seen.values() if one.end not in asked]
+        asked = {end for end in self._asked.pop(name, ()) if end.replica_id in there}
+        waiting = [end for end in seen.values() if end not in asked]
+        now = self.clock()
+        left = min((end.replace_at - now for end in waiting), default=None)
+        self._timers.set(name, left if left is None or left > 0 else None)
+        if left is not None and left <= 0:
+            due = [end for end in waiting if end.replace_at <= now + TOGETHER_SECONDS]
+            asked.update(due)
+            self.tasks.spawn(self._replace(name, due), f"replace replicas of {name}")
         if asked:
             self._asked[name] = asked
-        now = self.clock()
-        left = min((one.at - now for one in waiting), default=None)
-        self._timers.set(name, left if left is None or left > 0 else None)
-        if left is None or left > 0:
-            return
-        due = [one.end for one in waiting if one.at <= now + TOGETHER_SECONDS]
-        self._asked[name] = asked.union(due)
-        self.tasks.spawn(self._replace(name, due), f"replace replicas of {name}")
 
     async def _replace(self, name: str, due: list[_End]) -> None:
-        left = min(end.at for end in due if end.at is not None) - self.clock()
+        left = min(end.at for end in due) - self.clock()
         reason = f"the time limit of {len(due)} of its replicas is over in {max(0.0, left):.0f} s"
         given = {"name": name, "together": [end.ordinal for end in due]}
         seconds = {"drain_timeout_seconds": max(MIN_SECONDS, left)}
@@ -228,12 +217,11 @@ class Successors:
             self.look(name)
 
 
-def _due_of(watch: ReplicaWatch) -> _Due | None:
-    """Return when to ask for another in its place; None: never."""
-    is_to_be_replaced = (
-        watch.replica.state is ReplicaState.READY
-        and watch.run_file.is_at_gateway
-        and watch.status.get("ends_at") is not None
-    )
-    at = watch.status.get("replace_at") if is_to_be_replaced else None
-    return None if at is None else _Due(at, _End.of(watch))
+def _end_of(watch: ReplicaWatch) -> _End | None:
+    """Return the end of a replica that is replaced before; None: another cannot take its place."""
+    replica, status = watch.replica, watch.status
+    at, replace_at = status.get("ends_at"), status.get("replace_at")
+    can_be_replaced = replica.state is ReplicaState.READY and watch.run_file.is_at_gateway
+    if not can_be_replaced or at is None or replace_at is None:
+        return None
+    return _End(replica.id, replica.ordinal, status.get("instance"), at, replace_at)

@@ -145,8 +145,6 @@ class Change:
     def _started(self) -> list[StartedReplica]:
         return sorted(self._ready.values(), key=lambda replica: replica.ordinal)
 
-    # Starting
-
     async def _start(self, count: int) -> None:
         """Start replicas that are like an existing one."""
         like = next(self._roster.each(*self.models)).run_file
@@ -197,8 +195,6 @@ class Change:
         free.subtract(Counter(watch.run_file.max_sessions for watch in others))
         self._shares = deque((+free).elements())
 
-    # Waiting
-
     async def _take_moves(self, seconds: float) -> list[ReplicaWatch]:
         changed = await self._moves.next(seconds)
         for watch in changed:
@@ -236,8 +232,6 @@ class Change:
             secrets = {"env": run_file.data["env"], "token": run_file.token}
             [line] = last_lines(run_file.log_path, 1) or [""]
             self._awaited.on_line(without_secrets(line, secrets))
-
-    # Replacing
 
     async def _replace(self, size: int, most: int, room: tuple[int, int], seconds: float) -> None:
         """Replace replicas until nothing is left to do.

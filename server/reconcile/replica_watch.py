@@ -50,12 +50,6 @@ def is_over(state: ReplicaState) -> bool:
     return state in (ReplicaState.STOPPED, ReplicaState.FAILED)
 
 
-def _set_event() -> asyncio.Event:
-    event = asyncio.Event()
-    event.set()
-    return event
-
-
 @dataclass(eq=False)
 class ReplicaWatch:
     """Follows one shim, and restarts its server when that is due."""
@@ -75,7 +69,7 @@ class ReplicaWatch:
     accepts: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     is_draining: bool = field(init=False, default=False)
     # Set while exits lead to restarts: from the end of its launch until its `down`.
-    is_kept: asyncio.Event = field(init=False, default_factory=_set_event)
+    is_kept: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     has_failed: bool = field(init=False, default=False)  # before it was kept
     # The request to its shim once it must end, and the deadline (monotonic).
     _drain_op: str = field(init=False, default="drain")
@@ -224,13 +218,11 @@ class ReplicaWatch:
 
     async def _shim_ended(self) -> None:
         """Act on the shim's end, by its status file; a missing file means that it was stopped."""
-        status = await asyncio.to_thread(read_status_file, self.run_file.run_dir)
         is_local, run_dir = self.run_file.is_local, self.run_file.run_dir
-        is_lost = status is None and not is_local
-        if is_lost and await asyncio.to_thread(run_files.read, run_dir) is not None:
-            await self._renew_agent()
-            return
+        status = await asyncio.to_thread(read_status_file, run_dir)
         is_stopped = status is None or status["state"] == "stopped"
+        if status is None and not is_local:  # its agent may not have written one yet
+            is_stopped = await asyncio.to_thread(run_files.read, run_dir) is None
         if status is not None and not is_stopped and is_alive(status):
             await asyncio.sleep(self.timing.look_again_seconds)  # not reached, or cut off
             return

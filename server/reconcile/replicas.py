@@ -167,8 +167,6 @@ class ReplicaManager:
         }
         return unwatched | {watch.replica.id: watch.status for watch in self.watches.values()}
 
-    # Finding and watching.
-
     async def adopt(self, name: str, request_id: str | None) -> None:
         """Watch every replica of this launch of an environment that has a run file."""
         async with self._adopting:
@@ -201,7 +199,6 @@ class ReplicaManager:
                 replica = new_replica(run_file)
             again = partial(run_files.revive, fork=self.fork)
             watch = ReplicaWatch(replica, run_file, self.timing, self._record, self._give_up, again)
-            watch.is_kept.clear()
             watch.on_status = partial(self._note_status, watch)
             self.watches.add(watch)
             watch.task = self.tasks.spawn(watch.run(), f"watch {replica.id}")
@@ -301,8 +298,6 @@ class ReplicaManager:
             watch.task.cancel()
         await asyncio.gather(*(watch.task for watch in watches), return_exceptions=True)
 
-    # Writing what was observed.
-
     async def _record(self, replica: Replica) -> None:
         """Write the state of a replica, and the state of its environment that follows."""
         if (watch := self.watches.get(replica.id)) is not None:
@@ -323,8 +318,6 @@ class ReplicaManager:
         await self.status.insist(lambda: self.observer.fail(replica.environment, error))
         # Last: it cancels the watch that calls this.
         self.tasks.spawn(self._stop_one(replica), f"stop {replica.id}")
-
-    # Stopping.
 
     async def stop_all(
         self,

@@ -22,7 +22,7 @@ from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
 from ...requests_db.sql import queries
 from ...requests_db.transactions.journal import REQUEST_STATE
-from ..events import EventBus, Subscription
+from ..events import EventBus
 from .decisions import DECISIVE
 from .status_writer import StatusWriter, Timing
 
@@ -82,8 +82,10 @@ class WorkQueue:
                     is_due = event.request is None or event.request.operation in DECISIVE
                     if event.environment and event.kind == REQUEST_STATE and is_due:
                         self.add(event.environment)
-                if subscription.lagged:
-                    await self._add_all(subscription)
+                if subscription.lagged:  # events were dropped; their contents are in the tables
+                    subscription.lagged = False  # before the tables are read
+                    for name in await self.status.insist(lambda: self.store.read(queries.NAMES)):
+                        self.add(name)
 
     async def wait(self, name: str | None = None) -> None:
         """Wait until the tables reflect the events about an environment, or about all.
@@ -100,12 +102,6 @@ class WorkQueue:
         self._due.add(name)
         if name not in self._running:
             self._running[name] = self.tasks.spawn(self._run(name), f"reconcile {name}")
-
-    async def _add_all(self, subscription: Subscription) -> None:
-        """Events were dropped; their contents are in the tables."""
-        subscription.lagged = False  # before the tables are read
-        for name in await self.status.insist(lambda: self.store.read(queries.NAMES)):
-            self.add(name)
 
     async def _run(self, name: str) -> None:
         try:

@@ -29,7 +29,9 @@ def new_watch(
     known |= {"number": ordinal, "request_id": "1", "host": "127.0.0.1", "port": 21000 + ordinal}
     known["created_at"] = float(ordinal)
     run_file = RunFile.of(Path("/run"), known | data)
-    return ReplicaWatch(row, run_file, Timing(), ignore, ignore)
+    watch = ReplicaWatch(row, run_file, Timing(), ignore, ignore)
+    watch.is_kept.set()
+    return watch
 
 
 class Submissions:

@@ -77,8 +77,8 @@ async def watching(
             server = await asyncio.start_unix_server(shim, run_file.socket_path)
             await stack.enter_async_context(server)
         watch = ReplicaWatch(replica, run_file, timing, observed.change, observed.give_up)
-        if not observed.serving:
-            watch.is_kept.clear()
+        if observed.serving:
+            watch.is_kept.set()
         watch.task = asyncio.create_task(watch.run())
         try:
             yield watch
