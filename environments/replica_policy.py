@@ -249,9 +249,5 @@ def restart_decision(
     if recent > BUDGET_EXITS:
         minutes = BUDGET_WINDOW_SECONDS / 60
         return GiveUp(f"it exited {recent} times within {minutes:.0f} minutes")
-    return RestartAfter(pause_seconds(recent))
-
-
-def pause_seconds(exits: int) -> float:
-    """Return how long to wait after several exits in a row."""
-    return backoff_seconds(max(exits, 1), first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)
+    pause = backoff_seconds(recent, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)
+    return RestartAfter(pause)

@@ -230,20 +230,16 @@ def look_at(run_dir: Path, version: int | str = RUN_FILE_VERSION) -> RunFile | S
 def look(
     runs: Path, name: str | None = None, known: Known = None
 ) -> tuple[list[RunFile], list[SetAside]]:
-    """Return all replicas of one environment, or of all; and those with unusable run files.
+    """Return the replicas of one environment, or of all, in order; and those with unusable files.
 
     No `known` run file is read.
     """
     # A replica's id begins with its environment's name, so other folders are not even opened.
     found = [each for each in _look_at_all(runs, "" if name is None else f"{name}-", known) if each]
     own = [each for each in found if name in (None, each.environment)]
-    usable = _in_order(each for each in own if isinstance(each, RunFile))
+    usable = [each for each in own if isinstance(each, RunFile)]
+    usable.sort(key=lambda each: (each.environment, each.ordinal, each.replica_id))
     return usable, [each for each in own if isinstance(each, SetAside)]
-
-
-def set_aside(runs: Path) -> list[SetAside]:
-    """Return all replicas whose run files cannot be used."""
-    return look(runs)[1]
 
 
 def all_of(runs: Path) -> list[RunFile]:
@@ -266,7 +262,7 @@ def by_service(run_file: RunFile) -> tuple[bool, float]:
 
 def of_environment(runs: Path, name: str, known: Known = None) -> list[RunFile]:
     """Return the replicas of an environment, by ordinal; no `known` run file is read."""
-    return _in_order(each_of_environment(runs, name, known))
+    return look(runs, name, known)[0]
 
 
 def each_of_environment(runs: Path, name: str, known: Known = None) -> Iterator[RunFile]:
@@ -274,10 +270,6 @@ def each_of_environment(runs: Path, name: str, known: Known = None) -> Iterator[
     for each in _look_at_all(runs, f"{name}-", known):
         if isinstance(each, RunFile) and each.environment == name:
             yield each
-
-
-def _in_order(found: Iterable[RunFile]) -> list[RunFile]:
-    return sorted(found, key=lambda r: (r.environment, r.ordinal, r.replica_id))
 
 
 def _look_at_all(runs: Path, prefix: str, known: Known) -> Iterator[RunFile | SetAside | None]:

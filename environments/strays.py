@@ -70,7 +70,7 @@ def stop_stray(layout: Layout, stray: Json, grace_seconds: float) -> None:
     if (run_file := run_files.read(layout.run_dir(stray["id"]))) is not None:
         run_files.stop_replicas([run_file.run_dir], grace_seconds)
         return
-    for aside in run_files.set_aside(layout.runs):
+    for aside in run_files.look(layout.runs)[1]:
         if aside.replica_id == stray["id"]:
             run_files.stop_set_aside(aside, grace_seconds)
             return

@@ -11,7 +11,6 @@ Aim: no session is refused.
 """
 
 import asyncio
-import json
 import random
 import sys
 import time
@@ -23,7 +22,7 @@ from load_tests.peers.scaling_servers import openenv
 from load_tests.shared.light_clients import LightSession, open_session
 from load_tests.shared.report import Report, daemon, parse_arguments, percentile
 from openenvd.environments.gateway import process
-from openenvd.environments.gateway.envoy import get_admin
+from openenvd.environments.gateway.envoy import ask_admin
 from openenvd.rollouts.bench.results import Target
 from openenvd.schema.layout import Layout
 
@@ -81,8 +80,8 @@ class Crowd:
 
 def retries(admin: Path) -> int:
     """Return how often Envoy has sent a handshake again."""
-    answer = get_admin(admin, f"/stats?format=json&filter=cluster.{NAME}.upstream_rq_retry$")
-    return sum(each.get("value", 0) for each in json.loads(answer)["stats"])
+    answer = ask_admin(admin, f"/stats?format=json&filter=cluster.{NAME}.upstream_rq_retry$")
+    return sum(each.get("value", 0) for each in answer["stats"])
 
 
 def measure(report: Report, replicas: int, sessions: int) -> bool:

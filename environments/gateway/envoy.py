@@ -50,13 +50,9 @@ def endpoint_statuses(admin_socket: Path) -> list[EndpointStatus]:
     Raises:
         OSError: Envoy does not answer, or its answer is not JSON.
     """
-    try:
-        answer = json.loads(get_admin(admin_socket, "/clusters?format=json"))
-    except (ValueError, http.client.HTTPException) as exc:
-        raise OSError(f"the gateway's admin interface gave no answer: {exc}") from exc
     return [
         _status(cluster["name"], host)
-        for cluster in answer.get("cluster_statuses", ())
+        for cluster in ask_admin(admin_socket, "/clusters?format=json").get("cluster_statuses", ())
         for host in cluster.get("host_statuses", ())
         if "socket_address" in host["address"]  # otherwise it is the socket of held requests
     ]
@@ -86,17 +82,11 @@ def read_connections(folder: Path, admin_socket: Path) -> Connections:
     """Return how many connections of clients are open, and how many are allowed.
 
     Raises:
-        OSError: Envoy does not answer, or its answer cannot be understood.
+        OSError: Envoy does not answer, or its answer is not JSON.
     """
     path = "/stats?format=json&filter=gateway.downstream_cx_active|downstream_global_cx_overflow"
-    try:
-        stats = {
-            each["name"]: each["value"]
-            for each in json.loads(get_admin(admin_socket, path))["stats"]
-        }
-        started = json.loads((folder / "bootstrap.json").read_bytes())
-    except (ValueError, KeyError, http.client.HTTPException) as exc:
-        raise OSError(f"the gateway's admin interface gave no answer: {exc}") from exc
+    stats = {each["name"]: each["value"] for each in ask_admin(admin_socket, path)["stats"]}
+    started = json.loads((folder / "bootstrap.json").read_bytes())
     [monitor] = started["overload_manager"]["resource_monitors"]
     most = monitor["typed_config"]["max_active_downstream_connections"]
     now = stats.get("http.gateway.downstream_cx_active", 0)
@@ -104,15 +94,17 @@ def read_connections(folder: Path, admin_socket: Path) -> Connections:
     return Connections(now, most, refused)
 
 
-def get_admin(admin_socket: Path, path: str) -> bytes:
-    """Return the body of the answer of Envoy's admin interface; raises `OSError`."""
+def ask_admin(admin_socket: Path, path: str) -> Any:
+    """Return the JSON that Envoy's admin interface answers; raises `OSError` if there is none."""
     connection = http.client.HTTPConnection("localhost", timeout=ANSWER_SECONDS)
     connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.sock.settimeout(ANSWER_SECONDS)
         connection.sock.connect(str(admin_socket))
         connection.request("GET", path)
-        return connection.getresponse().read()
+        return json.loads(connection.getresponse().read())
+    except (ValueError, http.client.HTTPException) as exc:
+        raise OSError(f"the gateway's admin interface gave no answer: {exc}") from exc
     finally:
         connection.close()
 

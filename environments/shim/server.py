@@ -24,7 +24,7 @@ from ...system.memory.cgroups import CgroupManager
 from ...system.text.json_lines import Json
 from ..replica_state import Action, Event, Life, ReplicaStatus, State
 from .server_exit import ExitEvidence, exit_without_start, why_no_server
-from .server_process import NotifyPipe, ServerProcess
+from .server_process import DRAINED, NotifyPipe, ServerProcess
 
 if TYPE_CHECKING:
     from ...schema.replica import RunFileData, StatusLine
@@ -184,7 +184,7 @@ class Server:
             self._status.note_sleep()
             self.process.remove_cgroup()
         else:
-            has_drained = self.life.is_draining and self.process.has_ended_as_drained
+            has_drained = ended is not None and ended[0] in DRAINED and self.life.is_draining
             is_ours = has_drained or self.life.state is State.STOPPING
             if ended is not None and ended[0] == 0 and not is_ours:
                 ended = self._signal, ended[1]  # the status of a process that the signal killed

@@ -38,7 +38,8 @@ from . import files
 if TYPE_CHECKING:
     from ...schema.replica import RunFileData, ServerReport, StatusLine
 
-_ENDS_OF_DRAINED = (0, signal.SIGUSR1, signal.SIGUSR2)  # wait statuses of drained servers
+# Wait statuses of drained servers; one that has not begun to accept connections ends by the signal.
+DRAINED = (0, signal.SIGUSR1, signal.SIGUSR2)
 MAX_NOTIFY_BYTES = 256 * 1024  # of one line
 _READ_BYTES = 65536
 
@@ -153,14 +154,6 @@ class ServerProcess:
         title = f"openenvd: host {self._run['replica_id']}" if is_called else None
         fds = (*self.listener_fds, *variables.values())
         return spawn(self._run, environ, log_fd, fds, self.cgroup, title)
-
-    @property
-    def has_ended_as_drained(self) -> bool:
-        """Return whether it has exited in order, or by the signal to drain.
-
-        The signal ends a server that has not begun to accept connections.
-        """
-        return self.ended is not None and self.ended[0] in _ENDS_OF_DRAINED
 
     def drain(self, *, is_replaced: bool) -> None:
         """Ask the server to begin no sessions, and to exit when the last one has ended."""

@@ -103,9 +103,8 @@ def parse_repository(source: str) -> Repository:
     is_folder = not parts.fragment or (folder.parts and ".." not in folder.parts)
     names = path.removeprefix("/spaces").strip("/").split("/")
     is_complete = all(name.strip(".") for name in names) and (scheme != "hf://" or len(names) == 2)
-    if not (parts.hostname and is_complete and is_folder) or folder.is_absolute():
-        raise UnknownSource(f"{source!r} is not the address of a repository", _FORMS)
-    if parts.query or not (text.isprintable() and str(folder).isprintable()):
+    is_clean = not parts.query and text.isprintable() and str(folder).isprintable()
+    if not (parts.hostname and is_complete and is_folder and is_clean) or folder.is_absolute():
         raise UnknownSource(f"{source!r} is not the address of a repository", _FORMS)
     if "@" in parts.path and not _REF.fullmatch(ref):
         raise UnknownSource(f"{source!r}: {ref!r} cannot be a branch, tag or commit", _FORMS)
@@ -129,7 +128,9 @@ def pin(source: str, fetched: Mapping[str, str]) -> str:
     try:
         listed = _run(["ls-remote", "--quiet", repository.url, *asked], repository.url)
     except OSError as exc:
-        hint = exc.hint if isinstance(exc, GitMissing) else "it may need a password, or the network"
+        hint = "it may need a password, or the network"
+        if isinstance(exc, FileNotFoundError):
+            hint = "install git, then openenv stop: the next daemon finds it"
         if (commit := fetched.get(repository.url)) is not None:
             hint += f"; fetched before: {replace(repository, ref=commit).source}"
         raise UnknownSource(f"{repository.url} cannot be read: {exc}", hint) from exc
@@ -144,16 +145,6 @@ def pin(source: str, fetched: Mapping[str, str]) -> str:
     )
 
 
-class GitMissing(FileNotFoundError):
-    """There is no git; an `OSError`, as whatever keeps a repository from being read."""
-
-    hint = "install git, then openenv stop: the next daemon finds it"
-
-    def __str__(self) -> str:
-        """Return a message without an error number."""
-        return "git is not installed"
-
-
 def git_command(url: str) -> tuple[list[str], dict[str, str]]:
     """Return the beginning of git's command line, and its environment, to use a repository.
 
@@ -161,9 +152,10 @@ def git_command(url: str) -> tuple[list[str], dict[str, str]]:
 
     Raises:
         OSError: The address is one of this machine or its link, or is not found.
+        FileNotFoundError: There is no git.
     """
     if shutil.which("git") is None:
-        raise GitMissing
+        raise FileNotFoundError("git is not installed")
     parts = urlsplit(url)
     host, port = str(parts.hostname), parts.port or 443
     options = ["-c", "http.followRedirects=false", "-c", "core.hooksPath=/dev/null"]
