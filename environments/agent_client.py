@@ -21,15 +21,6 @@ Each message is a JSON object on one line; each question has one answer. Failure
 * Two processes start one at the same time: the lock of the engine's folder admits one of them.
 * It ends because it had nothing to do: it does so with that lock, so no client connects to it.
 * It is killed while it answers: the question is put to the next agent, a few times.
-
-An `EngineAddress` names one engine: its kind, and the variables that lead to it.
-
-    a launch ──▶ engines/registry.py: address_here ──▶ the run file ──▶ the agent of that address
-                    the launch's own variables, resolved                   its variables
-
-A replica stays with the engine that was used at its launch: the variables of the process that
-starts its agent again (a daemon, a `down`) change nothing. Two addresses of one kind have an agent
-each.
 """
 
 from __future__ import annotations
@@ -97,11 +88,7 @@ def ask_connected(agent: socket.socket, engine: str, op: str, **fields: Any) -> 
 
 
 def ensure_agent(layout: Layout, at: EngineAddress) -> socket.socket:
-    """Connect to an engine's agent; start one if none listens. Blocks for a moment.
-
-    Raises:
-        OSError: No agent can be started.
-    """
+    """Connect to an engine's agent, starting it if none listens; raises `OSError`. Blocks briefly."""
     make_private(layout.sockets)
     make_private(layout.engines)
     path = layout.agent_socket(at.key)
@@ -150,7 +137,11 @@ _PLACE = "_HOST"  # the ending of the variable that is shown to people
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """One engine that replicas run on."""
+    """One engine that replicas run on; two addresses of one kind have an agent each.
+
+    Run files have the one that was used at the launch (`engines/registry.py`): the variables of a
+    process that starts its agent again (a daemon, a `down`) change nothing.
+    """
 
     engine: str  # its name in `--provider`
     # Names and values, sorted, of the variables by which its library finds it
@@ -163,11 +154,7 @@ class EngineAddress:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EngineAddress:
-        """Read what `to_json` wrote.
-
-        Raises:
-            LookupError, TypeError, ValueError: It is something else.
-        """
+        """Read what `to_json` wrote; raises `LookupError`, `TypeError` or `ValueError`."""
         return cls.of(data["engine"], dict(data["variables"]))
 
     def to_json(self) -> dict[str, Any]:

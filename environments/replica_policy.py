@@ -36,10 +36,8 @@ def share_sessions(
     """Return how many sessions each replica may have: `max_sessions`, divided evenly.
 
     An environment that scales itself has up to `most` replicas. The sessions are divided by that
-    number, so that more replicas have room for more sessions.
-
-    Raises:
-        InvalidSpec: A replica would have none.
+    number, so that more replicas have room for more sessions. Raises `InvalidSpec` if a replica
+    would have none.
     """
     if max_sessions is None:
         return [None] * replicas

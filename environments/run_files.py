@@ -289,8 +289,7 @@ def stop_environment(
 ) -> list[str]:
     """Stop all replicas of an environment, or of one launch of it; return their ids. Blocks.
 
-    Raises:
-        EngineFailed: Some could not be stopped, but the others were.
+    Raises `EngineFailed` if some could not be stopped, but the others were.
     """
     usable, aside = look(runs, name)
     usable = [each for each in usable if request_id in (None, each.request_id)]
@@ -309,10 +308,8 @@ def stop_replicas(
     """Stop replicas side by side, and remove their folders; nothing of them is left running.
 
     It is no error if one is stopped already. `on_sessions` is called with a replica's id and the
-    number of sessions that it still has. Blocks.
-
-    Raises:
-        EngineFailed: An engine has not stopped some, which keep their folders.
+    number of sessions that it still has. Blocks. Raises `EngineFailed` if an engine has not stopped
+    some, which keep their folders.
     """
     folders = {Path(run_dir).name: Path(run_dir) for run_dir in run_dirs}
     asked = {name: _ask_to_stop(folder, grace_seconds) for name, folder in folders.items()}
@@ -349,8 +346,7 @@ def stop_replicas(
 def stop_set_aside(aside: SetAside, grace_seconds: float = GRACE_SECONDS) -> None:
     """Stop a replica whose run file cannot be used, and remove its folder. Blocks.
 
-    Raises:
-        EngineFailed: It is not known to have ended; the message says what to do.
+    Raises `EngineFailed`, which says what to do, if it is not known to have ended.
     """
     run_dir = aside.run_dir
     socket_path = Layout(run_dir.parent.parent).replica_socket(aside.replica_id)

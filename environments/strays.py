@@ -64,8 +64,7 @@ def look_again(layout: Layout) -> Iterator[tuple[str, str]]:
 def stop_stray(layout: Layout, stray: Json, grace_seconds: float) -> None:
     """Stop a stray, by the `provider` and `id` that were shown, and remove all of it. Blocks.
 
-    Raises:
-        EngineFailed: Its engine does not answer, or it is not a stray.
+    Raises `EngineFailed` if its engine does not answer, or it is not a stray.
     """
     if (run_file := run_files.read(layout.run_dir(stray["id"]))) is not None:
         run_files.stop_replicas([run_file.run_dir], grace_seconds)

@@ -108,21 +108,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One environment behind the gateway.
+    """One environment behind the gateway."""
 
-    Attributes:
-        name: Its name, which is its path, too.
-        endpoints: Its replicas that have sessions, or may get some.
-        token: The token that clients must send.
-        health_path: The path that health checks request.
-        holding_socket: The path of a socket that gets requests for which there is no replica.
-    """
-
-    name: str
-    endpoints: tuple[Endpoint, ...] = ()
-    token: str | None = None
-    health_path: str = "/capacity"
-    holding_socket: str | None = None
+    name: str  # which is its path, too
+    endpoints: tuple[Endpoint, ...] = ()  # its replicas that have sessions, or may get some
+    token: str | None = None  # which clients must send
+    health_path: str = "/capacity"  # which health checks request
+    holding_socket: str | None = None  # which gets requests for which there is no replica
 
     @property
     def takes_sessions(self) -> bool:
@@ -142,19 +134,12 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """The address at which a gateway listens, and its certificate.
+    """The address at which a gateway listens, and its certificate."""
 
-    Attributes:
-        host: The IP address; if others reach it, each environment needs a token.
-        port: The TCP port.
-        certificate: A file of PEM certificates, the server's first; empty: no TLS.
-        key: The file of the private key.
-    """
-
-    host: str
+    host: str  # an IP address; if others reach it, each environment needs a token
     port: int
-    certificate: str = ""
-    key: str = ""
+    certificate: str = ""  # a file of PEM certificates, the server's first; empty: no TLS
+    key: str = ""  # the file of the private key
 
     @property
     def address(self) -> str:

@@ -45,11 +45,7 @@ class EndpointStatus:
 
 
 def endpoint_statuses(admin_socket: Path) -> list[EndpointStatus]:
-    """Return Envoy's view of all replicas.
-
-    Raises:
-        OSError: Envoy does not answer, or its answer is not JSON.
-    """
+    """Return Envoy's view of all replicas; raises `OSError` as `ask_admin` does."""
     return [
         _status(cluster["name"], host)
         for cluster in ask_admin(admin_socket, "/clusters?format=json").get("cluster_statuses", ())
@@ -79,11 +75,7 @@ class Connections:
 
 
 def read_connections(folder: Path, admin_socket: Path) -> Connections:
-    """Return how many connections of clients are open, and how many are allowed.
-
-    Raises:
-        OSError: Envoy does not answer, or its answer is not JSON.
-    """
+    """Return the connections of clients, and their limit; raises `OSError` as `ask_admin` does."""
     path = "/stats?format=json&filter=gateway.downstream_cx_active|downstream_global_cx_overflow"
     stats = {each["name"]: each["value"] for each in ask_admin(admin_socket, path)["stats"]}
     started = json.loads((folder / "bootstrap.json").read_bytes())
@@ -95,7 +87,7 @@ def read_connections(folder: Path, admin_socket: Path) -> Connections:
 
 
 def ask_admin(admin_socket: Path, path: str) -> Any:
-    """Return the JSON that Envoy's admin interface answers; raises `OSError` if there is none."""
+    """Return Envoy's answer; raises `OSError` if there is none, or it is not JSON."""
     connection = http.client.HTTPConnection("localhost", timeout=ANSWER_SECONDS)
     connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -159,8 +151,7 @@ class BackendFiles:
     def write(self, backends: Iterable[Backend]) -> None:
         """Write the files for these environments, as far as they have changed.
 
-        Raises:
-            OSError: A file cannot be written. Earlier files were, and no file is half written.
+        If one cannot be written (`OSError`), earlier files were, and no file is half written.
         """
         wanted = {backend.name: backend for backend in backends}
         folder = self._folder / "endpoints"

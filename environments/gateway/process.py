@@ -108,11 +108,7 @@ def config_folder(run_dir: Path) -> Path:
 
 
 def find_envoy() -> Path:
-    """Return the path of Envoy, in the package that contains it.
-
-    Raises:
-        GatewayFailed: The package is not installed, or has no Envoy for this machine.
-    """
+    """Return the path of Envoy; raises `GatewayFailed` if no package has it for this machine."""
     from importlib.metadata import PackageNotFoundError, distribution  # here: else not needed
 
     try:
@@ -142,11 +138,7 @@ def set_aside(layout: Layout) -> SetAside | None:
 
 
 def find_usable(layout: Layout) -> Gateway | None:
-    """Return the gateway of this home; None if there is none.
-
-    Raises:
-        GatewayFailed: Its run file cannot be used.
-    """
+    """Return the gateway of this home, if there is one; raises `GatewayFailed` if it is set aside."""
     if isinstance(found := _look(layout), SetAside):
         raise GatewayFailed(f"the gateway cannot be used: {found.problem}", AFTER_SET_ASIDE)
     return found
@@ -187,8 +179,7 @@ def ensure_running(layout: Layout, wanted: GatewayOptions) -> Gateway:
 def revive(layout: Layout) -> None:
     """Start a new shim in place of one that was killed.
 
-    Raises:
-        OSError: It cannot be started; EADDRINUSE when another process has its port.
+    Raises `OSError` if it cannot be started; EADDRINUSE when another process has its port.
     """
     with locked(layout):
         found = read_gateway(layout)
@@ -202,8 +193,7 @@ def revive(layout: Layout) -> None:
 def hold_port(gateway: Gateway) -> socket.socket:
     """Return a socket that keeps a gateway's port from other users, whether it runs or not.
 
-    Raises:
-        OSError: Another user's process has the port by now.
+    Raises `OSError` if another user's process has the port by now.
     """
     return _reserve(gateway.options.host, gateway.options.port, may_be_held=True)
 
@@ -211,8 +201,7 @@ def hold_port(gateway: Gateway) -> socket.socket:
 def stop(layout: Layout) -> None:
     """Stop the gateway, which ends its sessions, and remove its files; the caller has the lock.
 
-    Raises:
-        EngineFailed: Its run file cannot be used, and the gateway may still run.
+    Raises `EngineFailed` if its run file cannot be used, and the gateway may still run.
     """
     if (aside := set_aside(layout)) is not None:
         run_files.stop_set_aside(aside, grace_seconds=0.0)
@@ -224,9 +213,7 @@ def stop(layout: Layout) -> None:
 def check_here(layout: Layout, wanted: GatewayOptions) -> str:
     """Return the version of Envoy, if a gateway runs in this home or could be started.
 
-    Raises:
-        GatewayFailed: Its package, its certificate or its address cannot be used.
-        PortInUse: It names who has the port.
+    Raises `GatewayFailed` and `PortInUse` as `ensure_running` does.
     """
     version = _version_of(find_envoy())
     check_options(wanted)
@@ -270,11 +257,7 @@ def _lock_path(layout: Layout) -> Path:
 
 
 def check_options(options: GatewayOptions) -> None:
-    """Check the options that a gateway will be started with.
-
-    Raises:
-        GatewayFailed: It names the option that cannot be used, and why.
-    """
+    """Raise `GatewayFailed` if an option cannot be used; it names the option, and says why."""
     try:
         ipaddress.ip_address(options.host)
     except ValueError:

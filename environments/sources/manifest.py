@@ -121,8 +121,7 @@ class _Fields:
     def read(self, name: str, parse: Callable[[Any], T]) -> T | None:
         """Return a field's parsed value; None: it is absent, or `parse` has raised `ValueError`.
 
-        Raises:
-            ManifestError: The field is wrong, and the manifest names a class.
+        Raises `ManifestError` if the field is wrong, and the manifest names a class.
         """
         value: Any = self._data
         at = ""

@@ -81,11 +81,7 @@ def is_repository(source: str) -> bool:
 
 
 def parse_repository(source: str) -> Repository:
-    """Read a source that names a repository.
-
-    Raises:
-        UnknownSource: It is malformed, or contains a password.
-    """
+    """Read a source that names a repository; raises `UnknownSource` if it is malformed."""
     scheme = next(each for each in REPOSITORY_SCHEMES if source.startswith(each))
     url = SPACES + source.removeprefix(scheme) if scheme == "hf://" else source.removeprefix("git+")
     text = source.partition("#")[0]
@@ -116,10 +112,8 @@ def parse_repository(source: str) -> Repository:
 def pin(source: str, fetched: Mapping[str, str]) -> str:
     """Return the source with the commit that its reference names now. Blocks.
 
-    `fetched` are commits that are here, by the addresses of their repositories.
-
-    Raises:
-        UnknownSource: It is malformed, cannot be read, or has no such reference.
+    `fetched` are commits that are here, by the addresses of their repositories. Raises
+    `UnknownSource` if it is malformed, cannot be read, or has no such reference.
     """
     repository = parse_repository(source)
     if repository.is_pinned:

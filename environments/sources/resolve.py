@@ -46,11 +46,7 @@ _REFERENCE = re.compile(
 
 
 def image_of(source: str) -> str | None:
-    """Return the image that a source names; None when it names none.
-
-    Raises:
-        UnknownSource: The text after `docker://` cannot be the name of an image.
-    """
+    """Return the image that a source names, if it names one; raises as `check_reference` does."""
     if not source.startswith(SCHEME):
         return None
     return check_reference(source.removeprefix(SCHEME))
@@ -211,11 +207,7 @@ def resolve(source: str, cwd: Path) -> ResolvedSource:
 
 
 def check_source(payload: Mapping[str, Any]) -> None:
-    """Refuse a request whose source cannot be launched, without reading a manifest.
-
-    Raises:
-        UnknownSource
-    """
+    """Raise `UnknownSource` if a request's source cannot be launched; no manifest is read."""
     source, cwd = payload["source"], Path(payload.get("cwd") or Path.cwd())
     # If so, a class may be in a further package, or in another folder.
     has_more = bool(payload.get("with_packages")) or "PYTHONPATH" in payload.get("env", {})
@@ -276,17 +268,16 @@ def _hint_for_folder(folder: Path) -> str:
 
 
 def _unknown(source: str, path: Path) -> UnknownSource:
-    is_file = path.is_file()
-    if is_file and path.name == MANIFEST_NAME:
-        return UnknownSource(
-            f"{path} is a file", f"launch its folder: openenv launch {path.parent}"
-        )
-    if path.suffix == ".py" if is_file else path.with_name(f"{path.name}.py").is_file():
-        message = f"{path} is a file" if is_file else f"{source!r} is a module"
-        command = f"openenv launch {path.stem}:CLASS"
-        return UnknownSource(message, f"launch a class of it, in {path.parent}: {command}")
-    if is_file:
-        return UnknownSource(f"{path} is a file", f"launch {_what_can_be_launched()}")
+    module = path if path.suffix == ".py" else path.with_name(f"{path.name}.py")
+    hint = f"launch {_what_can_be_launched()}"
+    if path.name == MANIFEST_NAME:
+        hint = f"launch its folder: openenv launch {path.parent}"
+    elif module.is_file():
+        hint = f"launch a class of it, in {path.parent}: openenv launch {path.stem}:CLASS"
+    if path.is_file():
+        return UnknownSource(f"{path} is a file", hint)
+    if module.is_file():
+        return UnknownSource(f"{source!r} is a module", hint)
     _, hint = near_matches(path.name.lower(), bundled(), "")
     return UnknownSource(
         f"there is no environment {source!r}: it is neither a bundled name nor a folder at {path}",

@@ -91,9 +91,6 @@ class Changes:
             counts the sessions of the draining replicas. For a `restart`, `{"environment",
             "restarted": [{"old", "new"}]}`. For a `down`, `{"environment": {"name", "state"},
             "stopped": [ids]}`.
-
-        Raises:
-            EnvironmentsError
         """
         name, payload = str(request.environment), request.payload
         if request.operation == "down":
@@ -344,11 +341,7 @@ class _Launch(replacing.Change):
         await super()._keep()
 
     def _check_ready(self) -> None:
-        """Refuse replicas that would never be scaled, or whose sessions would all fail.
-
-        Raises:
-            InvalidSpec, ReplicaFailed
-        """
+        """Refuse replicas that would never be scaled, or whose sessions would all fail."""
         is_sized = all(each.max_sessions is not None for each in self._started)
         if self._spec.max_replicas is not None and not is_sized:
             raise InvalidSpec(

@@ -114,11 +114,7 @@ class Change:
         return False
 
     def _part_of(self, watch: ReplicaWatch) -> Part | None:
-        """The part of a replica in this change.
-
-        Raises:
-            EnvironmentsError: It was started, and has failed.
-        """
+        """The part of a replica in this change; raises the reason if one has failed to start."""
         is_over_now, status = is_over(watch.replica.state), watch.status
         if watch.replica.id in self._drained:
             if self._left is not None:
