@@ -88,7 +88,7 @@ def ask_connected(agent: socket.socket, engine: str, op: str, **fields: Any) -> 
 
 
 def ensure_agent(layout: Layout, at: EngineAddress) -> socket.socket:
-    """Connect to an engine's agent, starting it if none listens; raises `OSError`. Blocks briefly."""
+    """Connect to an engine's agent, which is started if none listens; raises `OSError`. Blocks."""
     make_private(layout.sockets)
     make_private(layout.engines)
     path = layout.agent_socket(at.key)

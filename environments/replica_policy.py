@@ -52,15 +52,7 @@ def share_sessions(
 
 
 def replacement_step(
-    wanted: int,
-    *,
-    staying: int,
-    old: int,
-    new: int,
-    ready: int,
-    ending: int,
-    surge: int = 1,
-    unavailable: int = 0,
+    wanted: int, room: tuple[int, int], *, staying: int, old: int, new: int, ready: int, ending: int
 ) -> tuple[int, int]:
     """Return how many replicas are to be started now, and how many old ones drained.
 
@@ -69,14 +61,14 @@ def replacement_step(
 
     Args:
         wanted: How many replicas the environment is to have in the end.
+        room: How many more there may be at once, and how many fewer ready (`replacement_room`).
         staying: How many of its replicas are not to be replaced.
         old: How many are to be replaced, and are not drained yet.
         new: How many have been started in place of others.
         ready: How many of the new ones are ready.
         ending: How many are drained, and have not ended.
-        surge: How many more than `wanted` there may be at once.
-        unavailable: How many fewer than `wanted` may be ready at once.
     """
+    surge, unavailable = room
     start = min(wanted - staying - new, wanted + surge - (staying + old + new + ending))
     drain = min(old, staying + old + ready - (wanted - unavailable))
     return max(0, start), max(0, drain)

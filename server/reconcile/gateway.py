@@ -299,7 +299,7 @@ class GatewayManager:
     async def _until_seen(
         self, name: str, answer: Callable[[Backend | None, Seen], bool | None]
     ) -> bool:
-        """Poll Envoy until `answer` is not None, given what Envoy should know, and what it knows."""
+        """Poll Envoy until `answer` is not None, given what it should know, and what it knows."""
         while True:
             seen = await self._look()
             own = None if seen is None else [each for each in seen if each.environment == name]

@@ -16,10 +16,10 @@ While a launch is under way it fails at once when a replica of it dies, and stop
 (`changes.py`); from then on, replicas are restarted. Replicas that a killed daemon has started are
 stopped by the next one: run files are written before replicas are started, so none is lost.
 
-Updates. A launch of a name that runs is another generation, STARTING in `generations` until it serves
-(`changes.py`). The earlier one is DRAINING from then on, and RETIRED when nothing of it runs. One
-whose request has failed ends in the same way, as FAILED. Local replicas of both listen on the same
-sockets; new ones are held until they are kept.
+Updates. A launch of a name that runs is another generation, STARTING in `generations` until it
+serves (`changes.py`). The earlier one is then DRAINING, and RETIRED once nothing of it runs.
+One whose request has failed ends in the same way, as FAILED. Local replicas of both listen on the
+same sockets; new ones are held until they are kept.
 
 Failure cases:
 

@@ -238,19 +238,12 @@ class Change:
             room: How many there may be beyond `size`, and how many may be missing of it.
             seconds: For the sessions of those that are drained.
         """
-        count, (surge, unavailable) = self._roster.count, room
+        count = self._roster.count
         while True:
             new, kept = count(Part.WAITING, Part.READY, Part.KEPT), count(Part.KEPT)
             staying, old, ending = count(Part.STAYS), count(Part.OLD), count(Part.ENDING)
             start, drain = replacement_step(
-                size,
-                staying=staying,
-                old=old,
-                new=new,
-                ready=kept,
-                ending=ending,
-                surge=surge,
-                unavailable=unavailable,
+                size, room, staying=staying, old=old, new=new, ready=kept, ending=ending
             )
             start, drain = min(start, most - new), min(drain, staying + old + new - self._keeps_one)
             if start > 0:

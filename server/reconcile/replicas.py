@@ -25,7 +25,6 @@ from functools import partial
 from pathlib import Path
 
 from ...environments import run_files
-from ...environments.gateway.process import AFTER_SET_ASIDE
 from ...environments.run_files import LOCAL, RunFile, SetAside
 from ...environments.shim.client import Fork
 from ...requests_db.async_store import AsyncStore
@@ -110,7 +109,9 @@ class Observer:
         # A replica that FAILED has said why itself (`_give_up`).
         error = None
         if aside:
-            error = _unwatched(name, aside[0])
+            who = "the gateway" if aside[0].is_gateway else f"replica {aside[0].replica_id}"
+            message = f"{who}: {aside[0].sentence}"
+            error = RequestError(ErrorKind.WORKER_LOST, message, aside[0].hint)
         elif state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas:
             hint = f"launch it again: openenv launch {name}"
             text = f"{name} has no replicas left"
@@ -480,14 +481,4 @@ def _adopted(run_file: RunFile, replicas: int) -> Environment:
         time.time(),
         run_file.request_id,
         run_file.address,
-    )
-
-
-def _unwatched(name: str, aside: SetAside) -> RequestError:
-    return RequestError(
-        ErrorKind.WORKER_LOST,
-        f"{'the' if aside.is_gateway else 'replica'} {aside.replica_id}: {aside.sentence}",
-        AFTER_SET_ASIDE
-        if aside.is_gateway
-        else f"openenv down {name}, then launch it again; its sessions end",
     )

@@ -40,13 +40,13 @@ class Timing:
     weigh_seconds: float = 3.0
 
 
+@dataclass(eq=False)
 class StatusWriter:
     """Writes, publishes and logs each change of an environment's or a replica's state."""
 
-    def __init__(self, store: AsyncStore, bus: EventBus, timing: Timing) -> None:
-        self._store = store
-        self._bus = bus
-        self._timing = timing
+    store: AsyncStore
+    bus: EventBus
+    timing: Timing
 
     async def set_environment(
         self,
@@ -58,10 +58,10 @@ class StatusWriter:
     ) -> None:
         """Write an environment's state; keep the address when None is given."""
         work, now = observing.set_environment_state, time.time()
-        event = await self._store.write(work, name, state, address=address, error=error, now=now)
+        event = await self.store.write(work, name, state, address=address, error=error, now=now)
         if event is None:
             return
-        self._bus.publish([event])
+        self.bus.publish([event])
         level = logging.WARNING if error is not None else logging.INFO
         why = f": {message}" if (message := event.data.get("error")) else ""
         extra = {"environment": name, "state": state.value}
@@ -70,10 +70,10 @@ class StatusWriter:
     async def switch_generation(self, generation: Generation, spec: Json, address: str) -> bool:
         """Write that a generation serves its environment from now on; False: it was taken down."""
         work, now = observing.switch_generation, time.time()
-        events = await self._store.write(work, generation, now=now, spec=spec, address=address)
+        events = await self.store.write(work, generation, now=now, spec=spec, address=address)
         if not events:
             return False
-        self._bus.publish(events)
+        self.bus.publish(events)
         name, extra = generation.environment, _log_fields(generation)
         log.info("generation %d of environment %s serves", generation.number, name, extra=extra)
         return True
@@ -83,7 +83,7 @@ class StatusWriter:
     ) -> None:
         """Write that nothing of a generation runs any more."""
         work, now = observing.end_generation, time.time()
-        self._bus.publish(await self._store.write(work, generation, state, now=now, error=error))
+        self.bus.publish(await self.store.write(work, generation, state, now=now, error=error))
         why = "" if error is None else f": {error}"
         level = logging.INFO if error is None else logging.WARNING
         number, name, extra = generation.number, generation.environment, _log_fields(generation)
@@ -92,17 +92,17 @@ class StatusWriter:
 
     async def adopt(self, environment: Environment) -> None:
         """Write an environment that runs, and whose launch is in no table."""
-        self._bus.publish(await self._store.write(submitting.adopt, environment))
+        self.bus.publish(await self.store.write(submitting.adopt, environment))
         name = environment.name
         extra = {"environment": name, "request_id": environment.request_id}
         log.warning("environment %s runs and was in no table: adopted", name, extra=extra)
 
     async def set_replica(self, replica: Replica) -> None:
         """Write a replica's row."""
-        event = await self._store.write(observing.upsert_replica, replica, now=time.time())
+        event = await self.store.write(observing.upsert_replica, replica, now=time.time())
         if event is None:
             return
-        self._bus.publish([event])
+        self.bus.publish([event])
         state = replica.state.value
         extra = {"replica": replica.id, "environment": replica.environment, "state": state}
         log.info("replica %s is %s", replica.id, state, extra=extra | {"pid": replica.pid})
@@ -114,7 +114,7 @@ class StatusWriter:
                 return await work()
             except DatabaseError as exc:
                 log.warning("a status cannot be written, trying again: %s", exc)
-                await asyncio.sleep(self._timing.retry_seconds)
+                await asyncio.sleep(self.timing.retry_seconds)
 
 
 def _log_fields(generation: Generation) -> Json:

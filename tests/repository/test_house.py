@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_075,
-    "code lines": 48_303,
+    "shipped lines": 74_840,
+    "code lines": 48_221,
     "modules": 389,
-    "test lines": 67_770,
+    "test lines": 67_763,
     "words of pages": 24_946,
     "words of decisions": 7_926,
     "folders at the root": 15,

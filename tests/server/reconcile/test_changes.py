@@ -619,10 +619,10 @@ def test_replacements_keep_to_the_room_and_the_number_that_there_is_to_be(
 ) -> None:
     """Of four replicas, when each step takes effect before the next is decided."""
     old, ready, starting, ending, steps = 4, 0, 0, 0, 0
-    room = {"surge": surge, "unavailable": unavailable}
+    room = surge, unavailable
     while ready < 4 or old or ending:
         start, drain = replacement_step(
-            4, staying=0, old=old, new=ready + starting, ready=ready, ending=ending, **room
+            4, room, staying=0, old=old, new=ready + starting, ready=ready, ending=ending
         )
         starting, old, ending = starting + start, old - drain, ending + drain
         assert least <= old + ready <= old + ready + starting + ending <= most
@@ -633,8 +633,8 @@ def test_replacements_keep_to_the_room_and_the_number_that_there_is_to_be(
 
 
 def test_a_replica_that_is_missing_is_started_by_the_way() -> None:
-    assert replacement_step(3, staying=0, old=2, new=0, ready=0, ending=0) == (2, 0)
-    assert replacement_step(3, staying=0, old=2, new=1, ready=1, ending=0) == (1, 0)
+    assert replacement_step(3, (1, 0), staying=0, old=2, new=0, ready=0, ending=0) == (2, 0)
+    assert replacement_step(3, (1, 0), staying=0, old=2, new=1, ready=1, ending=0) == (1, 0)
 
 
 async def test_what_scales_itself_has_a_share_of_the_most_and_stays_in_its_range(

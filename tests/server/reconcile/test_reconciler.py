@@ -532,7 +532,7 @@ async def test_a_gateway_whose_run_file_cannot_be_used_is_named_and_kept_until_n
     with pytest.raises(GatewayFailed) as refused:
         await asyncio.to_thread(process.ensure_running, layout, anywhere)
     assert environment.error is not None
-    assert environment.error.hint == process.AFTER_SET_ASIDE
+    assert environment.error.hint == refused.value.hint
     said = (environment.error.message, shown["gateway"]["problem"], refused.value.message)
     assert all(f"its run file {path} " in text for text in (*said, caplog.text))
     with ShimClient.connect(gateway.run_file.socket_path) as link:
