@@ -90,7 +90,7 @@ class CommandGroup(click.Group):
 
         known = {name: text for name, (_, text) in COMMANDS.items()}
         if passthrough.is_installed():
-            known |= passthrough.COMMANDS
+            known |= dict.fromkeys(passthrough.COMMANDS, "upstream's")
         begun = [name for name in known if name.startswith(incomplete)]
         return [
             *(CompletionItem(name, help=known[name]) for name in begun),
@@ -111,7 +111,7 @@ class CommandGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
         if passthrough.is_installed():
             with formatter.section("Upstream's commands"):
-                formatter.write_dl(list(passthrough.COMMANDS.items()))
+                formatter.write_text(", ".join(passthrough.COMMANDS))
 
 
 def end_with_examples(command: click.Command) -> None:
@@ -275,7 +275,7 @@ def _lead(error: click.ClickException) -> str | None:
 def _unknown(name: str) -> str:
     if meant := OTHER_WORDS.get(name):
         return f"no command is called {name!r}; use openenv {meant}"
-    upstream = list(passthrough.COMMANDS) if passthrough.is_installed() else []
+    upstream = passthrough.COMMANDS if passthrough.is_installed() else ()
     _, hint = near_matches(name, [*COMMANDS, *upstream], "openenv --help lists them")
     return f"no command is called {name!r}; {hint}"
 

@@ -16,19 +16,10 @@ from pathlib import Path
 
 from . import exit_codes
 
-COMMANDS = {
-    "init": "Make a new environment project.",
-    "import": "Convert an existing environment.",
-    "build": "Build an environment's Docker image.",
-    "validate": "Check a project against upstream's quality bar.",
-    "push": "Push a project to the Hub or a registry.",
-    "fork": "Duplicate a Space into your account.",
-    "skills": "Manage skills for assistants.",
-    "collect": "Collect rollouts from a deployed environment.",
-    "catalog": "List published environments.",
-    "discover": "Find an environment.",
-    "harbor": "Run Harbor tasks.",
-}
+COMMANDS = (
+    *("init", "import", "build", "validate", "push", "fork"),
+    *("skills", "collect", "catalog", "discover", "harbor"),
+)
 _MODULE = "openenv.cli.__main__"
 
 

@@ -24,7 +24,7 @@ from ...system.text.json_lines import Json
 from ..answers import Answer
 from ..episodes import FailureReason
 from ..errors import EpisodeFailed, PolicyNotFound
-from .policy import Act, CpuThreads, Decision, Encoded, Turn, encoded
+from .policy import Act, CpuThreads, Decision, Encoded, Policy, Turn, encoded
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 MODEL_VARIABLE = "OPENAI_MODEL"
@@ -36,7 +36,7 @@ _BUSY = frozenset({429, 500, 502, 503, 504})
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
 
-class ChatPolicy:
+class ChatPolicy(Policy):
     """One endpoint, for all episodes."""
 
     def __init__(self, url: str, schema: Json, *, pause_seconds: float = PAUSE_SECONDS) -> None:

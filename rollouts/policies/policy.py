@@ -213,19 +213,19 @@ class Policy(Protocol):
 
     def memory(self) -> Any:
         """Return the state of an attempt that a branch has a deep copy of, or None."""
-        ...
+        return None
 
     def player(self, threads: CpuThreads, memory: Any) -> Act:
         """Begin an attempt or a branch; the returned `Act` may compute in `threads`."""
         ...
 
     async def close(self) -> None:
-        """Close connections of the policy; called when a collection ends."""
-        ...
+        """Close connections of the policy, if it has any; called when a collection ends."""
+        return
 
 
 @dataclass(frozen=True, slots=True)
-class CallablePolicy:
+class CallablePolicy(Policy):
     """A function, coroutine function, or class of which each episode gets an instance."""
 
     function: Any
@@ -257,9 +257,6 @@ class CallablePolicy:
             return encoded(await call(observation, turn))
 
         return act
-
-    async def close(self) -> None:
-        """Do nothing: there are no connections."""
 
 
 def encoded(decided: Any) -> Encoded:

@@ -23,7 +23,7 @@ from ...system.text.json_lines import Json
 from ..answers import Answer
 from ..errors import NoEnvironment
 from ..session_pool import environment_url
-from .policy import Act, CpuThreads, Encoded, Turn
+from .policy import Act, CpuThreads, Encoded, Policy, Turn
 
 SCHEMA_SECONDS = 30.0
 DEEPEST = 8  # a schema may refer to itself
@@ -35,13 +35,10 @@ _LEFT_TO_THE_SERVER = frozenset({"metadata"})  # every action of OpenEnv's has i
 
 
 @dataclass(frozen=True, slots=True)
-class RandomPolicy:
-    """Actions drawn from a schema."""
+class RandomPolicy(Policy):
+    """Actions drawn from a schema; without a memory, as a branch draws actions of its own."""
 
     schema: Json
-
-    def memory(self) -> None:
-        """Return nothing: a branch draws actions of its own."""
 
     def player(self, threads: CpuThreads, memory: None) -> Act:
         """Begin an attempt. Drawing an action takes less than a millisecond, without a thread."""
@@ -54,9 +51,6 @@ class RandomPolicy:
             return Encoded(orjson.dumps(sample(self.schema, rng)), b"{}", {})
 
         return act
-
-    async def close(self) -> None:
-        """Do nothing: there are no connections."""
 
 
 def action_schema(address: str) -> Json:
