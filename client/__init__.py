@@ -1,19 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The SDK for users: typed objects, and below them the calls to the daemon.
 
-    from openenvd import Client
-
-    client = Client()                                       # starts the daemon when none is running
-    env = client.launch("echo", replicas=2).wait()          # an Environment, once it is ready
-    with env.connect() as session:
-        print(session.reset().observation)
-        print(session.step({"message": "hello"}).reward)
-    for progress in client.rollout(env, out="episodes", episodes=64):
-        print(progress.message)
-    env.down().wait()
-
-Where to look:
-
     synchronous.py   `Client`: launches, rollouts, lists of environments and requests
     handles.py       `Request` and `Environment`
     asynchronous.py  `AsyncClient`, `AsyncRequest`, `AsyncEnvironment`: the same for asyncio

@@ -7,10 +7,6 @@ A slot plays one episode after the other. Episodes are numbered, and everything 
 from its number: id, seed, environment. So a rollout that was interrupted continues with the numbers
 that are missing. Only whole episodes are tried again, never a step: it may have had effects.
 
-    collector = RolloutCollector("http://127.0.0.1:8000", policy, concurrency=64)
-    async for batch in collector.batches(256):   # lists of `Episode`
-        train(batch)
-
 With `batches`, memory holds running episodes (see `buffers.py`), finished ones that wait, and the
 present batch. When the share of waiting ones is full, `finish` waits, and no episode begins.
 """

@@ -6,11 +6,9 @@ The module is also the program of such a page:
     page ──POST──▶ daemon ──a line of JSON──▶ `python -m openenvd.rollouts.play` ──session──▶ server
                           ◀─ length, answer ─┘
 
-Each page that plays has a process of its own, because large observations would block the daemon's
-interpreter lock and stay in its memory. The process ends with its input, and after `IDLE_SECONDS`
-without a call, so that a closed page does not keep a session.
-
-A call is a JSON object:
+Each page that plays has a process of its own, for the reason of `replay.py`. The process ends with
+its input, and after `IDLE_SECONDS` without a call, so that a closed page does not keep a session. A
+call is a JSON object:
     begin       `address` (with its token), `environment`, `source`: opens the session; the answer
                 has the fields of an action (`properties`, `required`)
     reset       `data`, its arguments         the answer to reset, step and random: observation,

@@ -4,10 +4,8 @@
     dashboard ──GET──▶ daemon ──`python -m openenvd.rollouts.replay QUESTION`──▶ this process
                           ◀───────────────── JSON, or {"error": …} ─────────────────┘
 
-Each question has a process of its own, because large observations would block the daemon's
-interpreter lock, and stay in its memory.
-
-A question is a JSON object: `folder`, and `show`, which is one of
+Each question has a process of its own: large observations would block the daemon's interpreter
+lock, and stay in its memory. A question is a JSON object: `folder`, and `show`, which is one of
     summary     counts, and the rewards as a histogram and over time
     episodes    rows from `offset` on, at most `limit`, in the order of their ids
     steps       the steps of `episode` from `first` on, with separate images; `next` is null at the

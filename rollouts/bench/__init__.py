@@ -8,6 +8,5 @@ results.py       the server under test, its CPU time, what the kernel dropped; t
                  `raw.jsonl`, `summary.csv`, `summary.json`
 presentation.py  the results for people: a table
 
-The protocol is that of https://github.com/burtenshaw/openenv-scaling: each session connects,
-resets, takes one step that waits, and closes; without a window, a whole batch connects at once.
+The protocol is that of https://github.com/burtenshaw/openenv-scaling.
 """

@@ -14,17 +14,11 @@ one thread of their own, one group at a time, so that slow ones do not block the
 Even after a crash, a group exists as a whole or not at all. When a rollout is interrupted, waiting
 episodes are collected again; so is a group of which an episode failed.
 
-Advantages are plain functions from the rewards of a group to the same number of advantages, in the
-same order. The advantage of a single episode is 0.
+Advantages map the rewards of a group to as many numbers; the advantage of a single episode is 0. A
+filter maps a group to one answer for each episode: True drops it, and it is recorded without its
+steps, so that it is not played again. A later filter gets the episodes that the earlier ones kept.
 
-Filters drop episodes of a group from training. A filter is any callable that maps a group to one
-answer for each episode: True drops the episode, which is recorded as finished, with the filter's
-name and without its steps, so that it is not played again. Filters run in order; a later one gets
-only the episodes that the earlier ones kept.
-
-A rollout's own sink is a `FailedEpisodeSink`, even without groups and filters: each episode is then
-a group of its own. It writes failed episodes if asked to; otherwise they are left out, and the next
-rollout plays them again.
+A rollout's own sink is a `FailedEpisodeSink`; without `--group` each episode is a group.
 """
 
 from __future__ import annotations
