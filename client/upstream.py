@@ -20,11 +20,12 @@ import os
 import secrets
 import sys
 from contextlib import suppress
-from typing import Self
+from typing import Self, Unpack
 
 from ..system.text.json_lines import Json
 from .errors import ClientError, NotFound, RequestFailed
 from .handles import json_of
+from .options import LaunchOptions
 from .sources import read_source, working_folder
 from .synchronous import Client
 
@@ -40,12 +41,10 @@ class OpenEnvdProvider:
             image's name that upstream passes to `start_container`.
         name: The environment's name; by default a new one, so that several providers of one source
             do not share an environment.
-        replicas: Number of env servers behind one address.
-        max_sessions: Maximum number of sessions, all replicas together.
         env_vars: Environment variables of the replicas.
-        port: The environment's port; by default a free one.
-        token: The clients' token; `auto` makes one. Upstream's client gets it with the address.
         context_timeout_s: Seconds the environment may take to get ready.
+        options: The options of `openenv launch`: `replicas`, `max_sessions`, `port`, `token`, …
+            Upstream's client gets the token with the address.
     """
 
     def __init__(
@@ -53,19 +52,15 @@ class OpenEnvdProvider:
         source: str | os.PathLike[str] | None = None,
         *,
         name: str | None = None,
-        replicas: int | None = None,
-        max_sessions: int | None = None,
         env_vars: dict[str, str] | None = None,
-        port: int | None = None,
-        token: str | None = None,
         context_timeout_s: float = READY_SECONDS,
+        **options: Unpack[LaunchOptions],
     ) -> None:
         self.context_timeout_s = context_timeout_s  # upstream reads it under this name
         self._source = None if source is None else os.fspath(source)
         self._name = name
-        sizes = {"replicas": replicas, "max_sessions": max_sessions}
-        self._options: Json = {**sizes, "port": port, "token": token}
-        self._env_vars = env_vars or {}
+        self._options: Json = {"ready_timeout_seconds": context_timeout_s, **options}
+        self._env_vars = {**options.get("env", {}), **(env_vars or {})}
         self._base_url: str | None = None
         self._launched: str | None = None  # the name, while there is something to take down
         upstream = sys.modules.get(_UPSTREAM_MODULE)
@@ -163,14 +158,9 @@ class OpenEnvdProvider:
         name = self._name or f"{own}-{secrets.token_hex(3)}"
         asked = {"port": port, "replicas": workers}
         given = self._options | {key: value for key, value in asked.items() if value}
-        request = Client().launch(
-            source,
-            name=name,
-            update=False,  # never stop another environment of this name
-            env={**self._env_vars, **(env_vars or {})},
-            ready_timeout_seconds=self.context_timeout_s,
-            **given,
-        )
+        given["env"] = {**self._env_vars, **(env_vars or {})}
+        # Without an update: another environment of this name is never stopped.
+        request = Client().launch(source, name=name, update=False, **given)
         self._launched = name  # from here on there is something to take down
         try:
             self._base_url = request.wait().base_url()

@@ -39,8 +39,8 @@ class ByteBudget:
         self.used_bytes = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    async def reserve(self, size_bytes: int) -> Hold:
-        """Reserve `size_bytes`, after waiting in order of arrival."""
+    async def reserve(self, size_bytes: int) -> int:
+        """Reserve `size_bytes`, after waiting in order of arrival; returns the reserved bytes."""
         size_bytes = max(size_bytes, MIN_BYTES)
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size_bytes, admitted))
@@ -53,10 +53,10 @@ class ByteBudget:
             else:
                 self.change(-size_bytes)
             raise
-        return Hold(self, size_bytes)
+        return size_bytes
 
     def change(self, difference_bytes: int) -> None:
-        """Add the bytes that a hold took, or subtract those that it released."""
+        """Let a reservation grow without waiting, or release bytes if it is negative."""
         self.used_bytes += difference_bytes
         self._admit()
 
@@ -70,25 +70,6 @@ class ByteBudget:
                 self.used_bytes += size_bytes
                 admitted.set_result(None)
             self._waiting.popleft()
-
-
-class Hold:
-    """A reservation in a budget, until it is released once."""
-
-    __slots__ = ("_budget", "size_bytes")
-
-    def __init__(self, budget: ByteBudget, size_bytes: int) -> None:
-        self._budget = budget
-        self.size_bytes = size_bytes
-
-    def resize(self, size_bytes: int) -> None:
-        """Change the reservation to the used size, without waiting: queued waiters wait longer."""
-        before_bytes, self.size_bytes = self.size_bytes, max(size_bytes, MIN_BYTES)
-        self._budget.change(self.size_bytes - before_bytes)
-
-    def release(self) -> None:
-        """Release the reservation."""
-        self._budget.change(-self.size_bytes)
 
 
 # Called with the size in bytes of a step, and of the observation that the step returned.
@@ -113,17 +94,18 @@ class ConcurrencyLimit:
         if self._keeps_episodes and not self._has_ended:  # `SCOUTS` episodes may always run
             most_bytes = max(self._most_bytes, self.budget.limit_bytes // SCOUTS)
             expected_bytes = min(GUESSED_STEPS * self._most_bytes, most_bytes)
-        hold = await self.budget.reserve(expected_bytes)
+        reserved_bytes = await self.budget.reserve(expected_bytes)
         held_bytes = 0
 
         def hold_step(size_bytes: int, next_bytes: int) -> None:
-            nonlocal held_bytes
+            nonlocal held_bytes, reserved_bytes
             if self._keeps_episodes:
                 held_bytes += size_bytes
             else:
                 held_bytes = max(held_bytes, OBSERVATIONS * max(size_bytes, next_bytes))
-            if held_bytes > hold.size_bytes:
-                hold.resize(held_bytes)
+            if held_bytes > reserved_bytes:
+                self.budget.change(held_bytes - reserved_bytes)
+                reserved_bytes = held_bytes
             self._most_bytes = max(self._most_bytes, held_bytes)  # the estimate for other episodes
             if self._permits.locked():
                 for _ in range(FOLLOWERS):
@@ -132,6 +114,6 @@ class ConcurrencyLimit:
         try:
             yield hold_step
         finally:
-            hold.release()
+            self.budget.change(-reserved_bytes)
             self._has_ended = True
             self._permits.release()  # it may have ended before its first step

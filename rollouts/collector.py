@@ -22,7 +22,7 @@ from typing import Any
 from ..system.process.loop_lag import EventLoopLagMonitor
 from ..system.text.units import MB
 from . import session_pool, trees
-from .buffers import ByteBudget, ConcurrencyLimit, Hold, HoldStep
+from .buffers import ByteBudget, ConcurrencyLimit, HoldStep
 from .episode_runner import Attempt, Rules, RunContext
 from .episodes import Episode, ProgressStats, Step, StepSink
 from .errors import RolloutError
@@ -35,7 +35,7 @@ class BatchSink:
     def __init__(self, limit_bytes: int) -> None:
         self._budget = ByteBudget(limit_bytes)
         self._running: dict[str, list[Step]] = {}
-        self._finished: asyncio.Queue[tuple[Episode, Hold] | None] = asyncio.Queue()
+        self._finished: asyncio.Queue[tuple[Episode, int] | None] = asyncio.Queue()
 
     async def put_step(self, episode_id: str, number: int, step: Step) -> None:
         """Keep the step until the episode has ended."""
@@ -45,8 +45,8 @@ class BatchSink:
         """Add the episode; returns when there is room for it."""
         steps = tuple(self._running.pop(episode.id, ()))
         whole = replace(episode, steps=steps)
-        hold = await self._budget.reserve(whole.size_bytes)
-        self._finished.put_nowait((whole, hold))
+        reserved_bytes = await self._budget.reserve(whole.size_bytes)
+        self._finished.put_nowait((whole, reserved_bytes))
 
     async def discard(self, episode_id: str) -> None:
         """Drop the attempt."""
@@ -60,8 +60,8 @@ class BatchSink:
         """Return the next finished episode; None after the last one."""
         if (found := await self._finished.get()) is None:
             return None
-        episode, hold = found
-        hold.release()
+        episode, reserved_bytes = found
+        self._budget.change(-reserved_bytes)
         return episode
 
 
