@@ -223,14 +223,11 @@ def _plan(plan: Json) -> str:
 def _not_in_force(asked: Json, info: Json) -> list[str]:
     """Return the settings that were asked for and differ from those of the running daemon."""
     in_force = info.get("settings") or {}
-    flags = {item.name: item.flag for item in SETTINGS}
     differing = [
-        f"{flags[name]} {value} (it has {in_force[name]})"
-        for name, value in asked.items()
-        if value is not None
-        and name in in_force
-        and in_force[name] != value
-        and (name, value) != ("port", 0)  # any
+        f"{item.flag} {value} (it has {in_force.get(item.name)})"
+        for item in SETTINGS
+        if (value := asked[item.name]) not in (None, in_force.get(item.name))
+        and (item.name, value) != ("port", 0)  # any
     ]
     if not differing:
         return []
