@@ -48,11 +48,9 @@ OPTIONS = ("memory_mb", "gpus", "engine_options")
 @click.command()
 @click.argument("source", required=False, shell_complete=completion.sources)
 @click.option(
-    "--provider",
-    metavar="NAME",
+    "--provider", metavar="NAME", shell_complete=completion.providers,
     help="Try this provider for real.",
-    shell_complete=completion.providers,
-)
+)  # fmt: skip
 @declared_options(LaunchOptions, OPTIONS)
 @set_option(LaunchOptions, only=("ready_timeout_seconds",))
 @json_option

@@ -49,10 +49,9 @@ WITHOUT_SESSIONS = "http"  # reported by a replica whose app has no sessions
 @click.argument("source", shell_complete=completion.sources)
 @click.option("--name", metavar="NAME", help="Name, by default made from the source.")
 @click.option(
-    "--update/--no-update",
-    default=None,
+    "--update/--no-update", default=None,
     help="Update a running environment of this name. Default: if its source is the same.",
-)
+)  # fmt: skip
 @declared_options(LaunchOptions, without=RARE)
 @set_option(LaunchOptions, DrainOptions, RequestOptions, only=RARE)
 @submit_options

@@ -38,12 +38,9 @@ _STATES = click.Choice([state.value for state in RequestState], case_sensitive=F
 
 @click.command()
 @click.option(
-    "--state",
-    "states",
-    multiple=True,
-    type=_STATES,
+    "--state", "states", multiple=True, type=_STATES,
     help="Show only requests in this state; repeatable.",
-)
+)  # fmt: skip
 @click.option("--operation", metavar="NAME", help="Show only this operation, such as launch.")
 @click.option("--environment", metavar="NAME", help="Show only requests for this environment.")
 @click.option(
@@ -68,12 +65,9 @@ def requests(output: Output, **filters: Any) -> None:
 
 
 active_requests_argument = click.argument(
-    "request_ids",
-    nargs=-1,
-    required=True,
-    metavar="REQUEST_ID…",
+    "request_ids", nargs=-1, required=True, metavar="REQUEST_ID…",
     shell_complete=completion.active_requests,
-)
+)  # fmt: skip
 
 
 @click.command()
@@ -176,12 +170,9 @@ _REMEMBERED = 16 * 1024  # characters, to know whether a log tail has been seen 
 
 @click.command()
 @click.argument(
-    "targets",
-    nargs=-1,
-    required=True,
-    metavar="NAME|REQUEST_ID…",
+    "targets", nargs=-1, required=True, metavar="NAME|REQUEST_ID…",
     shell_complete=completion.environments_and_requests,
-)
+)  # fmt: skip
 @click.option("-f", "--follow", is_flag=True, help="Follow the log as it grows.")
 @click.option(
     "-n", "--tail", type=options.WholeNumber(0), metavar="N", help="Start with the last N lines."

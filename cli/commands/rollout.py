@@ -44,12 +44,9 @@ RARE = ("policy_timeout_seconds", "episode_timeout_seconds", "buffer_mb", *follo
 
 @click.command(cls=grouped(GROUPS))
 @click.argument(
-    "names",
-    nargs=-1,
-    required=True,
-    metavar="NAME...",
+    "names", nargs=-1, required=True, metavar="NAME...",
     shell_complete=completion.usable_environments,
-)
+)  # fmt: skip
 @click.option("--out", metavar="DIR", help="Folder to write the episodes to; required.")
 @click.option("--launch", "launches", is_flag=True, help="Launch what does not run yet first.")
 @declared_options(RolloutOptions, without=RARE)

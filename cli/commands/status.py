@@ -57,11 +57,9 @@ MIN_REQUESTS = 3  # shown even on a low terminal
 
 @click.command()
 @click.argument(
-    "target",
-    required=False,
-    metavar="[NAME|REQUEST_ID]",
+    "target", required=False, metavar="[NAME|REQUEST_ID]",
     shell_complete=completion.environments_and_requests,
-)
+)  # fmt: skip
 @click.option("--watch", is_flag=True, help="Redraw whenever something changes; Ctrl-C exits.")
 @click.option(
     "--all", "shows_all", is_flag=True, help="Show all launches that failed, not only the newest."

@@ -55,10 +55,9 @@ def _check(item: Setting, _context: click.Context, _option: click.Parameter, val
     "--foreground", is_flag=True, help="Run the daemon in this process, for service managers."
 )
 @click.option(
-    "--service/--no-service",
-    default=None,
+    "--service/--no-service", default=None,
     help="Run it as a service of this user, by systemd or launchd; or no longer.",
-)
+)  # fmt: skip
 @json_option
 @setting_options
 def up(foreground: bool, service: bool | None, output: Output, **settings: Any) -> None:
