@@ -17,6 +17,7 @@ import json
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -223,6 +224,10 @@ class StepSink(Protocol):
 
 RATE_SECONDS = 5.0  # over which steps a second are averaged
 _MIN_APART_SECONDS = 0.1
+_COUNTS = (
+    *("steps", "retries", "retried", "failures", "last_failures", "hung_calls", "odd_rewards"),
+    *("episodes_with_odd_rewards", "written", "left_out", "filtered"),
+)
 
 
 class ProgressStats:
@@ -310,22 +315,10 @@ class ProgressStats:
         seconds = self.seconds
         return {
             "episodes": self.episodes,
-            "done": self.finished[EpisodeStatus.DONE],
-            "truncated": self.finished[EpisodeStatus.TRUNCATED],
-            "failed": self.finished[EpisodeStatus.FAILED],
-            "failures": dict(self.failures),
-            "retries": self.retries,
-            "retried": dict(self.retried),
-            "hung_calls": self.hung_calls,
-            "steps": self.steps,
+            **{status.value: self.finished[status] for status in EpisodeStatus},
+            **{name: copy(getattr(self, name)) for name in _COUNTS},  # for another thread
             "mean_reward": self.mean_reward(EpisodeStatus.DONE),
             "truncated_mean_reward": self.mean_reward(EpisodeStatus.TRUNCATED),
-            "odd_rewards": dict(self.odd_rewards),
-            "episodes_with_odd_rewards": self.episodes_with_odd_rewards,
             "seconds": seconds,
             "steps_per_second": self.steps / seconds if seconds > 0 else 0.0,
-            "written": self.written,
-            "left_out": self.left_out,
-            "filtered": dict(self.filtered),
-            "last_failures": self.last_failures,
         }

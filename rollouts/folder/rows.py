@@ -39,6 +39,10 @@ _SUM = b',"sha256":"'
 END_START = b'{"kind":"end"'
 END_OF_LINE = b"}}\n"  # of an episode's last line
 END_OF_LAST = b"}\n"  # of the line with the last observation
+_TOTALS = (  # of an episode, in its last line
+    *("environment", "seed", "status", "total_reward", "parent", "branched_at"),
+    *("attempts", "started_at", "finished_at"),
+)
 Row = list[BytesLike]
 _skim = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -163,17 +167,9 @@ def end_row(episode: Episode, steps: int, last_bytes: int, verdict: Verdict) -> 
     """Return the line of an episode's totals up to its checksum."""
     failure = episode.failure
     totals = {
-        "environment": episode.environment,
-        "seed": episode.seed,
-        "status": episode.status.value,
-        "total_reward": episode.total_reward,
+        **{name: getattr(episode, name) for name in _TOTALS},
         "steps": steps,
-        "parent": episode.parent,
-        "branched_at": episode.branched_at,
-        "attempts": episode.attempts,
-        "started_at": episode.started_at,
-        "finished_at": episode.finished_at,
-        "failure_reason": failure.reason.value if failure else None,
+        "failure_reason": failure.reason if failure else None,
         "failure_message": failure.message if failure else None,
         "failure_step": failure.step if failure else None,
         **asdict(verdict),

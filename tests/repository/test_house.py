@@ -14,8 +14,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_840,
-    "code lines": 48_221,
+    "shipped lines": 74_723,
+    "code lines": 48_159,
     "modules": 389,
     "test lines": 67_763,
     "words of pages": 24_946,
