@@ -125,11 +125,8 @@ def check_nodes(
     check_gpus(gpus, max((each for each, _ in found), default=0), remedy)
     address = next((each for _, each in found if each is not None), None)
     if address is not None and host_options(plan.env).get("token") is None:
-        raise EngineRefused(
-            f"nodes of this cluster serve at their own addresses ({address}, …), where everybody "
-            "on its network could use the environment",
-            "launch with --token auto",
-        )
+        text = f"nodes of this cluster serve at their own addresses ({address}, …)"
+        raise EngineRefused(f"{text}, where everybody reaches them", "launch with --token auto")
 
 
 def check_gpus(wanted: float, most: float, remedy: str) -> None:
@@ -222,16 +219,13 @@ def share(devices: tuple[str, ...], gpus: int, ordinal: int) -> tuple[str, ...]:
         InvalidSpec: There are fewer devices than one replica asks for.
     """
     if not devices:
-        raise InvalidSpec(
-            f"--gpus {gpus}: there is no GPU here (no NVIDIA driver, no /dev/nvidia0, and no "
-            "nvidia-smi that shows one)",
-            "leave --gpus out, or launch on a machine that has one",
-        )
+        lacks = "no NVIDIA driver, no /dev/nvidia0, and no nvidia-smi that shows one"
+        hint = "leave --gpus out, or launch on a machine that has one"
+        raise InvalidSpec(f"--gpus {gpus}: there is no GPU here ({lacks})", hint)
     if gpus > len(devices):
-        raise InvalidSpec(
-            f"--gpus {gpus}: this machine has {plural(len(devices), 'GPU')} ({', '.join(devices)})",
-            f"--gpus {len(devices)}; several shards may share one: --gpus 1 --shards 4",
-        )
+        has = f"{plural(len(devices), 'GPU')} ({', '.join(devices)})"
+        hint = f"--gpus {len(devices)}; several shards may share one: --gpus 1 --shards 4"
+        raise InvalidSpec(f"--gpus {gpus}: this machine has {has}", hint)
     first = ordinal * gpus
     return tuple(devices[(first + number) % len(devices)] for number in range(gpus))
 

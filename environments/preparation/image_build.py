@@ -103,9 +103,8 @@ def build_dockerfile(
         EngineFailed, PreparationFailed, UnknownSource
     """
     if not isinstance(project, resolve.Project):
-        raise errors.InvalidSpec(
-            "only a project's folder has a Dockerfile", "leave out --dockerfile"
-        )
+        text = "only a project's folder has a Dockerfile"
+        raise errors.InvalidSpec(text, "leave out --dockerfile")
     file = project.folder / path
     if not file.is_file():
         raise errors.ManifestError(project.manifest.path, f"there is no {path} beside it")
@@ -197,9 +196,8 @@ class DockerCli:
         if code != 0:
             end = list(filter(None, map(_readable, lines)))[-LAST_LINES:]
             text = f"docker {what} exited with code {code}; its last lines:"
-            raise errors.PreparationFailed(
-                errors.with_last_lines(text, end), hint_on("\n".join(end))
-            )
+            text = errors.with_last_lines(text, end)
+            raise errors.PreparationFailed(text, hint_on("\n".join(end)))
 
     def _relay(self, line: str) -> None:
         text = _readable(line)

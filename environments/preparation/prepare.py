@@ -74,11 +74,9 @@ def prepare(
         return ContainerImage(source.reference, source.reference)
     if way is Preparation.PULLED_IMAGE:
         image = f"REGISTRY/{name_of_source(spec.source).lower()}:1"
-        raise InvalidSpec(
-            f"{spec.provider} runs images that its nodes pull, and {spec.source} is none",
-            f"openenv image build {spec.source} --tag {image}, docker push {image}, and name"
-            f" docker://{image} in its place",
-        )
+        text = f"{spec.provider} runs images that its nodes pull, and {spec.source} is none"
+        build = f"openenv image build {spec.source} --tag {image}, docker push {image}"
+        raise InvalidSpec(text, f"{build}, and name docker://{image} in its place")
     return _prepare_image(spec, source, report, is_shared=way is Preparation.SHARED_IMAGE)
 
 

@@ -58,9 +58,7 @@ _STATES = {
     "paused": base.InstanceState.RUNNING,
 }  # all others are EXITED
 _GPU_HINT = "install NVIDIA's container toolkit, and: sudo nvidia-ctk runtime configure"
-_NO_LIVE_RESTORE = (
-    'restarting Docker stops replicas: put {"live-restore": true} into /etc/docker/daemon.json'
-)
+_NO_LIVE_RESTORE = 'its restart ends replicas: {"live-restore": true} in /etc/docker/daemon.json'
 
 
 class DockerEngine:
@@ -160,9 +158,8 @@ class DockerEngine:
             events = events_of(self._api, found) if has_exited else ()
         labels = base.Labels.of(found["Config"].get("Labels"))
         if labels is None or expected not in (None, labels):
-            raise base.NameTaken(
-                f"another container has the name {name}", f"docker rm --force {name}"
-            )
+            problem = f"another container has the name {name}"
+            raise base.NameTaken(problem, f"docker rm --force {name}")
         is_running = state is base.InstanceState.RUNNING
         return base.Instance(
             id=found["Id"],
@@ -188,10 +185,9 @@ class DockerEngine:
         image = self._image_of(plan)
         has_token = host_options.host_options(plan.env).get("token") is not None
         if has_token and not has_env_host(image):
-            raise base.EngineRefused(
-                f"the server in {plan.image} is its own, and would not ask for the token",
-                "leave out --token and --host; or build an image with ours: openenv image build",
-            )
+            text = f"the server in {plan.image} is its own, and would not ask for the token"
+            hint = "leave out --token and --host; or make an image with ours: openenv image build"
+            raise base.EngineRefused(text, hint)
         config = _configuration(plan, port_inside(plan, image))
         self._api.create_container_from_config(config, plan.name)
 
@@ -318,9 +314,8 @@ def _gone(exc: BaseException) -> base.EngineGone:
     where = os.environ.get("DOCKER_HOST", USUAL_SOCKET)
     text = str(exc)
     if "PermissionError" in text or "Permission denied" in text:
-        return base.EngineGone(
-            f"this user may not use Docker at {where}", hint_on("permission denied")
-        )
+        text = f"this user may not use Docker at {where}"
+        return base.EngineGone(text, hint_on("permission denied"))
     if "FileNotFoundError" in text or "ConnectionRefused" in text or "No such file" in text:
         is_installed = shutil.which("docker") or shutil.which("dockerd")
         hint = hint_on("cannot connect") if is_installed else INSTALL

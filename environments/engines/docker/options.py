@@ -36,9 +36,8 @@ SANDBOX: Json = {
 }
 _SWITCHES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _SIZES = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
-NO_NEW_PRIVILEGES = frozenset(
-    ("no-new-privileges", "no-new-privileges:true", "no-new-privileges=true")
-)
+_NO_NEW = "no-new-privileges"
+NO_NEW_PRIVILEGES = frozenset((_NO_NEW, f"{_NO_NEW}:true", f"{_NO_NEW}=true"))
 _VOLUME_NAME = re.compile("[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 _NO_PORTS = ("host", "none", "container")  # networks on which no port is published
 
@@ -54,10 +53,8 @@ def host_config(options: Mapping[str, str], *, sandbox: bool) -> tuple[Json, Jso
     readers = {name: read for name, (_, read) in _OPTIONS.items()}
     for name, value in read_options("docker", options, readers).items():
         if sandbox and name in _UNDOES and _UNDOES[name](value):
-            raise EngineRefused(
-                f"--engine-option {name}={options[name]} takes back what --sandbox drops",
-                "leave one of them out",
-            )
+            text = f"--engine-option {name}={options[name]} takes back what --sandbox drops"
+            raise EngineRefused(text, "leave one of them out")
         key = _OPTIONS[name][0]
         config = own if key in _OWN else host
         match value:  # it is added to the sandbox's
@@ -169,7 +166,6 @@ USUAL_SOCKET = "unix:///var/run/docker.sock"
 _HOST, _VERIFY, _CERTIFICATES = "DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH"
 _DEFAULT_CONTEXT = "default"
 INSTALL = "install Docker: apt install docker.io, or https://docs.docker.com/engine/install"
-_NEEDS_BUILDKIT = "requires BuildKit"
 _NO_ANSWER = ("cannot connect", "error during connect")
 _VARIABLES = ("DOCKER_HOST", "DOCKER_CONTEXT")  # which lead to it
 # Parts of Docker's messages, in lower case, and the command that fixes each problem.
@@ -181,8 +177,7 @@ _REMEDIES = {
     "manifest unknown": "look at the image's tag",
     "not found: manifest": "look at the image's tag",
     "no command specified": "its image starts no server; make one that does: openenv image build",
-    _NEEDS_BUILDKIT.lower(): "install BuildKit's command: apt install docker-buildx-plugin, or "
-    "docker-buildx",
+    "requires buildkit": "install it: apt install docker-buildx-plugin, or docker-buildx",
 }
 
 
@@ -233,11 +228,9 @@ def hint_on(text: str) -> str | None:
         known = {name: os.environ.get(name, "") for name in _VARIABLES}
         own = [f"{name}={text}" for name, text in known.items() if text not in ("", USUAL_SOCKET)]
         has = " and ".join(own) if own else f"no {' and no '.join(_VARIABLES)}"
-        return (
-            "start it: sudo systemctl start docker, or open Docker Desktop. "
-            f"The daemon has {has}; to give it those of your shell, restart it there "
-            "(replicas go on): openenv stop; openenv up"
-        )
+        start = "start it: sudo systemctl start docker, or open Docker Desktop"
+        again = "to give it those of your shell (replicas continue): openenv stop; openenv up"
+        return f"{start}. The daemon has {has}; {again}"
     return next((hint for words, hint in _REMEDIES.items() if words in lowered), None)
 
 

@@ -64,10 +64,7 @@ _NEEDED = (  # in the namespace of the replicas: the role in docs/openenvd-rbac.
     ("create", "secrets"),
     ("patch", "secrets"),
 )
-_OPEN = (
-    "every pod of the cluster can reach replicas: launch with --token auto, or keep others out by "
-    "a NetworkPolicy"
-)
+_OPEN = "every pod can reach replicas: launch with --token auto, or write a NetworkPolicy"
 
 
 class KubernetesEngine:

@@ -96,10 +96,8 @@ def options_of(options: Mapping[str, str], *, sandbox: bool = False) -> Json:
     """Return the values of a pod's options, by name; raises `EngineRefused`."""
     found = read_options("kubernetes", options, _OPTIONS)
     if sandbox and "spec" in found.get("patch", {}):
-        raise base.EngineRefused(
-            "--engine-option patch of a pod's spec could take back what --sandbox drops",
-            "leave one of them out",
-        )
+        text = "--engine-option patch of a pod's spec could take back what --sandbox drops"
+        raise base.EngineRefused(text, "leave one of them out")
     return found
 
 
@@ -193,12 +191,9 @@ def _resources(plan: base.ReplicaPlan, options: Json) -> Json:
         limits["cpu"] = f"{int(plan.cpus * 1000)}m"
     if plan.gpus:
         limits[options.get("gpu-resource", GPU)] = str(plan.gpus)
-    requests = {
-        resource: options[name]
-        for name, resource in (("cpu-request", "cpu"), ("memory-request", "memory"))
-        if name in options
-    }  # by default, Kubernetes takes the limits
-    return {"limits": limits, "requests": requests}
+    # By default, Kubernetes takes the limits.
+    asked = {name: options.get(f"{name}-request") for name in ("cpu", "memory")}
+    return {"limits": limits, "requests": {name: text for name, text in asked.items() if text}}
 
 
 def service_of(plan: base.ReplicaPlan, pod: Json) -> Json:

@@ -91,10 +91,8 @@ def open_listeners(
             listener.close()
     if port is not None:
         raise port_in_use(port)
-    raise PortInUse(
-        f"all ports from {FIRST_PORT} to {LAST_PORT} are in use",
-        "take some environments down (openenv down NAME), or choose a port: --port 25000",
-    )
+    hint = "take some environments down (openenv down NAME), or choose a port: --port 25000"
+    raise PortInUse(f"all ports from {FIRST_PORT} to {LAST_PORT} are in use", hint)
 
 
 def reserved_for(

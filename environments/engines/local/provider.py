@@ -152,11 +152,8 @@ def check_process_room(spec: EnvironmentSpec, room: limits.ProcessRoom | None) -
     needed = spec.replicas * each + PROCESSES_TO_START
     if room is None or needed <= room.left:
         return
-    raise NoProcesses(
-        f"{plural(spec.replicas, 'replica')} would need about {needed} processes and threads, and "
-        f"{room.left} are left: {room.sentence()}",
-        ROOM_HINT,
-    )
+    needs = f"{plural(spec.replicas, 'replica')} would need about {needed} processes and threads"
+    raise NoProcesses(f"{needs}, and {room.left} are left: {room.sentence()}", ROOM_HINT)
 
 
 def _cores_of_one(spec: EnvironmentSpec) -> int:

@@ -27,10 +27,8 @@ def import_here(module: str, folder: str | None) -> types.ModuleType:
         package.__path__ = [folder]
         sys.modules[name] = package
     elif importlib.util.find_spec(name) is None:
-        raise RuntimeError(
-            f"this node has neither {folder} nor openenvd in its Python: put it into "
-            "a file system that all nodes see, or into the runtime environment"
-        )
+        where = "a file system that all nodes see, or into the runtime environment"
+        raise RuntimeError(f"this node has neither {folder} nor openenvd: put it into {where}")
     return importlib.import_module(f"{name}.{module}")
 
 

@@ -81,11 +81,8 @@ def find(name: str) -> Json:
         actor = _plain_actor(gcs.actors(record["actor"]))
         with contextlib.suppress(ValueError):  # it has no group any more
             known = placement_group_table(get_placement_group(record["actor_name"]))
-            group = {
-                "state": known["state"],
-                "scheduling": known["stats"]["scheduling_state"],
-                "bundle": known["bundles"][0],
-            }
+            group = {"state": known["state"], "bundle": known["bundles"][0]}
+            group["scheduling"] = known["stats"]["scheduling_state"]
     report = None if record is None else _report(record)
     return {"record": record, "report": report, "actor": actor, "group": group}
 

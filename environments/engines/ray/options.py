@@ -104,9 +104,7 @@ def check_answers(address: str) -> None:
         EngineGone: The address is empty or invalid, or nothing answers there.
     """
     if not address:
-        raise EngineGone(
-            "no Ray cluster is known here: RAY_ADDRESS is not set, and none runs", START
-        )
+        raise EngineGone("RAY_ADDRESS is not set, and no Ray cluster runs here", START)
     host, _, port = address.rpartition(":")
     if "://" in address or not port.isdecimal():
         text = f"RAY_ADDRESS is {address!r}, and must be HOST:PORT of this machine's cluster"

@@ -66,10 +66,7 @@ READ_BYTES = 256 * 1024
 
 CONFIGURING = "CONFIGURING"
 _NOT_CONSIDERED = frozenset({"", "None"})  # reasons of a job that was not scheduled yet
-_NO_LIMITS = (
-    "nothing limits memory (TaskPlugin has no task/cgroup): a replica beyond its --memory is "
-    "killed late (OverMemoryKill), or harms its node"
-)
+_NO_LIMITS = "TaskPlugin has no task/cgroup: --memory acts late (OverMemoryKill), or not at all"
 
 
 class SlurmEngine:
@@ -218,16 +215,13 @@ class SlurmEngine:
         job = read_job(run_dir)
         if job in (None, NO_JOB):
             return None
+        instance = partial(base.Instance, id=job, labels=plan.labels)
         report = read_report(run_dir, job)
         if self._jobs.add_forgotten(job, run_dir, report):
             facts = exit_facts(job, {}, report)
-            return base.Instance(
-                id=job, labels=plan.labels, state=base.InstanceState.EXITED, exit=facts
-            )
+            return instance(state=base.InstanceState.EXITED, exit=facts)
         assert report is not None
-        return base.Instance(
-            id=job,
-            labels=plan.labels,
+        return instance(
             state=base.InstanceState.RUNNING,
             pid=report.pid,
             address=report.address,
@@ -277,10 +271,9 @@ class SlurmEngine:
         if folder is None or report is None or self._jobs.is_over(report):
             return
         write_job(folder, NO_JOB)
+        seconds, pause = 2 * job_table.LOST_SECONDS, job_table.END_SECONDS
         base.wait_until(
-            lambda: self._jobs.is_over(read_report(folder, job) or report),
-            2 * job_table.LOST_SECONDS,
-            job_table.END_SECONDS,
+            lambda: self._jobs.is_over(read_report(folder, job) or report), seconds, pause
         )
 
 

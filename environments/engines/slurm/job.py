@@ -176,9 +176,8 @@ def server_environment(
     """Return the variables of the env host; those of the job are `inherited`."""
     megabytes = _number(inherited.get("SLURM_MEM_PER_NODE"))
     cores = _number(inherited.get("SLURM_CPUS_ON_NODE"))
-    options = server_variables(
-        plan, host, folder, owns_cgroup=True, memory_bytes=megabytes * MB, cores=cores
-    )
+    limits = {"memory_bytes": megabytes * MB, "cores": cores}
+    options = server_variables(plan, host, folder, owns_cgroup=True, **limits)
     of_job = {name: text for name, text in inherited.items() if name.startswith(_OF_JOB)}
     return {**plan["env"], **of_job, **options}
 

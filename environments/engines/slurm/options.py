@@ -40,10 +40,8 @@ def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
     check_no_sandbox("a Slurm job is a process of yours", sandbox=sandbox)
     for name in options:
         if name != "export" and any(ours.startswith(name) for ours in _OURS):
-            raise EngineRefused(
-                f"--engine-option {name} is openenvd's own: by it jobs are found and replaced",
-                "leave it out",
-            )
+            text = f"--engine-option {name} is openenvd's own: by it jobs are found and replaced"
+            raise EngineRefused(text, "leave it out")
 
 
 def sbatch_arguments(

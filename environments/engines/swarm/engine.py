@@ -53,16 +53,11 @@ _ENDED = frozenset({"complete", "shutdown", "failed", "rejected", "remove", "orp
 INIT = "docker swarm init --advertise-addr 127.0.0.1"
 GPU = "NVIDIA-GPU"  # in the nodes' "node-generic-resources"
 _RESOURCE_KINDS = ("DiscreteResourceSpec", "NamedResourceSpec")
-_DECLARE_GPUS = (
-    'put {"node-generic-resources": ["NVIDIA-GPU=UUID"]} into /etc/docker/daemon.json of each node '
-    "that has some, with the UUIDs that nvidia-smi -a shows"
-)
+_DECLARE = '{"node-generic-resources": ["NVIDIA-GPU=UUID"]} in /etc/docker/daemon.json'
+_DECLARE_GPUS = f"declare a node's GPUs, by the UUIDs that nvidia-smi -a shows: {_DECLARE}"
 _PUBLISHED = "its port is published on all the node's addresses, and its server asks for no token"
 _ON_LOOPBACK = 'put {"ip": "127.0.0.1"} into /etc/docker/daemon.json, and restart Docker'
-_EXPOSED = (
-    'ports are published on all addresses: {"ip": "127.0.0.1"} in /etc/docker/daemon.json keeps '
-    "them on this machine"
-)
+_EXPOSED = f"ports are published on all addresses: {_ON_LOOPBACK}"
 
 
 class SwarmEngine(engine.DockerEngine):
@@ -108,9 +103,8 @@ class SwarmEngine(engine.DockerEngine):
         if service is None:
             return None
         if base.Labels.of(service["Spec"].get("Labels")) != plan.labels:
-            raise base.NameTaken(
-                f"another service has the name {name}", f"docker service rm {name}"
-            )
+            problem = f"another service has the name {name}"
+            raise base.NameTaken(problem, f"docker service rm {name}")
         with engine.explained():
             return self._services.instance(service)
 

@@ -80,10 +80,8 @@ def _binds(value: list[str]) -> Json:
         target, _, rights = rest.partition(":")
         if not target or rights not in ("", "ro", "rw"):
             raise ValueError(f"write SOURCE:/path or SOURCE:/path:ro, not {bind}")
-        kind = "bind" if source.startswith("/") else "volume"
-        mounts.append(
-            {"Type": kind, "Source": source, "Target": target, "ReadOnly": rights == "ro"}
-        )
+        mount = {"Source": source, "Target": target, "ReadOnly": rights == "ro"}
+        mounts.append({"Type": "bind" if source.startswith("/") else "volume", **mount})
     return {"Mounts": mounts}
 
 
