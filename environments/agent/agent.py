@@ -66,10 +66,7 @@ log = logging.getLogger(__name__)
 
 
 class UnusableEngine:
-    """Stands for an engine whose library cannot be imported: each method raises why.
-
-    Instances that run on the engine already continue, out of reach.
-    """
+    """Stands for an engine whose library is missing: each method raises why. Replicas continue."""
 
     def __init__(self, why: EngineRefused) -> None:
         self._why = why

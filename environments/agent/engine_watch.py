@@ -140,11 +140,9 @@ class EngineWatch:
     async def call(
         self, function: Callable[..., T], *args: object, threads: ThreadPoolExecutor | None = None
     ) -> T:
-        """Call one of the engine's methods in a thread.
+        """Call one of the engine's methods in a thread; raises `EngineGone` or `EngineRefused`.
 
-        Raises:
-            EngineGone: The engine does not answer. This is the `problem` until a list succeeds.
-            EngineRefused
+        The reason of an `EngineGone` is the `problem` until a list succeeds.
         """
         try:
             answer = await self._loop.run_in_executor(threads or self._threads, function, *args)
@@ -165,9 +163,7 @@ class EngineWatch:
     async def reach(self, function: Callable[..., object], *args: object) -> None:
         """Call a method, as `call` does, unless the engine has answered this process before.
 
-        Raises:
-            EngineGone: It does not answer.
-            EngineRefused: It has not answered for `REACH_SECONDS`, so it may not be configured.
+        `EngineRefused`: it has not answered for `REACH_SECONDS`, so it may not be configured.
         """
         if self._has_answered:
             return

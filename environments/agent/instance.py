@@ -45,10 +45,9 @@ SILENT_ASKED_SECONDS = 8.0
 
 
 class ReplicaInstance:
-    """The instance of one replica. Owned by the task of the replica.
+    """The instance of one replica, as it was last seen (`known`; None: there is none).
 
-    Attributes:
-        known: The instance as it was last seen; None: there is none.
+    Owned by the task of the replica.
     """
 
     def __init__(self, run_file: RunFile, watch: EngineWatch) -> None:
@@ -116,10 +115,9 @@ class ReplicaInstance:
             self._has_signalled = True
 
     async def end(self, instance: Instance, life: Callable[[], Life], due: asyncio.Event) -> None:
-        """Stop an instance, and again each time its deadline is moved forward.
+        """Stop an instance, and again each time the deadline of its `life` is moved forward.
 
-        `life` returns the life of the replica, which has the deadline; `due` is set when the
-        deadline may have changed.
+        `due` is set when the deadline may have changed.
         """
         stops: list[asyncio.Task[None]] = []
         nearest = math.inf
@@ -153,8 +151,7 @@ class ReplicaInstance:
 class ReplicaServer:
     """The server of one replica; the replica's status has the address where it last answered.
 
-    Attributes:
-        has_capacity: Whether the server can say how full it is, as far as is known.
+    `has_capacity`: whether it can say how full it is, as far as is known.
     """
 
     def __init__(self, run_file: RunFile, status: EngineReplicaStatus) -> None:
@@ -176,10 +173,7 @@ class ReplicaServer:
     async def why_not_ready(
         self, plan: ReplicaPlan, instance: Instance, seconds: float = TIMEOUT_SECONDS
     ) -> str | None:
-        """Return why the server is not ready, or None; record the address where it answers.
-
-        It is asked at the instance's own address, and at the port of its plan.
-        """
+        """Return why the server is not ready, or None; record which of its addresses answers."""
         usual = http_address(plan.host, plan.port)
         if self._run_file.is_elsewhere and instance.address:
             usual = instance.address
@@ -270,11 +264,7 @@ async def where_it_answers(
 
 
 async def read_capacity(base_url: str) -> Json | None:
-    """Return the answer of `/capacity`; None: the server has no such route.
-
-    Raises:
-        NotAnswering: The server does not answer at the moment.
-    """
+    """Return the answer of `/capacity`, if there is such a route; raises `NotAnswering`."""
     try:
         found = await _get(base_url, "/capacity", TIMEOUT_SECONDS)
     except NotAnswering as exc:

@@ -70,12 +70,7 @@ DRAIN_SIGNAL = signal.SIGUSR1
 
 
 class EngineReplica:
-    """One replica. `run` is its task, which ends when nothing of the replica is left.
-
-    Attributes:
-        run_file: The record of what was requested.
-        status: What is known of the replica.
-    """
+    """One replica: its `run_file` and `status`. `run` is its task, which ends with the replica."""
 
     def __init__(self, run_file: RunFile, watch: EngineWatch, agent: Process) -> None:
         """Continue from an earlier agent's status file. `agent` is this process's identity."""

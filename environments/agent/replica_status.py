@@ -112,8 +112,7 @@ _OWN = tuple(EngineReplicaStatus.__annotations__)
 class StatusServer:
     """The status of one replica: its file, for the next agent, and its clients.
 
-    `handle_command` is called with each line that a client sends, and raises `ValueError` if it
-    cannot be understood. `agent` is the identity of this process.
+    `handle_command` gets each line of a client, and raises `ValueError`. `agent` is this process.
     """
 
     run_file: RunFile

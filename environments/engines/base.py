@@ -243,10 +243,7 @@ class Check:
 
 
 class Engine(Protocol):
-    """One engine. Its agent makes it, without arguments; it reads the agent's variables.
-
-    Making one neither connects nor fails.
-    """
+    """One engine. Its agent makes it, without arguments, which neither connects nor fails."""
 
     def check(self) -> Check:
         """Return the version and notes of an engine that works; raises why it does not."""
@@ -259,11 +256,7 @@ class Engine(Protocol):
         """
 
     def find(self, plan: ReplicaPlan) -> Instance | None:
-        """Return the instance of a replica as it is now; None when there is none.
-
-        Raises:
-            NameTaken
-        """
+        """Return the instance of a replica as it is now, or None; raises `NameTaken`."""
 
     def start(self, plan: ReplicaPlan) -> Instance:
         """Create and start the instance of a replica, or return the one that has its name.
@@ -292,8 +285,7 @@ class Engine(Protocol):
     def signal(self, instance: Instance, number: int) -> None:
         """Send a signal to the first process of an instance.
 
-        Raises:
-            NotAnswering: The signal is sent as a request to the server, which does not answer now.
+        Raises `NotAnswering` if the signal is a request to the server, which does not answer now.
         """
 
     def stop(self, instance: Instance, grace_seconds: float) -> None:
@@ -305,8 +297,7 @@ class Engine(Protocol):
     def remove(self, instance: Instance) -> None:
         """Remove an instance and all that was made for it; kill it if it still runs.
 
-        Raises:
-            EngineRefused: The instance with its id carries other labels, and belongs to another.
+        Raises `EngineRefused` if the instance carries other labels, and so belongs to another.
         """
 
 

@@ -53,12 +53,9 @@ def served_anywhere(env: Mapping[str, str]) -> dict[str, str]:
 def read_options(
     engine: str, given: Mapping[str, str], known: Mapping[str, Callable[[str], Any]]
 ) -> Json:
-    """Return the values of an engine's own options, by name.
+    """Return the values of an engine's own options, by name; raises `EngineRefused`.
 
     The functions in `known` read one option each, and raise `ValueError` with how to write it.
-
-    Raises:
-        EngineRefused: An option is not known, or its value is invalid.
     """
     found = {}
     for name, text in given.items():
@@ -141,10 +138,9 @@ IMPORTS = "imports"  # the folder of import links, in a replica's folder
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Open sockets at an address of this node, at the given port or, if it is taken, at any other.
+    """Open sockets at an address of this node, at the port or, if it is taken, at any other.
 
-    Raises:
-        OSError: The address is not this node's.
+    Raises `OSError` if the address is not this node's.
     """
     address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     try:
@@ -213,11 +209,7 @@ def named(text: str) -> tuple[str, ...]:
 
 
 def share(devices: tuple[str, ...], gpus: int, ordinal: int) -> tuple[str, ...]:
-    """Choose the devices of one replica; replicas share devices only when all are taken.
-
-    Raises:
-        InvalidSpec: There are fewer devices than one replica asks for.
-    """
+    """Choose a replica's devices, which are shared when all are taken; raises `InvalidSpec`."""
     if not devices:
         lacks = "no NVIDIA driver, no /dev/nvidia0, and no nvidia-smi that shows one"
         hint = "leave --gpus out, or launch on a machine that has one"

@@ -50,10 +50,7 @@ def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def pieces_after(frames: Iterable[bytes], cursor: str | None) -> Iterator[LogChunk]:
-    """Yield the pieces of an output with times that follow the cursor's piece.
-
-    If the cursor's piece is not there any more, pieces of later times are yielded.
-    """
+    """Yield the pieces of an output after the cursor's piece, or of later times if that is gone."""
     last = (cursor or "").partition("#")[0]
     is_behind, held = cursor is None, list[LogChunk]()
     time, pieces = "", 0
@@ -92,11 +89,7 @@ MAX_PAUSE_SECONDS = 5.0
 
 
 class LogPump:
-    """Follows the output of one instance until it has ended.
-
-    Attributes:
-        ended: Set on the loop when all of the output has been written.
-    """
+    """Follows the output of one instance; the event `ended` is set on the loop at its end."""
 
     def __init__(
         self, engine: Engine, instance: Instance, *, run_dir: Path, log_path: str, max_bytes: int

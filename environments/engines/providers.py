@@ -346,8 +346,7 @@ def of_this_installation(data: RunFileData) -> RunFileData:
 def renew(run_file: RunFile) -> None:
     """Have the next server of a replica, if it is local, start from this installation. Blocks.
 
-    Raises:
-        FileNotFoundError: This installation was removed or moved itself.
+    Raises `FileNotFoundError` if this installation was itself removed or moved.
     """
     data = read_run_file(run_file.run_dir) if run_file.is_local else None
     if data is not None and (renewed := of_this_installation(data)) is not data:

@@ -64,19 +64,13 @@ def entry_of(name: str) -> EngineEntry:
 def address_here(name: str) -> EngineAddress:
     """Return the engine that our variables lead to; those of an address lead to that address.
 
-    Raises:
-        EngineFailed: They lead nowhere.
-        EngineRefused: There is no such engine.
+    Raises `EngineFailed` if they lead nowhere, `EngineRefused` if there is no such engine.
     """
     return EngineAddress.of(name, entry_of(name).address(os.environ))
 
 
 def load(name: str) -> Engine:
-    """Import an engine and make it.
-
-    Raises:
-        EngineRefused: There is no such engine, or its library is not installed.
-    """
+    """Import an engine and make it; raises `EngineRefused`: there is none, or no library of it."""
     entry = entry_of(name)
     module, _, cls = entry.location.partition(":")
     try:

@@ -72,11 +72,7 @@ def _describe(run_file: run_files.RunFile) -> str:
 
 
 def raise_if_ended(run_file: run_files.RunFile, status: StatusLine) -> None:
-    """Raise the reason if a replica that was being started has ended.
-
-    Raises:
-        ReplicaFailed, NoProcesses
-    """
+    """Raise why a replica that was being started has ended: `ReplicaFailed` or `NoProcesses`."""
     if status["state"] in ALIVE:
         return
     who = _describe(run_file)

@@ -36,8 +36,7 @@ _LAST_LINES = 5  # of git's output, in a failure
 def checkout(source: str, layout: Layout, say: Say) -> Path:
     """Return the folder of a pinned source, whose commit is fetched if it is not here. Blocks.
 
-    Raises:
-        PreparationFailed: It cannot be fetched, has no such folder, or has a link that leads out.
+    Raises `PreparationFailed`: no commit, no such folder, or a link that leads out.
     """
     repository = parse_repository(source)
     url, commit = repository.url, repository.ref
@@ -74,11 +73,9 @@ def checkout(source: str, layout: Layout, say: Say) -> Path:
 
 
 def resolve_in_checkout(source: str, folder: Path) -> ResolvedSource:
-    """Return the environment in the folder of a pinned source.
+    """Return the environment in the folder of a pinned source; raises `ManifestError`.
 
-    Raises:
-        UnknownSource: There is none; the hint names folders below that have one.
-        ManifestError: Its `openenv.yaml` is wrong.
+    `UnknownSource`: there is none; the hint names folders below that have one.
     """
     try:
         return resolve(str(folder), folder)

@@ -115,11 +115,7 @@ def build_dockerfile(
 
 
 class DockerCli:
-    """Runs the `docker` command, calls `say` with the lines of its output, explains its failures.
-
-    Raises:
-        EngineFailed: It is not installed.
-    """
+    """Runs `docker`, says its output, and explains its failures; `EngineFailed`: it is missing."""
 
     def __init__(self, say: Say) -> None:
         found = shutil.which("docker")
@@ -129,11 +125,7 @@ class DockerCli:
         self._say = say
 
     def id_of(self, image: str) -> str | None:
-        """Return the id of an image; None when the engine does not have it.
-
-        Raises:
-            EngineFailed: It cannot be asked.
-        """
+        """Return the id of an image, or None; raises `EngineFailed` if Docker cannot be asked."""
         return self._ask("inspect", "--format", "{{.Id}}", image)
 
     def digest_of(self, image: str) -> str | None:
@@ -183,8 +175,7 @@ class DockerCli:
     ) -> None:
         """Run one of its commands, `build` or `pull`, with `variables` beside our own.
 
-        Raises:
-            PreparationFailed: The command failed; the message contains its last lines.
+        Raises `PreparationFailed` with the last lines of the command's output.
         """
         code, lines = run_command(
             [self._docker, what, *arguments],

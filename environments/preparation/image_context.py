@@ -116,10 +116,7 @@ def context_of(
 ) -> Context:
     """Return the context of a source's image, with `more` packages than the source needs.
 
-    The `program` is the one by which this machine would serve the source.
-
-    Raises:
-        UnknownSource: The module of a class is not found.
+    `program` would serve the source here. Raises `UnknownSource`: a class has no module.
     """
     assert not isinstance(source, resolve.Image)  # `program_of` has refused it
     files = dict(_own_files())

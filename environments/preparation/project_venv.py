@@ -71,10 +71,7 @@ _REMOVED = " - "  # the beginning of uv's line about a package that it removes
 def project_python(project: Project, layout: Layout, say: Say) -> Path | None:
     """Return the Python of the project's own environment, which is made if there is none yet.
 
-    None: the project declares no dependencies, and our own Python serves it.
-
-    Raises:
-        PreparationFailed: uv failed; the message has its last lines.
+    None: it needs none, and our own Python serves it. Raises `PreparationFailed` with uv's words.
     """
     if not project.ways:
         return None
@@ -92,10 +89,8 @@ def make_once(
 ) -> Path:
     """Return the Python of an environment, which `build` makes if there is none yet.
 
-    The `note` is written to the file `complete`, and `what` was done to the log.
-
-    Raises:
-        PreparationFailed: The environment cannot be made.
+    The `note` is written to the file `complete`, and `what` was done to the log. Raises
+    `PreparationFailed`.
     """
     from filelock import FileLock, Timeout
 
@@ -197,11 +192,7 @@ class Builder:
         self._uv = Uv(project.folder, say)
 
     def build(self) -> None:
-        """Make the environment, and install everything that the project needs.
-
-        Raises:
-            PreparationFailed: uv failed; the message has its last lines.
-        """
+        """Make the environment, with all that the project needs; raises `PreparationFailed`."""
         self._say(f"installing the dependencies of {self._name}")
         ways = self._project.ways
         for way, following in itertools.zip_longest(ways, ways[1:]):
@@ -229,9 +220,7 @@ class Builder:
     def _install(self, way: Way) -> None:
         """Install the project's needs in one way, and the env host's beside them.
 
-        Raises:
-            Unusable: The way cannot be used.
-            PreparationFailed: uv failed for another reason.
+        Raises `Unusable`, or `PreparationFailed` where uv failed for another reason.
         """
         python = self._find_python(way)
         shutil.rmtree(self._venv, ignore_errors=True)
@@ -330,10 +319,7 @@ def overlay_python(
     """Return the Python of an environment that has these packages, and all of the base's.
 
     The base is the interpreter of a project's environment; None: our own. Packages are written as
-    for uv; relative paths among them refer to the `folder`.
-
-    Raises:
-        PreparationFailed: uv failed; the message has its last lines.
+    for uv, with paths relative to the `folder`. Raises `PreparationFailed` with uv's last lines.
     """
     python = base or Path(sys.executable)
     below = python.parent.parent

@@ -40,11 +40,8 @@ def run_command(
 ) -> tuple[int, list[str]]:
     """Run a command in a folder; return its exit code, and the lines of both its streams.
 
-    `on_line` is called with each line as it comes. If the launch is cancelled, the command and all
-    processes that it has started are ended.
-
-    Raises:
-        OSError: It cannot be started.
+    `on_line` gets each line as it comes. If the launch is cancelled, the command is ended, with all
+    processes that it has started. Raises `OSError` if it cannot be started.
     """
     process = subprocess.Popen(
         argv,
@@ -125,10 +122,7 @@ class UvFailed(Exception):
 
 
 class Uv:
-    """Runs uv in one folder, with a project's settings; all methods raise `UvFailed`.
-
-    `say` is called with each line of the output.
-    """
+    """Runs uv in one folder, and says its output; all methods raise `UvFailed`."""
 
     def __init__(self, folder: Path, say: Say) -> None:
         self._folder = folder

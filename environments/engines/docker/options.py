@@ -45,8 +45,7 @@ _NO_PORTS = ("host", "none", "container")  # networks on which no port is publis
 def host_config(options: Mapping[str, str], *, sandbox: bool) -> tuple[Json, Json]:
     """Return the options as parts of a container's `HostConfig`, and of its own configuration.
 
-    Raises:
-        EngineRefused: An option is not known, its value is invalid, or it would undo the sandbox.
+    Raises `EngineRefused` for one that is unknown, invalid, or would undo the sandbox.
     """
     host: Json = dict(SANDBOX) if sandbox else {}
     own: Json = {}
@@ -184,10 +183,7 @@ _REMEDIES = {
 def docker_address(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that lead Docker's library to the engine that `docker` would use.
 
-    Variables that are not set are empty, which the library takes for the same.
-
-    Raises:
-        EngineFailed: The chosen context does not exist, or cannot be read.
+    Those that are not set are empty. Raises `EngineFailed`: the context cannot be read.
     """
     folder = Path(environ.get("DOCKER_CONFIG") or Path(environ.get("HOME") or "~", ".docker"))
     folder = folder.expanduser()

@@ -107,11 +107,7 @@ class Cluster:
     def stream(
         self, path: str, query: Mapping[str, str], silent_seconds: float | None = None
     ) -> Iterator[Iterator[bytes]]:
-        """Open a stream, which yields pieces as they come.
-
-        Raises:
-            EngineGone, ApiRefused: Also while the stream is read.
-        """
+        """Open a stream of pieces; raises `EngineGone` or `ApiRefused`, also while it is read."""
         asked = {"query_params": list(query.items())}
         with contextlib.closing(self._ask("get", path, silent_seconds, **asked)) as response:
             yield _pieces(response)
@@ -230,9 +226,7 @@ def _short(text: str) -> str:
 def _exit_code(pod: str, status_text: str) -> int:
     """Return a command's exit code from the `Status` on its error channel.
 
-    Raises:
-        EngineGone: The channel is empty: the connection was lost.
-        EngineRefused: The command was not run, as the image has no such program, say.
+    Raises `EngineGone`: the connection was lost; `EngineRefused`: there is no such program, say.
     """
     if not status_text:
         raise EngineGone(f"the connection to a command in pod {pod} was lost")
@@ -251,11 +245,7 @@ def _exit_code(pod: str, status_text: str) -> int:
 
 
 def _configuration() -> Any:
-    """Return the library's configuration for the cluster that this process's variables name.
-
-    Raises:
-        EngineGone: The configuration is missing or invalid.
-    """
+    """Return the library's configuration for the cluster of our variables; raises `EngineGone`."""
     found = client.Configuration()
     file, context = os.environ.get(KUBECONFIG), os.environ.get(CONTEXT) or None
     try:

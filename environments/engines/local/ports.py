@@ -63,11 +63,8 @@ def open_listeners(
 ) -> list[socket.socket]:
     """Open and reserve listening TCP sockets on `port`, or on the first free port of the range.
 
-    Ports that are `taken` are skipped: replicas of the owner have them.
-
-    Raises:
-        PortInUse: It names who has the port, or for whom it is reserved.
-        OSError: The address is not this machine's.
+    Ports that are `taken`, by replicas of the owner, are skipped. Raises `PortInUse`, which names
+    the owner, and `OSError` if the address is not this machine's.
     """
     # A search reads each other owner's run files at most once.
     ports_of = functools.cache(lambda other: frozenset(_ports_of(other)))

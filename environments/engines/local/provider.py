@@ -119,8 +119,7 @@ class LocalProvider(providers.Provider):
     def _adapt(self, data: RunFileData, like_dir: Path) -> RunFileData:
         """Return a run file with a control socket, import links and GPUs of its own.
 
-        Raises:
-            InvalidSpec: There are too few GPUs.
+        Raises `InvalidSpec` if there are too few GPUs.
         """
         config = run_files.server_options(data)
         imports = Path(data["run_dir"], host_options.IMPORTS)

@@ -18,8 +18,7 @@ from typing import Any
 def import_here(module: str, folder: str | None) -> types.ModuleType:
     """Import a module of openenvd on this node, from the agent's `folder` if that is seen here.
 
-    Raises:
-        RuntimeError: There is no openenvd here.
+    Raises `RuntimeError` if there is no openenvd here.
     """
     name = "openenvd"
     if folder is not None and (Path(folder) / "environments" / "shim" / "__main__.py").exists():

@@ -66,9 +66,7 @@ class RayDriver:
     def call(self, function: str, *arguments: Any, seconds: float = CALL_SECONDS) -> Any:
         """Call one of the functions in the driver process; return its result. Blocks.
 
-        Raises:
-            EngineGone: The cluster does not answer.
-            EngineRefused: The cluster refuses the call.
+        Raises `EngineGone` if the cluster does not answer, `EngineRefused` if it refuses the call.
         """
         process = self._connected()
         try:
@@ -147,11 +145,9 @@ class _Process:
         threading.Thread(target=self._read, name="ray answers", daemon=True).start()
 
     def ask(self, function: str, arguments: tuple[Any, ...], seconds: float) -> Any:
-        """Return the answer to one question.
+        """Return the answer to one question; raises `DriverEnded` if there is none in time.
 
-        Raises:
-            DriverEnded: There is none within `seconds`.
-            EngineGone, EngineRefused: Raised by the function in the driver.
+        Also raises the `EngineGone` or `EngineRefused` of the function in the driver.
         """
         answer: Future[Any] = Future()
         with self._lock:

@@ -98,11 +98,7 @@ def ray_address(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_answers(address: str) -> None:
-    """Check that the head of a cluster accepts a connection.
-
-    Raises:
-        EngineGone: The address is empty or invalid, or nothing answers there.
-    """
+    """Check that a cluster's head accepts a connection; raises `EngineGone`."""
     if not address:
         raise EngineGone("RAY_ADDRESS is not set, and no Ray cluster runs here", START)
     host, _, port = address.rpartition(":")

@@ -91,11 +91,9 @@ class Node:
 
 
 def run(*command: str, stdin: str | None = None, seconds: float = COMMAND_SECONDS) -> str:
-    """Return the output of a command.
+    """Return the output of a command; raises `EngineRefused` if it fails.
 
-    Raises:
-        EngineGone: The command is not installed, or Slurm does not answer.
-        EngineRefused: The command fails.
+    `EngineGone`: the command is not installed, or Slurm does not answer.
     """
     try:
         done = subprocess.run(
@@ -141,11 +139,7 @@ def jobs() -> Iterator[Row]:
 
 
 def job_fields(job: str) -> dict[str, str]:
-    """Return the fields of one job by their names in `scontrol`; none if Slurm has forgotten it.
-
-    Raises:
-        EngineGone
-    """
+    """Return a job's fields by their names in `scontrol`; none if Slurm has forgotten the job."""
     try:  # text in the job's comment that looks like fields comes after Slurm's own
         return read_fields(run("scontrol", "--oneliner", "show", "job", job))
     except EngineRefused:

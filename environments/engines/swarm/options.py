@@ -26,8 +26,7 @@ def service_name(name: str) -> str:
 def split_options(options: Mapping[str, str]) -> tuple[dict[str, str], Json]:
     """Separate Docker's options from the others, which become a part of the task's template.
 
-    Raises:
-        EngineRefused: No port is published on the network.
+    Raises `EngineRefused` if no port is published on the network.
     """
     rest = dict(options)
     template: Json = {}
@@ -50,10 +49,8 @@ def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
 def container_spec(host: Mapping[str, Any], own: Mapping[str, Any]) -> Json:
     """Return the part of a service's `ContainerSpec` that corresponds to Docker's options.
 
-    `host` has the options of a container's `HostConfig`, `own` those of its `Config`.
-
-    Raises:
-        EngineRefused: A service cannot have one of the options.
+    `host` has the options of a container's `HostConfig`, `own` those of its `Config`. Raises
+    `EngineRefused` for an option that a service cannot have.
     """
     spec: Json = {}
     hint = "leave it out, or use docker"
