@@ -144,7 +144,6 @@ class StatusLine(TypedDict, total=False):
     exits: list[Json]
     exit_kinds: dict[str, int]  # how many exited so, also of those that are not kept
     shard_exits: int  # how many of them were the server's children
-    oom_kills: int | None
     is_draining: bool  # stays true when it has ended
     shim: Process
     # Of a replica on an engine.

@@ -98,10 +98,6 @@ class EngineReplicaStatus(ReplicaStatus):
             **super().to_json(),
             **cast("StatusLine", {name: getattr(self, name) for name in _OWN}),
             "deadline": self.life.deadline,
-            # A shim knows these of its server; an engine does not know them of a container.
-            "pid_started_at": None,
-            "oom_kills": 0,
-            "cgroup": None,
         }
 
 

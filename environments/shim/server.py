@@ -75,7 +75,6 @@ class Server:
         return {
             **self.process.to_json(),
             **self._status.to_json(),
-            "oom_kills": self._evidence.oom_kills,
         }
 
     def begin(self) -> None:
@@ -102,8 +101,8 @@ class Server:
     def look(self) -> float:
         """Bound the log, and count kills for memory; return in how many seconds to look again."""
         seconds = self._log.look()
-        if self.process.runs and self._evidence.look():
-            self._changed(False)
+        if self.process.runs:
+            self._evidence.look()
         # A server prints most while it starts, and without end if it fails in a loop.
         return BUSY_POLL_INTERVAL_SECONDS if self.life.state is State.STARTING else seconds
 

@@ -38,19 +38,14 @@ class ExitEvidence:
         self._counters = [OomCounters()]  # before the last kills, and at the last look
         self._moved_at = 0.0  # when they last changed; monotonic
 
-    @property
-    def oom_kills(self) -> int | None:
-        """Return the kills for memory in the cgroup at the last look; None without a cgroup."""
-        return self._counters[-1].oom_kills
-
     def begin(self, cgroup: Cgroup | None) -> None:
         """Count for a server that is about to start in `cgroup`."""
         self._cgroup = cgroup
         self._since = self._moved_at = time.monotonic()
         self._counters = [read_oom_counters(cgroup)]
 
-    def look(self) -> bool:
-        """Read the counters; return whether a process in the cgroup was killed for memory since.
+    def look(self) -> None:
+        """Read the counters.
 
         A kill is counted before its victim is dead; until then, the counters before it are kept.
         """
@@ -61,7 +56,6 @@ class ExitEvidence:
         elif now - self._moved_at >= DYING_SECONDS:
             before = counters
         self._counters = [before, counters]
-        return counters.oom_kills != last.oom_kills
 
     def explain(
         self, pid: int, ended: Ended | None, *, stopped_by_us: bool, failed: str | None
