@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 from ...schema import protocol
@@ -54,12 +53,7 @@ class EngineProvider(providers.Provider):
             links = {name: str(folder) for name, folder in prepared.links.items()}
             program = {"image": "", "command": prepared.argv, "links": links}
             program["folder"] = str(prepared.folder)
-            # If there is a gateway, the prepared configuration has its address and token.
-            umask = providers.user_umask()
-            config = replace(prepared.config, host=spec.host, token=spec.token, umask=umask)
-            home = str(self._layout.home)
-            base = providers.child_environment(home=home, given=spec.env, program=prepared.env)
-            base[protocol.HOST_CONFIG_VARIABLE] = json.dumps(config.to_json())
+            base = self._program_environment(spec, prepared)
         return {
             "provider": self.name,
             "engine_variables": dict(address_here(self.name).variables),

@@ -22,7 +22,7 @@ import socket
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -40,7 +40,7 @@ from ..replica_policy import share_sessions
 from ..run_files import LOCAL, RunFile, server_options
 from ..shim.client import Fork, read_run_file
 from ..shim.files import RUN_FILE_NAME, write_json
-from ..sources.program import HOST_PROGRAM, Prepared
+from ..sources.program import HOST_PROGRAM, Prepared, Program
 from .local.ports import PortOwner, open_listeners
 from .registry import check_provider
 
@@ -163,6 +163,24 @@ class Provider:
     def _what_runs(self, spec: EnvironmentSpec, prepared: Prepared) -> RunFileData:
         """Return the common part of run files on the program or image, and its variables."""
         raise NotImplementedError
+
+    def _program_environment(
+        self, spec: EnvironmentSpec, prepared: Program, **config: Any
+    ) -> dict[str, str]:
+        """Return the variables of a program, with its server's configuration.
+
+        If there is a gateway, the prepared configuration has its address and token.
+        """
+        umask = os.environ.get(protocol.UMASK_VARIABLE)  # of the shell that started the daemon
+        known = {"host": spec.host, "token": spec.token, "umask": int(umask, 8) if umask else None}
+        environ = child_environment(
+            home=str(self._layout.home),
+            max_sessions=spec.max_sessions,
+            given=spec.env,
+            program=prepared.env,
+        )
+        whole = replace(prepared.config, **known, **config)
+        return environ | {protocol.HOST_CONFIG_VARIABLE: json.dumps(whole.to_json())}
 
     def _listen(
         self, spec: EnvironmentSpec, count: int, port: int | None, known: RunFiles, shared: RunFiles
@@ -306,12 +324,6 @@ def child_environment(
     if max_sessions is not None:
         ours[MAX_SESSIONS_VARIABLE] = str(max_sessions)
     return {**program, **base, **ours, **given}
-
-
-def user_umask() -> int | None:
-    """Return the umask of the shell that started the daemon, whose own is stricter."""
-    text = os.environ.get(protocol.UMASK_VARIABLE)
-    return int(text, 8) if text else None
 
 
 def host_of(spec: EnvironmentSpec) -> str:

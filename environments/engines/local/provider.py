@@ -14,7 +14,6 @@ before the daemon lets them take over.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from dataclasses import replace
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from ....schema.errors import NoProcesses
 from ....schema.layout import make_private
-from ....schema.protocol import HOST_CONFIG_VARIABLE, door_path
+from ....schema.protocol import door_path
 from ....schema.replica import RunFileData
 from ....schema.spec import EnvironmentSpec
 from ....system.memory import limits
@@ -83,27 +82,18 @@ class LocalProvider(providers.Provider):
         assert isinstance(prepared, Program)  # as its `Preparation` says
         layout = self._layout
         links = [host_options.IMPORTS] if prepared.links else []  # `_adapt` makes it a path
-        config = replace(
-            prepared.config,
-            host=spec.host,  # behind a gateway, the gateway's host
-            token=spec.token,
+        environ = self._program_environment(
+            spec,
+            prepared,
             max_sessions=spec.max_sessions,
             import_paths=(*links, *prepared.config.import_paths),
             # The env host cannot find these out, as it does not know about cgroups.
             memory_bytes=spec.memory_bytes or limits.available_memory_bytes(),
             cores=_cores_of_one(spec),
-            umask=providers.user_umask(),
             doors=layout.doors(spec.name),
             shares_address=not spec.gateway,
             sleep_after_seconds=spec.sleep_seconds,
         )
-        environ = providers.child_environment(
-            home=str(layout.home),
-            max_sessions=spec.max_sessions,
-            given=spec.env,
-            program=prepared.env,
-        )
-        environ[HOST_CONFIG_VARIABLE] = json.dumps(config.to_json())
         gpus = host_options.find_gpus({**os.environ, **spec.env}) if spec.gpus else ()
         return {
             "argv": list(prepared.argv),
