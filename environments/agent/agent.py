@@ -174,8 +174,7 @@ class Agent:
     def _write_strays(self, instances: list[Instance]) -> list[Json]:
         strays = [_view(each) for each in instances if self._is_stray(each)]
         with contextlib.suppress(OSError):
-            path = str(self._folder / STRAYS_FILE_NAME)
-            write_json(path, {"seen_at": time.time(), "strays": strays})
+            write_json(str(self._folder / STRAYS_FILE_NAME), {"strays": strays})
         return strays
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -43,6 +43,7 @@ import time
 
 from ...env_host.ipc.reports import summary_of
 from ...schema.errors import NotAnswering
+from ...schema.protocol import CONTAINER_PORT
 from ...schema.replica import Process
 from ...system.files.log_files import last_lines
 from ...system.process.backoff import backoff_seconds
@@ -193,7 +194,7 @@ class EngineReplica:
             why = f"nothing answers at {self._server.address}/capacity"
         if why is not None:
             if self.plan.image and not instance.drains:  # a foreign image, with its own server
-                port = f"port {self.plan.container_port} or the one that its image exposes"
+                port = f"port {CONTAINER_PORT} or the one that its image exposes"
                 why += f"; its server must listen on 0.0.0.0, {port}"
             self._clients.report_waiting(why)
             self._probes += 1

@@ -37,7 +37,6 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from ...schema.errors import HintedError
-from ...schema.protocol import CONTAINER_PORT
 from ...schema.replica import RunFileData
 from ...system.process.exit_reason import Detector
 
@@ -131,7 +130,6 @@ class ReplicaPlan:
     env: dict[str, str] = field(default_factory=dict)  # variables, beside the image's own
     host: str  # the address of this machine that the port is published on
     port: int  # the port there. It is reserved for this replica.
-    container_port: int = CONTAINER_PORT  # the port that the server listens on inside
     memory_bytes: int | None = None  # the memory limit, swap included; None: none
     cpus: float | None = None  # the CPU limit, in CPUs; None: none
     gpus: int = 0  # how many GPUs it gets

@@ -129,9 +129,8 @@ def check_nodes(
 def check_gpus(wanted: float, most: float, remedy: str) -> None:
     """Refuse more GPUs than any node has; `most` is the largest number. Raises `EngineRefused`."""
     if wanted > most:
-        have = "1 GPU" if most == 1 else f"{most:g} GPUs"
-        text = f"--gpus {wanted:g}: no node of this cluster has more than {have}"
-        raise EngineRefused(text, remedy)
+        text = f"no node of this cluster has more than {plural(int(most), 'GPU')}"
+        raise EngineRefused(f"--gpus {wanted:g}: {text}", remedy)
 
 
 IMPORTS = "imports"  # the folder of import links, in a replica's folder

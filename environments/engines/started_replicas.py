@@ -34,7 +34,6 @@ class StartedReplica:
 
     id: str
     ordinal: int
-    run_dir: str | None = None
     pid: int | None = None
     max_sessions: int | None = None
     memory_bytes: int | None = None  # its memory when it became ready
@@ -50,7 +49,6 @@ def started_replica(run_file: run_files.RunFile, status: StatusLine) -> StartedR
     return StartedReplica(
         id=run_file.replica_id,
         ordinal=run_file.ordinal,
-        run_dir=str(run_file.run_dir),
         pid=status.get("pid"),
         max_sessions=info.get("max_sessions"),
         memory_bytes=replica_bytes(status),

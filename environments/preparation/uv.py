@@ -209,11 +209,8 @@ _VARIABLE_OF_OPTION = {
 _ALIASES = {"default-timeout": "timeout", "pypi-url": "index-url"}
 _INDEX_OPTIONS = {"index-url", "extra-index-url", "find-links", "no-index"}
 # Any of these is the user's own setting of uv's index: in its file, or as a variable.
-_UV_INDEX_KEYS = {"index", "index-url", "extra-index-url", "find-links", "no-index"}
-_UV_INDEX_VARIABLES = {
-    "UV_DEFAULT_INDEX",
-    *(f"UV_{key.upper().replace('-', '_')}" for key in _UV_INDEX_KEYS),
-}
+_UV_INDEX_KEYS = {"index", "default-index", *_INDEX_OPTIONS}
+_UV_INDEX_VARIABLES = {f"UV_{key.upper().replace('-', '_')}" for key in _UV_INDEX_KEYS}
 SYSTEM_FILES = (Path("/etc/pip.conf"), Path("/etc/uv/uv.toml"))  # pip's, uv's
 _PIP_SECTIONS = ("global", "install")  # the later one wins
 _MIN_TIMEOUT_SECONDS = 30  # uv's own default; a shorter one of pip's has another meaning

@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_723,
-    "code lines": 48_159,
+    "shipped lines": 74_498,
+    "code lines": 48_064,
     "modules": 389,
-    "test lines": 67_763,
+    "test lines": 67_764,
     "words of pages": 24_946,
     "words of decisions": 7_926,
     "folders at the root": 15,

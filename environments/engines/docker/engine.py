@@ -188,7 +188,7 @@ class DockerEngine:
             text = f"the server in {plan.image} is its own, and would not ask for the token"
             hint = "leave out --token and --host; or make an image with ours: openenv image build"
             raise base.EngineRefused(text, hint)
-        config = _configuration(plan, port_inside(plan, image))
+        config = _configuration(plan, port_inside(image))
         self._api.create_container_from_config(config, plan.name)
 
     def _image_of(self, plan: base.ReplicaPlan) -> Json:
@@ -262,12 +262,11 @@ def _device_requests(plan: base.ReplicaPlan) -> list[Json]:
     return [request]
 
 
-def port_inside(plan: base.ReplicaPlan, config: Json) -> int:
+def port_inside(config: Json) -> int:
     """Return the port that the server listens on: the only one that its image exposes, if any."""
     exposed = [name.partition("/") for name in config.get("ExposedPorts") or {}]
     ports = [int(port) for port, _, protocol in exposed if protocol in ("tcp", "")]
-    usual = plan.container_port
-    return ports[0] if usual == CONTAINER_PORT and len(ports) == 1 else usual
+    return ports[0] if len(ports) == 1 else CONTAINER_PORT
 
 
 def since(cursor: str | None) -> Json:

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ....schema.protocol import HOST_OPTIONS_VARIABLE
+from ....schema.protocol import CONTAINER_PORT, HOST_OPTIONS_VARIABLE
 from ....system.text.json_lines import Json
 from ....system.text.safe_text import is_secret
 from .. import base
@@ -180,7 +180,7 @@ def _unexpanded(text: str) -> str:
 
 def port_of(plan: base.ReplicaPlan) -> int:
     """Return the port that the server listens on."""
-    return int(options_of(plan.options).get("port", plan.container_port))
+    return int(options_of(plan.options).get("port", CONTAINER_PORT))
 
 
 def _resources(plan: base.ReplicaPlan, options: Json) -> Json:
@@ -202,7 +202,7 @@ def service_of(plan: base.ReplicaPlan, pod: Json) -> Json:
     shared = {key: labels[key] for key in (base.HOME_LABEL, base.ENVIRONMENT_LABEL)}
     # Another home's service for an environment of the same name has another name.
     name = dns_name(f"openenvd-{plan.labels.environment}-{plan.labels.home[:8]}")
-    ports = [{"port": plan.container_port, "targetPort": port_of(plan)}]
+    ports = [{"port": CONTAINER_PORT, "targetPort": port_of(plan)}]
     spec = {"spec": {"selector": shared, "ports": ports}}
     return {"apiVersion": "v1", "kind": "Service", **_owned(pod, name, shared), **spec}
 

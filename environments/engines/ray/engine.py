@@ -60,6 +60,7 @@ KILL_SECONDS = 15.0  # for a shim to end the processes that it kills
 _SIGNAL = 128
 # States of a placement group for which Ray has not looked for room yet.
 _NOT_CONSIDERED = frozenset({"QUEUED", "SCHEDULING_STARTED"})
+_DEATHS = {"NODE_DIED": "its node has failed", "RAY_KILL": "its actor was killed (ray.kill)"}
 _NO_LIMITS = "Ray counts CPUs but does not limit them: --cpus only chooses a node"
 
 
@@ -233,11 +234,6 @@ def _by_ray(actor: Json) -> base.ExitFacts:
             return base.ExitFacts(error=f"its actor cannot be started: {said or actor['cause']}")
         case "actor_unschedulable_context":
             return base.ExitFacts(error=f"Ray cannot place it: {said}")
-    match actor.get("reason"):
-        case "NODE_DIED":
-            text = f"its node has failed ({where})"
-        case "RAY_KILL":
-            text = "its actor was killed (ray.kill)"
-        case reason:
-            text = f"its actor has died on {where} ({reason or 'unknown'}): {said}"
-    return base.ExitFacts(ended_by=text, seconds=actor.get("seconds"))
+    reason = actor.get("reason") or "unknown"
+    text = _DEATHS.get(reason, f"its actor has died ({reason}: {said})")
+    return base.ExitFacts(ended_by=f"{text} on {where}", seconds=actor.get("seconds"))

@@ -33,6 +33,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,9 +71,8 @@ class RayReplica:
         """Start the shim; if that fails, the error is raised, and ends the actor."""
         self._settings = settings
         self._plan: Json = settings["plan"]
-        context = ray.get_runtime_context()
-        self._actor_id = str(context.get_actor_id())
-        self._report: Json = {"node": context.get_node_id()}
+        self._actor_id = str(ray.get_runtime_context().get_actor_id())
+        self._report: Json = {}
         node: Any = ray._private.worker._global_node
         session_folder = Path(node.get_session_dir_path())  # of Ray, on this node
         self._folder = session_folder / "openenvd" / self._actor_id
@@ -80,13 +80,10 @@ class RayReplica:
         self._socket_path = _socket_path(self._folder)
         self._log_path = self._folder / "log"
         self._listeners = self._listen()
-        self._is_started = threading.Event()
-        self._problem: BaseException | None = None
+        self._started: Future[None] = Future()
         # The kernel signals the shim at the death of the thread that started it.
         threading.Thread(target=self._run, name="shim", daemon=True).start()
-        self._is_started.wait()
-        if self._problem is not None:
-            raise self._problem
+        self._started.result()
 
     def read_log(self, offset: int) -> tuple[bytes, int, bool]:
         """Return the output after an offset, the next offset, and whether the output has ended."""
@@ -141,10 +138,9 @@ class RayReplica:
         try:
             shim = self._start()
         except BaseException as exc:
-            self._problem = exc
+            self._started.set_exception(exc)
             return
-        finally:
-            self._is_started.set()
+        self._started.set_result(None)
         with contextlib.suppress(ShimGone):
             while True:
                 self._write_report(shim.wait(lambda status: self._is_news(_observed(status))))

@@ -95,15 +95,12 @@ def run(*command: str, stdin: str | None = None, seconds: float = COMMAND_SECOND
 
     `EngineGone`: the command is not installed, or Slurm does not answer.
     """
+    passed = (name for name in os.environ if name in _PASSED or name.startswith(_OF_SLURM))
     try:
         done = subprocess.run(
             command,
             input=stdin or "",
-            env={
-                name: value
-                for name, value in os.environ.items()
-                if value and (name in _PASSED or name.startswith(_OF_SLURM))
-            },
+            env={name: os.environ[name] for name in passed if os.environ[name]},
             capture_output=True,
             text=True,
             timeout=seconds,

@@ -201,7 +201,7 @@ class SwarmEngine(engine.DockerEngine):
             plan = dataclasses.replace(plan, env=env)
         port = {
             "Protocol": "tcp",
-            "TargetPort": engine.port_inside(plan, image),
+            "TargetPort": engine.port_inside(image),
             "PublishedPort": plan.port,
             "PublishMode": "host",
         }
