@@ -172,14 +172,14 @@ class Provider:
         If there is a gateway, the prepared configuration has its address and token.
         """
         umask = os.environ.get(protocol.UMASK_VARIABLE)  # of the shell that started the daemon
-        known = {"host": spec.host, "token": spec.token, "umask": int(umask, 8) if umask else None}
+        config |= {"host": spec.host, "token": spec.token, "umask": umask and int(umask, 8)}
         environ = child_environment(
             home=str(self._layout.home),
             max_sessions=spec.max_sessions,
             given=spec.env,
             program=prepared.env,
         )
-        whole = replace(prepared.config, **known, **config)
+        whole = replace(prepared.config, **config)
         return environ | {protocol.HOST_CONFIG_VARIABLE: json.dumps(whole.to_json())}
 
     def _listen(
