@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -173,11 +173,21 @@ class Harness:
 
     @contextmanager
     def session(self, name: str = NAME, address: str | None = None) -> Iterator[Session]:
-        address = address or self.environment(name)["address"]
-        with connect(address.replace("http", "ws", 1) + "/ws", open_timeout=30) as socket:
-            session = Session(socket)
+        with self._connected("/ws", name, address) as session:
             assert session.reset()["type"] == "observation"
             yield session
+
+    def attached(self, session_id: str) -> AbstractContextManager[Session]:
+        """Connect to a session that a request has begun."""
+        return self._connected(f"/ws?session_id={session_id}")
+
+    @contextmanager
+    def _connected(
+        self, path: str, name: str = NAME, address: str | None = None
+    ) -> Iterator[Session]:
+        address = address or self.environment(name)["address"]
+        with connect(address.replace("http", "ws", 1) + path, open_timeout=30) as socket:
+            yield Session(socket)
 
     def ask(self, do: str, argument: object = None, *, name: str = NAME) -> Any:
         with self.session(name) as session:

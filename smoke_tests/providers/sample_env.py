@@ -4,16 +4,16 @@
 Actions in `SAMPLE_AT_START` run when the module is imported, before the replica is ready; other
 actions run in steps: `{"do": "print", "argument": "hello"}`. In `SAMPLE_AT_START`, `;` separates
 actions and `:` their arguments. The replica's first process serves no session itself, but runs the
-action of `{"do": "server", "argument": "exit:3"}`: the action is in memory that all processes of
+action of `{"do": "server", "argument": "exit:3"}`: the action is in a file that all processes of
 the replica share, and a signal announces it.
 """
 
 import faulthandler
-import mmap
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from multiprocessing import Process
@@ -27,7 +27,7 @@ MB = 2**20
 LIFE = uuid4().hex  # of the server: a new id after each start
 SERVER_PID = os.getpid()
 TOLD_SIGNAL = signal.SIGRTMIN + 3  # no env host handles this signal
-_told = mmap.mmap(-1, mmap.PAGESIZE)
+_told = Path(tempfile.gettempdir(), f"told-{LIFE}")
 _held: list[bytearray] = []
 
 
@@ -87,6 +87,11 @@ def _do(name: str, argument: Any) -> Any:
 def do_life(_: Any) -> str:
     """Return the id of this life of the server."""
     return LIFE
+
+
+def do_pid(_: Any) -> int:
+    """Return the id of the process that runs the step."""
+    return os.getpid()
 
 
 def do_environ(name: str) -> str | None:
@@ -158,7 +163,7 @@ def do_sleep(seconds: str) -> None:
 
 def do_server(action: str) -> None:
     """Let the replica's first process run an action."""
-    _told[:] = action.encode().ljust(len(_told), b"\0")
+    _told.write_text(action)
     os.kill(SERVER_PID, TOLD_SIGNAL)
 
 
@@ -188,7 +193,9 @@ def _do_all(actions: str) -> None:
 
 
 def _on_told(_number: int, _frame: object) -> None:
-    _do_all(_told[:].rstrip(b"\0").decode())
+    action = _told.read_text()
+    _told.unlink()
+    _do_all(action)
 
 
 signal.signal(TOLD_SIGNAL, _on_told)

@@ -3,10 +3,11 @@
 
 import json
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 from ..conftest import output_of
-from .harness import NAME, Harness
+from .harness import NAME, Harness, Session
 
 CLIENT = """
 import asyncio, sys
@@ -103,6 +104,31 @@ def test_replicas_share_the_sessions(harness: Harness) -> None:
     ids = [replica["id"] for replica in harness.environment()["replicas"]]
     with harness.sessions_at(ids) as sessions:
         assert len({session.ask("life") for session in sessions.values()}) == 2
+
+
+def test_branches(harness: Harness) -> None:
+    """A session is copied at the replica that has it, and returns to a checkpoint."""
+    harness.launched("--replicas", "2", "--isolate")
+
+    def steps(session: Session) -> int:
+        count: int = session.send({"type": "state"})["data"]["step_count"]
+        return count
+
+    with harness.session() as parent, ExitStack() as stack:
+        life, pid = parent.ask("life"), parent.ask("pid")
+        made = parent.send({"type": "branch", "data": {"count": 3}})["data"]
+        checkpoint = parent.send({"type": "checkpoint"})["data"]["checkpoint_id"]
+        assert made["by"] == "fork"
+        for branch in made["branches"]:
+            session = stack.enter_context(harness.attached(branch["session_id"]))
+            assert steps(session) == 2
+            assert (session.ask("life"), session.replica_id) == (life, parent.replica_id)
+            assert session.ask("pid") not in (pid, None)
+        assert steps(parent) == 2
+        assert parent.ask("pid") == pid
+        restored = parent.send({"type": "restore", "data": {"checkpoint_id": checkpoint}})
+        assert restored["data"]["observation"]["value"] == pid
+        assert steps(parent) == 2
 
 
 def test_rollout(harness: Harness, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 74_498,
     "code lines": 48_064,
     "modules": 389,
-    "test lines": 67_764,
+    "test lines": 67_807,
     "words of pages": 24_946,
     "words of decisions": 7_926,
     "folders at the root": 15,
