@@ -183,7 +183,7 @@ class ServingProcess:
             definition,
             own.max_sessions,
             exclusive=own.exclusive,
-            hooks=self.registry,
+            registry=self.registry,
             admission=self.admission,
             step_timeout_seconds=config.step_timeout_seconds,
             process_ends=self.process_ends,

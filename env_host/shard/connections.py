@@ -32,7 +32,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, unquote_to_bytes
 
 from ...system.net.access import split_target
@@ -41,8 +41,11 @@ from ...system.net.http_limits import MAX_HEAD_BYTES
 from ...system.process.descriptors import MAX_FDS, Message
 from ..ipc.fd_messages import MAX_CARRIED_BYTES, MessageChannel, PeerReplicas, duplicate
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
-from ..sessions.session import Attached, Session
 from ..websocket.handshake import END_OF_HEAD
+
+if TYPE_CHECKING:
+    from ..serving.ws_session import SessionSocket
+    from ..sessions.session import Session
 
 MCP_PATH = b"/mcp"
 SESSION_PATHS = (b"/ws", MCP_PATH)
@@ -296,16 +299,16 @@ FULL_SECONDS = 0.02  # until it is tried again to send what the supervisor has h
 
 
 class ConnectionRegistry:
-    """The hooks of a shard's session table: reports which sockets have sessions."""
+    """Reports for a shard's session table which sockets have sessions."""
 
-    def __init__(self, link: MessageChannel, owner: Owner, on_count: Callable[[], None]) -> None:
+    def __init__(self, link: MessageChannel, owner: Owner, on_change: Callable[[], None]) -> None:
         self._link = link
         self._owner = owner
-        self._on_count = on_count
+        self.on_change = on_change  # the number of sessions has changed, or a slot is free
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._tokens: dict[str, int] = {}  # by session
-        self._begun: dict[int, Attached] = {}  # not reported yet
+        self._begun: dict[int, SessionSocket] = {}  # not reported yet
         self._ended: list[int] = []
         self._is_due = False
 
@@ -313,11 +316,7 @@ class ConnectionRegistry:
         """Return a new session id that names this process."""
         return new_session_id(self._owner)
 
-    def on_change(self, count: int) -> None:
-        """Take note that the number of sessions has changed."""
-        self._on_count()
-
-    def on_begin(self, session: Session, socket: Attached) -> None:
+    def on_begin(self, session: Session, socket: SessionSocket) -> None:
         """Report a session and a copy of its socket."""
         token = self._tokens[session.id] = next(self._numbers)
         self._begun[token] = socket

@@ -132,7 +132,7 @@ class Stopping(Counter):
 
         def release_and_stop(table, session, **how):
             ending = release(table, session, **how)
-            table.hooks._on_count.__self__._beat()
+            table.registry.on_change.__self__._beat()
             os.kill(os.getpid(), signal.SIGSTOP)
             return ending
 
