@@ -35,7 +35,7 @@ Middleware may refuse a handshake or add headers, but does not see the session's
 
     it raises, or sends nothing   500, as from upstream's server
     it does not answer in time    500
-    its answer is not HTTP        500, from `shard/base.py`
+    its answer is not HTTP        500, from `shard/shard.py`
 """
 
 from __future__ import annotations

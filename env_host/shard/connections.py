@@ -26,24 +26,32 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, unquote_to_bytes
 
 from ...system.net.access import split_target
-from ...system.net.connection_limit import closing_answer
+from ...system.net.connection_limit import closing_answer, turn_away
 from ...system.net.http_limits import MAX_HEAD_BYTES
 from ...system.process.descriptors import MAX_FDS, Message
-from ..ipc.fd_messages import MAX_CARRIED_BYTES, MessageChannel, PeerReplicas, duplicate
+from ..ipc.fd_messages import (
+    MAX_CARRIED_BYTES,
+    MessageChannel,
+    PeerReplicas,
+    connection_message,
+    duplicate,
+)
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
 from ..websocket.handshake import END_OF_HEAD
 
 if TYPE_CHECKING:
+    from ..serving.mcp import Give
     from ..serving.ws_session import SessionSocket
     from ..sessions.session import Session
 
@@ -54,11 +62,15 @@ _GENERATIONS = 1 << 16
 
 UNREAD_SECONDS = 1.0  # that a connection may seem silent because it was not checked yet
 HEAD_SECONDS = 30.0  # to send a request's head
+STARTING_SECONDS = 1.0  # for a further shard to start
+STARTING_POLL_INTERVAL_SECONDS = 0.005
 
 TOO_SLOW = closing_answer(HTTPStatus.REQUEST_TIMEOUT)
 TOO_LONG = closing_answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
 _numbers = itertools.count()
+
+log = logging.getLogger("openenvd.env_host")
 
 
 class Known(NamedTuple):
@@ -271,12 +283,15 @@ def owner_of(session_id: str) -> Owner | None:
 
 
 @dataclass(eq=False, slots=True)
-class SessionOwners:
-    """Finds the sessions that this process does not have."""
+class OtherProcesses:
+    """The other shards and replicas: which of them has a session or room, and how it gets it."""
 
     _scoreboard: Scoreboard
     _own: Owner
-    _peers: PeerReplicas
+    _replicas: PeerReplicas
+    _inboxes: Sequence[MessageChannel]  # of all shards, by index
+    _: KW_ONLY
+    shares_address: bool  # all replicas accept from the same sockets
 
     def process(self, session_id: str) -> int | None:
         """Return the index of the other process of this replica that has the session."""
@@ -292,7 +307,64 @@ class SessionOwners:
     def replica(self, session_id: str) -> int | None:
         """Return the number of the other replica that may have the session."""
         owner = owner_of(session_id)
-        return owner.replica if owner is not None and self._peers.has(owner.replica) else None
+        return owner.replica if owner is not None and self._replicas.has(owner.replica) else None
+
+    def owner_of(self, session_id: str) -> Give | None:
+        """Return how to give a connection to the other process that has the session."""
+        if (index := self.process(session_id)) is not None:
+            return self._giver(index)
+        if (replica := self.replica(session_id)) is None:
+            return None
+        return lambda fd: self._replicas.pass_on(replica, fd, now_microseconds())
+
+    async def roomier(self) -> Give | None:
+        """Find the shard with the most room if this one is full; wait for one that is starting."""
+        others = self._scoreboard.others(self._own.index)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + STARTING_SECONDS
+        while not self._scoreboard[self._own.index].room:
+            now = now_microseconds()
+            if roomy := [row for row in others if row.room and row.is_responsive(now)]:
+                return self._giver(max(roomy, key=lambda row: row.room).index)
+            if all(row[Field.PID] for row in others) or loop.time() > deadline:
+                break
+            await asyncio.sleep(STARTING_POLL_INTERVAL_SECONDS)
+        return None
+
+    def _giver(self, index: int) -> Give:
+        return lambda fd: self._send(index, fd, now_microseconds())
+
+    def hand_over(self, arrival: Arrival, index: int) -> None:
+        """Send a connection to another shard."""
+        if (fd := arrival.take_descriptor(None)) is not None:
+            self._scoreboard[self._own.index].add(Field.HANDED_OVER)
+            known = {"accepted": arrival.accepted, "first_full": arrival.first_full}
+            self._send(index, fd, arrival.since, bytes(arrival.data), **known)
+
+    def pass_on(self, arrival: Arrival, replica: int, first_full: int | None = None) -> None:
+        """Pass a connection to another replica."""
+        if (fd := arrival.take_descriptor()) is not None:
+            self._replicas.pass_on(replica, fd, arrival.since, bytes(arrival.data), first_full)
+
+    def ask_replica(self, arrival: Arrival) -> bool:
+        """Pass a connection that finds no room here to another replica; False: none is left."""
+        if not self.shares_address:
+            return False
+        first = self._own.replica if arrival.first_full is None else arrival.first_full
+        if (number := self._replicas.next_with_room(first)) is not None:
+            self.pass_on(arrival, number, first)
+        return number is not None
+
+    def _send(
+        self, index: int, fd: int, since: int, body: bytes = b"", **known: str | int | None
+    ) -> None:
+        try:
+            message = connection_message({"since": [since], **known}, (fd,), body)
+        except OSError as exc:
+            log.warning("a connection could not be passed to another process: %s", exc)
+            turn_away(socket.socket(fileno=fd))
+        else:
+            self._inboxes[index].send(message)
 
 
 FULL_SECONDS = 0.02  # until it is tried again to send what the supervisor has had no room for

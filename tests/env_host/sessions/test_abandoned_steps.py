@@ -10,7 +10,7 @@ import pytest
 
 from openenvd.env_host.ipc.reports import abandoned_steps
 from openenvd.env_host.ipc.scoreboard import Counters, Field, now_microseconds
-from openenvd.env_host.shard.base import memory_sentences
+from openenvd.env_host.shard.shard import memory_sentences
 from openenvd.env_host.supervisor.shard_policies import (
     PATIENCE_SECONDS,
     Replacement,
