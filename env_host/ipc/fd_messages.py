@@ -40,13 +40,13 @@ import os
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ...schema.protocol import door_path
 from ...system.process import descriptors
-from ...system.text.json_lines import Json
 
 MAX_CARRIED_BYTES = descriptors.MAX_PACKET_BYTES - 8192  # with a connection, in the message itself
 
@@ -120,23 +120,38 @@ class MessageChannel:
             self._on_end()
 
 
-def connection_message(head: Json, fds: tuple[int, ...], data: bytes = b"") -> descriptors.Message:
-    """Make a message of connections, or of one and the bytes read from it. Raises `OSError`."""
-    if len(data) <= MAX_CARRIED_BYTES:
-        return descriptors.Message(head, data, fds)
+class Unanswered(NamedTuple):
+    """A connection on its way to the process that will answer it."""
+
+    since: int  # when it was accepted, on the scoreboard's clock
+    fd: int
+    data: bytes = b""  # read from it so far
+    first_full: int | None = None  # the first replica that had no room for it
+    accepted: str | None = None  # by the project's middleware, with these headers
+
+
+def connection_message(connections: Sequence[Unanswered], **head: Any) -> descriptors.Message:
+    """Make a message of connections; one that was read from goes alone. Raises `OSError`."""
+    first, fds = connections[0], tuple(each.fd for each in connections)
+    head["since"] = [each.since for each in connections]
+    head |= {"first_full": first.first_full, "accepted": first.accepted}
+    if len(first.data) <= MAX_CARRIED_BYTES:
+        return descriptors.Message(head, first.data, fds)
     with tempfile.TemporaryFile() as file:
-        file.write(data)
+        file.write(first.data)
         file.flush()
         return descriptors.Message({**head, "in_file": True}, b"", (*fds, os.dup(file.fileno())))
 
 
-def carried_bytes(message: descriptors.Message) -> bytes:
-    """Return the bytes read from the connection in a message, and close the file they are in."""
-    if "in_file" not in message.head:
-        return message.body
-    with open(message.fds[-1], "rb") as file:
-        file.seek(0)
-        return file.read()
+def connections_in(message: descriptors.Message) -> list[Unanswered]:
+    """Return the connections in a message; a file with the bytes read from one is closed."""
+    head, data = message.head, message.body
+    if "in_file" in head:
+        with open(message.fds[-1], "rb") as file:
+            file.seek(0)
+            data = file.read()
+    pairs = zip(head["since"], message.fds, strict=False)
+    return [Unanswered(*pair, data, head["first_full"], head["accepted"]) for pair in pairs]
 
 
 def duplicate(transport: asyncio.BaseTransport) -> int | None:
@@ -202,18 +217,12 @@ class PeerReplicas:
             if found.startswith(name) and found.endswith(".door"):
                 yield int(found[len(name) :].removesuffix(".door"))
 
-    def pass_on(
-        self, replica: int, fd: int, since: int, data: bytes = b"", first_full: int | None = None
-    ) -> None:
-        """Pass a connection to another replica, and close it here. Within a running loop.
-
-        It has waited since `since`, on the scoreboard's clock; `data` was read from it; the replica
-        `first_full` was the first that had no room for it.
-        """
+    def pass_on(self, replica: int, connection: Unanswered) -> None:
+        """Pass a connection to another replica, and close it here. Within a running loop."""
         try:
-            message = connection_message({"since": since, "first_full": first_full}, (fd,), data)
+            message = connection_message([connection])
         except OSError:
-            os.close(fd)
+            os.close(connection.fd)
         else:
             self._send(replica, message)
 

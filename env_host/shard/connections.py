@@ -33,7 +33,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote_to_bytes
 
 from ...system.net.access import split_target
@@ -44,6 +44,7 @@ from ..ipc.fd_messages import (
     MAX_CARRIED_BYTES,
     MessageChannel,
     PeerReplicas,
+    Unanswered,
     connection_message,
     duplicate,
 )
@@ -73,21 +74,12 @@ _numbers = itertools.count()
 log = logging.getLogger("openenvd.env_host")
 
 
-class Known(NamedTuple):
-    """The facts about a connection that arrive with it."""
-
-    since: int  # when it began to wait, on the scoreboard's clock
-    data: bytes = b""  # read from it
-    accepted: str | None = None  # by the project's middleware, with these headers
-    first_full: int | None = None  # the first replica that had no room for it
-
-
 class Arrival(asyncio.Protocol):
     """A connection whose first request has not been answered, with the bytes read so far."""
 
-    def __init__(self, arrivals: Arrivals, known: Known) -> None:
+    def __init__(self, arrivals: Arrivals, connection: Unanswered) -> None:
         self._arrivals = arrivals
-        self.since, self.data, self.accepted, self.first_full = known
+        self.since, _, self.data, self.first_full, self.accepted = connection
         self._number = next(_numbers)
         self.is_read = bool(self.data)  # another process has read its head
         self._is_waiting = True
@@ -146,8 +138,8 @@ class Arrival(asyncio.Protocol):
                 self.transport.resume_reading()
             serve(self.transport, self.data, self.accepted)
 
-    def take_descriptor(self, most_bytes: int | None = MAX_CARRIED_BYTES) -> int | None:
-        """Give the connection up and return a descriptor of it; None when it has ended.
+    def give_up(self, most_bytes: int | None = MAX_CARRIED_BYTES) -> Unanswered | None:
+        """Give the connection up and return it for another process; None when it has ended.
 
         A connection of which more than `most_bytes` were read is aborted: its client has not waited
         for the answer to its handshake.
@@ -159,7 +151,9 @@ class Arrival(asyncio.Protocol):
         self._is_waiting = False
         fd = duplicate(self.transport)
         self.transport.abort()  # this descriptor only: the connection has another
-        return fd
+        if fd is None:
+            return None
+        return Unanswered(self.since, fd, bytes(self.data), self.first_full, self.accepted)
 
 
 class Arrivals:
@@ -182,14 +176,14 @@ class Arrivals:
     def __len__(self) -> int:
         return len(self._silent)
 
-    def open(self, fd: int, known: Known) -> None:
+    def open(self, connection: Unanswered) -> None:
         """Open a connection."""
-        arrival = Arrival(self, known)
+        arrival = Arrival(self, connection)
         self._silent[arrival] = self._loop.time()
         self._counters[Field.ARRIVING] = len(self._silent)
         if self._timer is None:
             self._time_out_later()
-        task = self._loop.create_task(self._open(arrival, fd))
+        task = self._loop.create_task(self._open(arrival, connection.fd))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
@@ -315,7 +309,7 @@ class OtherProcesses:
             return self._giver(index)
         if (replica := self.replica(session_id)) is None:
             return None
-        return lambda fd: self._replicas.pass_on(replica, fd, now_microseconds())
+        return lambda fd: self._replicas.pass_on(replica, Unanswered(now_microseconds(), fd))
 
     async def roomier(self) -> Give | None:
         """Find the shard with the most room if this one is full; wait for one that is starting."""
@@ -332,19 +326,18 @@ class OtherProcesses:
         return None
 
     def _giver(self, index: int) -> Give:
-        return lambda fd: self._send(index, fd, now_microseconds())
+        return lambda fd: self._send(index, Unanswered(now_microseconds(), fd))
 
     def hand_over(self, arrival: Arrival, index: int) -> None:
         """Send a connection to another shard."""
-        if (fd := arrival.take_descriptor(None)) is not None:
+        if (connection := arrival.give_up(None)) is not None:
             self._scoreboard[self._own.index].add(Field.HANDED_OVER)
-            known = {"accepted": arrival.accepted, "first_full": arrival.first_full}
-            self._send(index, fd, arrival.since, bytes(arrival.data), **known)
+            self._send(index, connection)
 
     def pass_on(self, arrival: Arrival, replica: int, first_full: int | None = None) -> None:
         """Pass a connection to another replica."""
-        if (fd := arrival.take_descriptor()) is not None:
-            self._replicas.pass_on(replica, fd, arrival.since, bytes(arrival.data), first_full)
+        if (connection := arrival.give_up()) is not None:
+            self._replicas.pass_on(replica, connection._replace(first_full=first_full))
 
     def ask_replica(self, arrival: Arrival) -> bool:
         """Pass a connection that finds no room here to another replica; False: none is left."""
@@ -355,14 +348,12 @@ class OtherProcesses:
             self.pass_on(arrival, number, first)
         return number is not None
 
-    def _send(
-        self, index: int, fd: int, since: int, body: bytes = b"", **known: str | int | None
-    ) -> None:
+    def _send(self, index: int, connection: Unanswered) -> None:
         try:
-            message = connection_message({"since": [since], **known}, (fd,), body)
+            message = connection_message([connection])
         except OSError as exc:
             log.warning("a connection could not be passed to another process: %s", exc)
-            turn_away(socket.socket(fileno=fd))
+            turn_away(socket.socket(fileno=connection.fd))
         else:
             self._inboxes[index].send(message)
 

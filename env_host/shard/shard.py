@@ -40,7 +40,7 @@ from ...system.process.loop_lag import EventLoopLagMonitor, LagSnapshot
 from ...system.process.signal_pipe import STOP_SIGNALS, handler_before, take_over
 from ...system.text.units import MB, plural
 from ..errors import SessionEnded
-from ..ipc.fd_messages import MessageChannel, PeerReplicas, carried_bytes
+from ..ipc.fd_messages import MessageChannel, PeerReplicas, Unanswered, connections_in
 from ..ipc.reports import note_awake
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
 from ..serving.app import HostApp
@@ -52,7 +52,6 @@ from ..startup import HOME, STOPPING, ChildConfig, sessions_of_process, stacks_s
 from ..websocket.handshake import END_OF_HEAD, may_ask_another, try_another
 from . import connections
 from .admission import Admission
-from .connections import Known
 
 if TYPE_CHECKING:
     from ...schema.protocol import HostConfig
@@ -203,7 +202,7 @@ class Shard:
         self.table.abandoned.on_change = self._report.write_abandoned
         self.table.memory_note = self._report.memory_note
         self.table.count_limited = lambda change: self._counters.add(Field.LIMITED, change)
-        route = lambda fd, data: self._take_connection(fd, Known(now_microseconds(), data))  # noqa: E731
+        route = lambda *read: self._take_connection(Unanswered(now_microseconds(), *read))  # noqa: E731
         peers = Peers(
             owner_of=self.others.owner_of,
             roomier=self.others.roomier,
@@ -331,20 +330,18 @@ class Shard:
 
     def _take_connections(self, message: Message) -> None:
         """Take connections from the supervisor, or one from another shard."""
-        data, head = carried_bytes(message), message.head
-        known = head.get("accepted"), head.get("first_full")
-        for fd, since in zip(message.fds, head["since"], strict=False):
-            self._take_connection(fd, Known(since, data, *known))
-        if placed := head.get("placed", 0):  # last, when they are counted as arriving
+        for connection in connections_in(message):
+            self._take_connection(connection)
+        if placed := message.head.get("placed", 0):  # last, when they are counted as arriving
             self._counters.add(Field.CONNECTIONS, placed)
 
-    def _take_connection(self, fd: int, known: Known) -> None:
+    def _take_connection(self, connection: Unanswered) -> None:
         """Open a connection; make room for it if there are too many that are silent."""
         self._read_quota()
         self._count_connections()
         self._counters.add(Field.OPEN)
         self.arrivals.make_room(self._counters[Field.OPEN] - self._most_connections)
-        self.arrivals.open(fd, known)
+        self.arrivals.open(connection)
         self.wake()  # last: before there is a connection, it would become idle again
 
     def _route(self, arrival: connections.Arrival) -> None:

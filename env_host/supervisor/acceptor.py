@@ -27,8 +27,9 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from ..ipc.fd_messages import Unanswered
 from ..ipc.scoreboard import Field, now_microseconds
 from ..startup import SPARE_FDS
 from ..websocket.handshake import try_another
@@ -53,15 +54,6 @@ _NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 log = logging.getLogger("openenvd.env_host")
 
 
-class Waiting(NamedTuple):
-    """A connection that no shard has taken."""
-
-    since: int  # on the scoreboard's clock; the order in which connections are passed on
-    fd: int
-    head: bytes = b""  # what was read of it, before it was taken back or passed on
-    first_full: int | None = None  # the first replica that had no room for it
-
-
 class Backlog:
     """The connections that were accepted and passed to no shard. On the supervisor's thread."""
 
@@ -71,7 +63,7 @@ class Backlog:
             listener.setblocking(False)
         self.listeners = listeners
         self.is_crowd_arriving = False  # at the last `accept`: there is no time for forks
-        self.waiting: deque[Waiting] = deque()
+        self.waiting: deque[Unanswered] = deque()
         self.at_once = min(MAX_AT_ONCE, max_fds // 4)  # before the supervisor does anything else
         self._max_waiting = max(1, max_fds - 2 * SPARE_FDS)
         self._refused: deque[tuple[float, int]] = deque()  # until when, descriptor
@@ -92,17 +84,17 @@ class Backlog:
             left = of_each if limit is None else min(of_each, limit - accepted)
             for fd in self._accept_from(listener, left):
                 accepted += 1
-                self.add(Waiting(since, fd))
+                self.add(Unanswered(since, fd))
         self.is_crowd_arriving = accepted >= CROWD
 
-    def add(self, connection: Waiting) -> None:
+    def add(self, connection: Unanswered) -> None:
         """Keep a connection, or refuse it if too many wait; a peer replica may pass one on."""
         if len(self.waiting) < self._max_waiting:
             self.waiting.append(connection)
         else:
             self._refuse(connection.fd, "Too many connections are waiting to be served.")
 
-    def put_back(self, connections: Iterable[Waiting]) -> None:
+    def put_back(self, connections: Iterable[Unanswered]) -> None:
         """Keep connections that were passed to a shard; the oldest come first again."""
         self.waiting.extend(connections)
         self.waiting = deque(sorted(self.waiting, key=lambda each: each.since))

@@ -32,10 +32,10 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from ...system.process.descriptors import MAX_FDS, close_all, receive_message, send_message
-from ..ipc.fd_messages import carried_bytes, connection_message
+from ..ipc.fd_messages import Unanswered, connection_message, connections_in
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
 from ..startup import SPARE_FDS
-from .acceptor import Backlog, Waiting
+from .acceptor import Backlog
 
 # A shard takes one message per loop iteration: the others cannot get its connections if it hangs.
 # In a crowd messages are larger: handshakes must not wait for the steps of earlier sessions.
@@ -151,7 +151,7 @@ class Distributor:
 
     def _assign(
         self, inboxes: Sequence[Inbox], wanted: int, window: int
-    ) -> Iterable[tuple[Inbox, list[Waiting]]]:
+    ) -> Iterable[tuple[Inbox, list[Unanswered]]]:
         """Divide the oldest connections among shards by load; none takes more than its share."""
         share = self._max_load(wanted, window)
         heap = []
@@ -160,7 +160,7 @@ class Distributor:
             load = row.load + inbox.outstanding
             heap.append((load >= row[Field.MAX_SESSIONS], load, inbox.index))
         heapq.heapify(heap)
-        batches: dict[int, list[Waiting]] = {inbox.index: [] for inbox in inboxes}
+        batches: dict[int, list[Unanswered]] = {inbox.index: [] for inbox in inboxes}
         while self._backlog.waiting and heap and heap[0][1] < share:
             _, load, index = heapq.heappop(heap)
             batches[index].append(self._backlog.waiting.popleft())
@@ -187,19 +187,16 @@ class Distributor:
         ]
         return min(in_turn, default=float("inf")) + most_ahead
 
-    def _pass_on(self, inbox: Inbox, parts: Iterable[list[Waiting]], now: float) -> None:
+    def _pass_on(self, inbox: Inbox, parts: Iterable[list[Unanswered]], now: float) -> None:
         if not inbox.outstanding:
             inbox.progressed_at = now
         for part in parts:
-            fds = tuple(each.fd for each in part)
-            first = part[0]
-            head = {"since": [each.since for each in part], "placed": len(part)}
-            message = connection_message(head | {"first_full": first.first_full}, fds, first.head)
+            message = connection_message(part, placed=len(part))
             if send_message(inbox.writing, message):
                 inbox.sent += len(part)
                 close_all(message.fds)
             else:
-                close_all(message.fds[len(fds) :])
+                close_all(message.fds[len(part) :])
                 self._backlog.put_back(part)
 
     def shard_exited(self, index: int) -> None:
@@ -210,14 +207,11 @@ class Distributor:
         inbox.closed_until = 0.0
 
     def _take_back(self, inbox: Inbox) -> None:
-        found: list[Waiting] = []
+        found: list[Unanswered] = []
         with contextlib.suppress(EOFError):
             while (message := receive_message(inbox.reading)) is not None:
                 inbox.sent -= message.head.get("placed", 0)
-                ages, data = message.head["since"], carried_bytes(message)
-                full = message.head.get("first_full")
-                pairs = zip(ages, message.fds, strict=False)
-                found += [Waiting(*pair, data, full) for pair in pairs]
+                found += connections_in(message)
         self._backlog.put_back(found)
 
 
@@ -225,11 +219,11 @@ def _is_hung(inbox: Inbox, now: float) -> bool:
     return bool(inbox.outstanding) and now - inbox.progressed_at >= PATIENCE_SECONDS
 
 
-def _parts(batch: Iterable[Waiting], size: int) -> Iterator[list[Waiting]]:
+def _parts(batch: Iterable[Unanswered], size: int) -> Iterator[list[Unanswered]]:
     """Divide a batch into messages; a connection that was read from goes alone, with its head."""
-    fresh: list[Waiting] = []
+    fresh: list[Unanswered] = []
     for each in batch:
-        if each.head:
+        if each.data:
             yield [each]
         else:
             fresh.append(each)

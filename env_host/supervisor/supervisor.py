@@ -58,10 +58,10 @@ from ...system.process import forking
 from ...system.process.descriptors import receive_message
 from ...system.process.signal_pipe import DRAIN_SIGNALS, SignalPipe
 from ..environment.plan import ServingPlan
-from ..ipc.fd_messages import PeerReplicas, carried_bytes
+from ..ipc.fd_messages import PeerReplicas, connections_in
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..startup import STOPPING
-from .acceptor import Acceptor, Backlog, Waiting
+from .acceptor import Acceptor, Backlog
 from .context import SupervisorContext
 from .shard_pool import ShardPool
 from .spawn import Serve, Spawner
@@ -176,11 +176,9 @@ class Supervisor:
                 if "max_sessions" in message.head:
                     self._pool.assign_quota(int(message.head["max_sessions"]))
                     continue
-                data = carried_bytes(message)
                 self._idleness.note_use(time.monotonic())
-                since, full = message.head["since"], message.head.get("first_full")
-                waiting = Waiting(since, message.fds[0], data, full)
-                self._context.backlog.add(waiting)
+                for connection in connections_in(message):
+                    self._context.backlog.add(connection)
 
     def _leave(self) -> None:
         """In a child: forget the shim and the state process, which are the supervisor's.

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from openenvd.env_host.ipc.fd_messages import Unanswered
 from openenvd.env_host.ipc.scoreboard import Field, Scoreboard, now_microseconds
 from openenvd.env_host.shard.admission import Admission
-from openenvd.env_host.shard.connections import Arrival, Arrivals, Known
+from openenvd.env_host.shard.connections import Arrival, Arrivals
 
 SHARD = 0
 
@@ -29,7 +30,7 @@ class Queue:
         )
 
     def arrive(self, since: int) -> Arrival:
-        arrival = Arrival(self._arrivals, Known(since, b"a head"))
+        arrival = Arrival(self._arrivals, Unanswered(since, -1, b"a head"))
         self.admission.consider(arrival)
         return arrival
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from openenvd.env_host.ipc.fd_messages import Unanswered, connection_message
 from openenvd.env_host.ipc.scoreboard import Field, Scoreboard, now_microseconds
 from openenvd.env_host.startup import SPARE_FDS
 from openenvd.env_host.supervisor import acceptor, distributor
@@ -158,12 +159,12 @@ def test_the_oldest_go_first_and_keep_their_heads_when_taken_back(house: MakeHou
     first = made.pairs[0][1]
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        message = Message({"since": [1]}, b"GET /ws", (theirs.fileno(),))
-        send_message(first, message)
+        asked = Unanswered(1, theirs.fileno(), b"GET /ws", accepted="lines")
+        send_message(first, connection_message([asked]))
         made.distributor.shard_exited(0)
     made.place()
-    seen = [(len(message.fds), message.body) for message in made.take(0)]
-    assert sorted(seen) == [(1, b"GET /ws"), (2, b"")]
+    seen = [(len(each.fds), each.body, each.head["accepted"]) for each in made.take(0)]
+    assert sorted(seen) == [(1, b"GET /ws", "lines"), (2, b"", None)]
 
 
 def test_a_starting_shards_share_waits_and_crowds_are_passed_at_once(house: MakeHouse) -> None:
