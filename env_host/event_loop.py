@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 from _thread import get_ident
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -52,15 +52,14 @@ with suppress(ImportError), host_libraries():
     uvloop = importlib.import_module("uvloop")
 
 
-def run_loop(main: Awaitable[None], on_end: Callable[[], None], *, has_project_code: bool) -> None:
+def run_loop(
+    main: Coroutine[Any, Any, None], on_end: Callable[[], None], *, has_project_code: bool
+) -> None:
     """Run `main` on an event loop; `on_end` before the loop is taken down."""
     is_projects = _FOLDER.is_dir() and not _is_hosts(uvloop)
     # uvloop handles signals only in the thread that it considers the main thread.
     is_main = threading.main_thread().ident == get_ident()  # not after gevent's patches
     is_wanted = uvloop is not None and is_main and (is_projects or not has_project_code)
-
-    async def run() -> None:
-        await main
 
     def new_event_loop() -> asyncio.AbstractEventLoop:
         return asyncio.SelectorEventLoop(selectors.DefaultSelector())
@@ -69,5 +68,5 @@ def run_loop(main: Awaitable[None], on_end: Callable[[], None], *, has_project_c
     # Else the runner handles it, in forked children, too.
     take_over((signal.SIGINT,), lambda number: signal.signal(number, signal.SIG_IGN))
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(run())
+        runner.run(main)
         on_end()

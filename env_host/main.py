@@ -203,7 +203,7 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
     for sentence in notifier.differences if has_several else ():
         notifier.note(sentence)
     if has_hooks:
-        notifier.note(plans.note_on_hooks(plan))
+        notifier.note(plans.NOTE_ON_HOOKS)
     default = plan.max_sessions if plan.isolates else protocol.DEFAULT_SESSIONS
     wanted = 1 if plan.exclusive else config.max_sessions or default
     note = note_on_few_fds(wanted, plan.max_sessions, max_fds, plan.shards, 1 + plan.isolates)

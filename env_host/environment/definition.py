@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import SchemaValidator
 
+from ...system.text.units import near_matches
 from ..errors import LoadError
 from . import interfaces, source_analysis
 from .instances import may_use_loop
@@ -218,12 +219,9 @@ def _import_class(reference: str, folders: Sequence[str]) -> type:
         raise LoadError(f"{type(exc).__name__}: {exc}") from exc
     found = getattr(module, class_name, None)
     if not inspect.isclass(found):
-        from difflib import get_close_matches  # when a name is wrong
-
         classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
-        near = get_close_matches(class_name, classes, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise LoadError(f"module {module_name} has no class {class_name}{hint}")
+        _, hint = near_matches(class_name, classes, "name one of its classes")
+        raise LoadError(f"module {module_name} has no class {class_name}; {hint}")
     missing = [item for item in ("reset", "step") if not callable(getattr(found, item, None))]
     if missing:
         raise LoadError(f"{reference} is no environment: it has no {' and no '.join(missing)}")

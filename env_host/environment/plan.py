@@ -44,6 +44,10 @@ MEMORY_SHARE = 0.5  # of the free memory, for isolated sessions when their numbe
 PARTIAL_SHARE = 0.125  # of the same, for messages that have not arrived whole
 TRIAL_SECONDS = 5.0
 SLOW_SECONDS = 10.0  # after which the stack of a factory is logged
+NOTE_ON_HOOKS = (
+    "this project has start-up or shutdown hooks, which run in one process: it serves all sessions "
+    "unless --shards or --isolate adds processes, which do not see what the hooks made"
+)
 _MAX_BYTES = 4096  # more than any answer has
 
 log = logging.getLogger("openenvd.env_host")
@@ -117,19 +121,6 @@ def plan_of(
     shards = min(shards, most)
     fitting = fitting_sessions(most, machine.fds, shards)
     return ServingPlan(shards, fitting, isolates=False, exclusive=False, keeps_one=has_own_hooks)
-
-
-def note_on_hooks(plan: ServingPlan) -> str:
-    """Return a note about where a project's start-up hooks run."""
-    if plan.shards == 1 and not plan.isolates:
-        return (
-            "this project has start-up or shutdown hooks: one process serves all its sessions; "
-            "with --shards or --isolate there are more, which do not see what the hooks made"
-        )
-    return (
-        "the start-up and shutdown hooks of this project run in one process: sessions in others "
-        "do not see what they made"
-    )
 
 
 def this_machine(config: HostConfig, fds: int) -> Machine:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import logging
 import operator
 import sys
@@ -59,10 +58,6 @@ def import_app(config: HostConfig, note: Callable[[str], None]) -> Any:
         except (Exception, SystemExit) as exc:  # some packages exit where there is no GPU
             failures[candidate] = exc
             continue
-        if _is_asgi2(app):
-            from uvicorn.middleware.asgi2 import ASGI2Middleware
-
-            return ASGI2Middleware(app)  # as uvicorn does
         if not _is_asgi(app):
             raise LoadError(_no_asgi(candidate, app))
         if failures and candidate in config.app_fallbacks:
@@ -78,7 +73,8 @@ def import_app(config: HostConfig, note: Callable[[str], None]) -> Any:
 
 def _is_asgi(app: Any) -> bool:
     """Return whether an app can be called as ASGI's are: `await app(scope, receive, send)`."""
-    if inspect.isclass(app) or _is_router(app):
+    # A router of FastAPI's only answers inside a FastAPI app.
+    if inspect.isclass(app) or "APIRouter" in (each.__name__ for each in type(app).__mro__):
         return False
     call = app if inspect.isroutine(app) else getattr(app, "__call__", None)  # noqa: B004
     try:
@@ -93,27 +89,12 @@ def _is_asgi(app: Any) -> bool:
     return inspect.iscoroutinefunction(call) or len(fixed) >= 3
 
 
-def _is_asgi2(app: Any) -> bool:
-    """Return whether an app is called as in ASGI 2: `await app(scope)(receive, send)`."""
-    call = inspect.isclass(app) and inspect.getattr_static(app, "__call__", None)
-    return inspect.iscoroutinefunction(call) and len(inspect.signature(call).parameters) == 3
-
-
 def _no_asgi(candidate: str, app: Any) -> str:
     what = "a class" if inspect.isclass(app) else f"of the type {type(app).__qualname__}"
-    advice = "name the app itself in openenv.yaml"
-    has_signature = callable(app) and not inspect.isclass(app)  # that of some classes is not known
-    parameters = [*inspect.signature(app).parameters] if has_signature else []
-    if hasattr(app, "wsgi_app") or parameters[1:] == ["start_response"]:
-        what, advice = "a WSGI application", "wrap it, as asgiref.wsgi.WsgiToAsgi does"
-    elif _is_router(app):
-        what, advice = "an APIRouter", "include it in a FastAPI app, and name that"
-    return f"{candidate} is {what}, and no ASGI application, so it can answer no request; {advice}"
-
-
-def _is_router(app: Any) -> bool:
-    """Return whether an app is a router of FastAPI's, which only answers inside a FastAPI app."""
-    return "APIRouter" in (each.__name__ for each in type(app).__mro__)
+    return (
+        f"{candidate} is {what}, and no ASGI application, so it can answer no request; name an app "
+        "in openenv.yaml: it may have a router, or wrap a WSGI one, as asgiref.wsgi.WsgiToAsgi does"
+    )
 
 
 def has_session_route(app: Any) -> bool:
@@ -132,36 +113,24 @@ def _routes(app: Any) -> Iterable[Any]:
 
 
 def example_route(app: Any) -> str | None:
-    """Return a route of an app without sessions to try, as `POST /reset {}`; None: it shows none.
-
-    The body of a `POST` has the fields that its model requires.
-    """
+    """Return a route of an app without sessions to try: `POST /reset {}`; None: it shows none."""
     shown = list(_shown_routes(app))
-    resets = [each for each in shown if each[0] == "POST" and each[1].endswith("/reset")]
-    health = [each for each in shown if each[:2] == ("GET", "/health")]
-    found = [*resets, *health, *(each for each in shown if each[0] == "GET")]
-    return " ".join(found[0]).rstrip() if found else None
+    posts = [f"POST {path} {{}}" for method, path in shown if method == "POST"]
+    resets = [each for each in posts if each.endswith("/reset {}")]
+    gets = [f"GET {path}" for method, path in shown if method == "GET"]
+    health = [each for each in gets if each == "GET /health"]
+    return next(iter([*resets, *health, *gets]), None)
 
 
-def _shown_routes(app: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield method, path and a body with the required fields, `{}` if there are none."""
+def _shown_routes(app: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield methods and paths."""
     for route in _routes(app):
         path = prefix + getattr(route, "path", "")
         methods = getattr(route, "methods", None) or ()
         if not methods and hasattr(route, "app"):  # mounted
             yield from _shown_routes(route.app, path)
         elif getattr(route, "include_in_schema", True):
-            yield from ((method, path, _body_of(route, method)) for method in sorted(methods))
-
-
-def _body_of(route: Any, method: str) -> str:
-    if method != "POST":
-        return ""
-    field = getattr(route, "body_field", None)  # FastAPI's
-    model = getattr(getattr(field, "field_info", None), "annotation", None)
-    required = getattr(model, "model_fields", None) or {}
-    values = {name: "…" for name, each in required.items() if each.is_required()}
-    return json.dumps(values, ensure_ascii=False)
+            yield from ((method, path) for method in sorted(methods))
 
 
 def _candidates(config: HostConfig, failures: Mapping[str, BaseException]) -> Iterator[str]:

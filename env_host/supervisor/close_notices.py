@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...system.net import websocket
-from ...system.net.connection_limit import full_answer
 from ...system.process.descriptors import Message
 from ..environment.upstream_types import RpcCode, rpc_error
 from ..errors import WSErrorCode
@@ -98,12 +97,6 @@ class SocketCopies:
                 accept()
         self._count -= len(child.socket_copies)
         child.socket_copies.clear()
-
-
-def refuse(fd: int, text: str) -> None:
-    """Answer 503 to a client whose handshake has not been answered; closes the descriptor."""
-    write_last(fd, full_answer(text))
-    os.close(fd)
 
 
 def close_unread(fd: int) -> None:

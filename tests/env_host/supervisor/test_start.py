@@ -304,17 +304,12 @@ NO_APPS: dict[str, tuple[str, dict[str, Any], str]] = {
     "WSGI": (
         "class Flask:\n  wsgi_app = 1\n  def __call__(self, environ, start): ...\napp = Flask()",
         {},
-        "app:app is a WSGI application, and no ASGI application",
-    ),
-    "WSGI, by its parameters": (
-        "def app(environ, start_response): ...",
-        {},
-        f"app:app is a WSGI application{NO_ASGI}",
+        f"app:app is of the type Flask{NO_ASGI}",
     ),
     "a router": (
         "from fastapi import APIRouter\napp = APIRouter()",
         {},
-        f"app:app is an APIRouter{NO_ASGI}, so it can answer no request; include it in a FastAPI",
+        f"app:app is of the type APIRouter{NO_ASGI}",
     ),
     "a group": (
         "class Group:\n    def __call__(self, *args, **named): ...\napp = Group()",
@@ -332,7 +327,7 @@ def test_why_there_is_no_app_is_told(
         (upstream / "app.py").write_text(text)
     message, lines = failure(start(None, **{"app_candidates": ("app:app",), **config}))
     assert expected in message
-    assert ("asgiref.wsgi" in message) is ("WSGI" in expected)
+    assert ("asgiref.wsgi" in message) is (NO_ASGI in expected)
     assert lines == [] or text == MISSING
 
 
@@ -346,21 +341,6 @@ app = FastAPI()
 @app.post("/reset")
 def reset():
     return {"observation": 0}
-"""
-ASGI_2 = """
-class Two:
-    def __init__(self, scope):
-        self.scope = scope
-    async def __call__(self, receive, send):
-        await app(self.scope, receive, send)
-"""
-NEEDS_A_TASK = """
-class R(pydantic.BaseModel):
-    task: str
-    seed: int = 0
-def named(r: R): ...
-app = FastAPI()
-app.post("/reset")(named)
 """
 OWN_MIDDLEWARE = """
 class Own(GZipMiddleware):
@@ -452,23 +432,17 @@ def test_an_own_websocket_that_does_not_speak_the_protocol_is_no_session(
         session.reset()
 
 
-def test_a_class_of_asgi_2_is_served_as_uvicorn_serves_it(serve: StartHost, tmp_path: Path) -> None:
-    (tmp_path / "app.py").write_text(FOREIGN + ASGI_2)
-    assert serve(None, app_candidates=("app:Two",)).http("POST", "/reset", {})[0] == 200
-
-
 @pytest.mark.parametrize(
     ("more", "route"),
     [
         ("app = FastAPI(); app.get('/health')(reset); app.mount('/env', inner)", "GET /health"),
         ("inner.post('/reset')(reset); app = FastAPI(); app.mount('/env', inner)", "/env/reset {}"),
         ("app = FastAPI(); app.post('/api/reset')(lambda: 0)", "POST /api/reset {}"),
-        (NEEDS_A_TASK, 'POST /reset {"task": "…"}'),
     ],
 )
 def test_a_route_to_try_begins_an_episode_if_one_does(more: str, route: str) -> None:
     names: dict[str, Any] = {}
-    exec(f"import pydantic\n{FOREIGN}{more}", names)
+    exec(FOREIGN + more, names)
     assert str(example_route(names["app"])).endswith(route)
 
 
@@ -476,29 +450,6 @@ def test_an_app_may_be_made_by_a_function(serve: StartHost, tmp_path: Path) -> N
     (tmp_path / "app.py").write_text(FOREIGN + "made = app\ndef create_app():\n    return made\n")
     host = serve(None, app_candidates=("app:create_app()",))
     assert host.http("POST", "/reset", {}) == (200, {"observation": 0})
-
-
-FAILS = """
-class Fails:
-    def __init__(self, app):
-        self.app = app
-    async def __call__(self, scope, *rest):
-        if scope["type"] != "lifespan":
-            raise RuntimeError("no licence")
-        await self.app(scope, *rest)
-app.add_middleware(Fails)
-"""
-
-
-@pytest.mark.parametrize(("made", "what"), [(FOREIGN, "request"), (UPSTREAMS, "handshake")])
-def test_a_launch_says_so_where_the_middleware_of_an_app_fails(
-    start: StartHost, upstream: Path, made: str, what: str
-) -> None:
-    (upstream / "app.py").write_text(made + FAILS)
-    host = start(None, app_candidates=("app:app",))
-    host.ready()
-    text = f"a {what} with a client's usual headers is answered 500: RuntimeError: no licence ("
-    assert text in host.log.read_text()
 
 
 def test_serve_as_is_does_not_change_the_projects_app(start: StartHost, upstream: Path) -> None:
