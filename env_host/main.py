@@ -170,7 +170,6 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
 
 
 def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> None:
-    """Run the supervisor, which is the parent of the processes that serve."""
     from .environment import plan as plans
     from .shard import session_process, shard  # noqa: F401  before a fork: children share them
     from .startup import note_on_few_fds
@@ -236,7 +235,6 @@ def _serve_as_program(config: HostConfig, definition: Definition, child: dict[st
 def _serve_as_child(
     config: HostConfig, definition: Definition, own: ChildConfig, scoreboard: Scoreboard | None
 ) -> Never:
-    """Serve as one of the supervisor's children, and exit."""
     from ..system.process.descriptors import Message, send_message
     from .event_loop import run_loop
     from .startup import pin_gpu
@@ -277,7 +275,6 @@ def _serve_session(definition: Definition, own: ChildConfig, gpus: int) -> None:
 async def _run_shard(
     config: HostConfig, definition: Definition, own: ChildConfig, scoreboard: Scoreboard
 ) -> None:
-    """Run a shard."""
     from .shard.shard import Shard
 
     if own.state_address is None:
@@ -297,13 +294,8 @@ async def _run_shard(
 
 def _listeners() -> list[socket.socket]:
     """Return the inherited sockets, or those of an address; by default, a port on loopback."""
-    text = os.environ.get(protocol.LISTEN_FD_VARIABLE)
-    if text:
-        try:
-            return sockets_of(text)
-        except (ValueError, OSError) as exc:
-            what = f"{protocol.LISTEN_FD_VARIABLE}={text!r}"
-            raise ConfigError(f"{what} names no sockets: {exc}") from exc
+    if text := os.environ.get(protocol.LISTEN_FD_VARIABLE):
+        return sockets_of(text)
     default = f"{protocol.LOOPBACK}:{os.environ.get('PORT', 0)}"
     address = os.environ.get(protocol.LISTEN_ADDRESS_VARIABLE) or default
     host, _, port = address.rpartition(":")
@@ -314,12 +306,7 @@ def _listeners() -> list[socket.socket]:
 
 def _fd(variable: str) -> int | None:
     text = os.environ.get(variable)
-    if not text:
-        return None
-    try:
-        return int(text)
-    except ValueError as exc:
-        raise ConfigError(f"{variable}={text!r} is not a file descriptor") from exc
+    return int(text) if text else None
 
 
 def _fail(notifier: Notifier, message: str, cause: BaseException) -> int:

@@ -119,7 +119,6 @@ class _StackLater:
         self._locks: tuple[_thread.LockType, _thread.LockType] | None = None
 
     def begin(self) -> None:
-        """Start the timer."""
         self._locks = _thread.allocate_lock(), _thread.allocate_lock()
         for lock in self._locks:
             lock.acquire()

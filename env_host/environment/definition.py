@@ -299,7 +299,6 @@ def _returns(scope: ast.AST) -> Iterator[ast.expr | None]:
 
 
 def _value_of(node: ast.expr, scope: dict[str, Any]) -> Any:
-    """Return the value of a name, or of an attribute of one."""
     if isinstance(node, ast.Attribute):
         return getattr(_value_of(node.value, scope), node.attr, None)
     return scope.get(node.id) if isinstance(node, ast.Name) else None

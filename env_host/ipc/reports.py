@@ -44,8 +44,6 @@ _GAUGES = (
     ("max_sessions", "Sessions that may be open at once."),
     ("waiting", "Clients that wait for a session."),
     ("busy", "Calls of environments in progress."),
-    ("heartbeat_seconds", "How long ago a shard's loop turned last."),
-    ("longest_wait_seconds", "How long the first of those that wait for a session has waited."),
 )
 _COUNTERS = (
     ("connections", Field.CONNECTIONS, "Connections accepted."),
@@ -54,6 +52,11 @@ _COUNTERS = (
     ("handed_over", Field.HANDED_OVER, "Connections given to another shard."),
     ("steps", Field.STEPS, "Calls of step."),
     ("step_timeouts", Field.STEP_TIMEOUTS, "Calls that took too long."),
+)
+_TOTALS = (
+    ("isolated_sessions", "isolated", "Sessions with a process of their own."),
+    ("branches", "branches", "Sessions that are copies of others."),
+    ("checkpoints", "checkpoints", "Parked copies of sessions."),
 )
 _LAGS = (
     ("p50_seconds", Field.LAG_P50, "0.5"),
@@ -73,7 +76,6 @@ def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
         "branches": _total(shards, Field.BRANCHES),
         "checkpoints": _total(shards, Field.CHECKPOINTS),
         "waiting": _total(shards, Field.WAITING),
-        "longest_wait_seconds": max(waited_seconds(counters, now) for counters in shards),
         "shards": [shard_of(counters, now) for counters in shards],
         "isolated": _total(shards, Field.ISOLATED),
         "exits": exits,
@@ -110,13 +112,10 @@ def shard_of(counters: Counters, now: int) -> Json:
         "state": state_of(counters, now),
         "sessions": counters[Field.SESSIONS],
         "max_sessions": counters[Field.MAX_SESSIONS],
-        "promised": counters[Field.PROMISED],
         "waiting": counters[Field.WAITING],
-        "longest_wait_seconds": waited_seconds(counters, now),
         "busy": counters[Field.BUSY],
         "abandoned": counters[Field.ABANDONED],
         "abandoned_seconds": abandoned_seconds(counters, now),
-        "heartbeat_seconds": heartbeat_seconds(counters, now),
         "lag": {key: counters[field] / MICROSECONDS for key, field, _ in _LAGS},
         "totals": {key: counters[field] for key, field, _ in _COUNTERS},
     }
@@ -150,13 +149,7 @@ def note_awake(counters: Counters, now: int) -> None:
 def blocked_seconds(counters: Counters, now: int) -> float:
     """Return how long a process has been blocked; 0: it is not."""
     is_blocked = state_of(counters, now) == "wedged"
-    return (heartbeat_seconds(counters, now) or 0.0) if is_blocked else 0.0
-
-
-def waited_seconds(counters: Counters, now: int) -> float:
-    """Return how long the oldest waiting connection has waited, in seconds."""
-    since = counters[Field.OLDEST_WAIT]
-    return max(0, now - since) / MICROSECONDS if since else 0.0
+    return (now - counters[Field.HEARTBEAT]) / MICROSECONDS if is_blocked else 0.0
 
 
 def abandoned_seconds(counters: Counters, now: int) -> float:
@@ -171,12 +164,6 @@ def abandoned_steps(shards: Sequence[Json], at: float) -> list[Json]:
     return [{"shard": i, "count": count, "since": round(t)} for i, count, t in rows if count]
 
 
-def heartbeat_seconds(counters: Counters, now: int) -> float | None:
-    """Return the seconds since the shard's loop last ran; None if it never did."""
-    beat = counters[Field.HEARTBEAT]
-    return max(0, now - beat) / MICROSECONDS if beat else None
-
-
 def _total(rows: Iterable[Counters], field: Field) -> int:
     return sum(counters[field] for counters in rows)
 
@@ -186,7 +173,7 @@ def render_metrics(name: str, capacity: Json) -> str:
     shards = [({"environment": name, "shard": s["index"]}, s) for s in capacity["shards"]]
     pages = []
     for key, text in _GAUGES:
-        values = [(labels, s[key]) for labels, s in shards if s[key] is not None]
+        values = [(labels, s[key]) for labels, s in shards]
         pages.append(metric_family(f"openenvd_shard_{key}", text, values))
     for key, _, text in _COUNTERS:
         values = [(labels, s["totals"][key]) for labels, s in shards]
@@ -201,16 +188,9 @@ def render_metrics(name: str, capacity: Json) -> str:
     ]
     text = "How late a shard's loop was over the last minute; 1 is the longest."
     pages.append(metric_family("openenvd_shard_loop_lag_seconds", text, lags, "summary"))
-    isolated = [({"environment": name}, capacity["isolated"])]
-    text = "Sessions with a process of their own."
-    pages.append(metric_family("openenvd_isolated_sessions", text, isolated))
-    for key, text in (
-        ("branches", "Sessions that are copies of others."),
-        ("checkpoints", "Parked copies of sessions."),
-    ):
-        pages.append(
-            metric_family(f"openenvd_{key}", text, [({"environment": name}, capacity[key])])
-        )
+    for metric, key, text in _TOTALS:
+        values = [({"environment": name}, capacity[key])]
+        pages.append(metric_family(f"openenvd_{metric}", text, values))
     return "".join(pages)
 
 

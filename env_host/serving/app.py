@@ -312,5 +312,4 @@ async def _read_body(receive: Receive) -> bytes | None:
 
 
 async def _answer(send: Send, reply: Reply) -> None:
-    """Send one reply."""
     await send_answer(send, reply.status, reply.headers, reply.body)

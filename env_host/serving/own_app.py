@@ -142,10 +142,8 @@ class AppAsItIs:
             if message["type"] == "http.response.start" and message["status"] == NOT_FOUND:
                 is_missing = True
                 body = json.dumps(self.how | {"sessions": 0}).encode()
-                size = b"%d" % len(body)
-                headers = [(b"content-type", b"application/json"), (b"content-length", size)]
-                await send({**message, "status": HTTPStatus.OK.value, "headers": headers})
-                await send({"type": "http.response.body", "body": body})
+                headers = [(b"content-type", b"application/json")]
+                await send_answer(send, HTTPStatus.OK.value, headers, body)
             elif not is_missing:
                 await send(message)
 
@@ -270,7 +268,6 @@ async def _may_have_sessions(app: Any, scope: Message, has_route: bool) -> bool:
 
 
 def _is_message(said: str | bytes) -> bool:
-    """Return whether this is a message of OpenEnv's protocol."""
     try:
         message = json.loads(said)
     except ValueError:

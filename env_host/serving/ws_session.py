@@ -59,7 +59,6 @@ class SessionService:
     observation_message: Callable[[Any], bytes] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Find the form of observations."""
         writer = messages.ObservationWriter(self.table.definition.observation_form)
         object.__setattr__(self, "observation_message", writer.message)
 
@@ -404,7 +403,6 @@ class SessionSocket(WebSocketProtocol):
         self._fail(SessionEnded(text, INTERNAL_ERROR_CLOSE))
 
     def _fail(self, exc: BaseException) -> None:
-        """End the session with an error frame."""
         if self._is_over:
             return
         if not isinstance(exc, SessionError):

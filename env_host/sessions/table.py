@@ -139,8 +139,6 @@ class SessionTable:
             raise self._stopping
         if not is_admitted:
             raise CapacityReached(*self.admission.totals)
-        if self.taken >= self.max_sessions:
-            raise CapacityReached(self.taken, self.max_sessions)
         return self._begin(socket)
 
     async def open(self) -> Session:

@@ -59,11 +59,7 @@ class Admission:
         hand_over: Callable[[Arrival, int], None],
         ask_peer: Callable[[Arrival], bool] = lambda _: False,
     ) -> None:
-        """Begin without waiting connections; they are placed by timers and by calls of `changed`.
-
-        `ask_peer` passes a connection to another replica; it returns False when none is left to
-        ask.
-        """
+        """`ask_peer` passes a connection to another replica; False: none is left to ask."""
         self._scoreboard = scoreboard
         self._counters = scoreboard[index]
         self._others = scoreboard.others(index)

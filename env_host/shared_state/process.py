@@ -191,10 +191,12 @@ def _become(env_class: Any, config: StateConfig, kept_fds: Iterable[int] | None)
             _report(config.ready_fd, {"failed": f"{type(exc).__name__}: {exc}"})
             raise
         serving = _serve(state, config)
-        run_loop(serving, lambda: _exit(0), has_project_code=not is_bundled(env_class))
+        run_loop(
+            serving, lambda: forking.flush_and_exit(0), has_project_code=not is_bundled(env_class)
+        )
     except BaseException:
         traceback.print_exc()
-    _exit(EXIT_STATE_FAILED)
+    forking.flush_and_exit(EXIT_STATE_FAILED)
 
 
 async def _serve(state: Any, config: StateConfig) -> None:
@@ -212,12 +214,6 @@ async def _serve(state: Any, config: StateConfig) -> None:
             await asyncio.wait_for(asked.wait(), WATCH_SECONDS)
     if close := getattr(state, "close", None):
         close()
-
-
-def _exit(code: int) -> Never:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _report(fd: int, line: dict[str, Any]) -> None:

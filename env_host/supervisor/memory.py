@@ -202,7 +202,7 @@ class MemoryWatchdog:
 
     def due(self, children: Iterable[Child]) -> float | None:
         """Return when to check next, monotonic; None when there is nothing to check."""
-        is_wanted = self._limit is not None and any(_is_uncapped(each) for each in children)
+        is_wanted = self._limit is not None and any(each.group is None for each in children)
         return self._next_check if is_wanted else None
 
     def check(self, children: Iterable[Child]) -> None:
@@ -213,7 +213,7 @@ class MemoryWatchdog:
         self._next_check = now + CHECK_SECONDS
         for each in children:
             # A page that n processes share counts as 1/n.
-            if _is_uncapped(each) and (proc.rollup_bytes(each.pid, "Pss") or 0) > self._limit:
+            if each.group is None and (proc.rollup_bytes(each.pid, "Pss") or 0) > self._limit:
                 each.killed_for = cap_sentence(self._limit)
                 os.kill(each.pid, signal.SIGKILL)
 
@@ -221,10 +221,6 @@ class MemoryWatchdog:
 def private_bytes(pid: int) -> int:
     """Return what would be free again if the process exited: the pages it shares with no other."""
     return proc.rollup_bytes(pid, "Private_Clean", "Private_Dirty") or 0
-
-
-def _is_uncapped(child: Child) -> bool:
-    return child.group is None
 
 
 class ProgramWatch:

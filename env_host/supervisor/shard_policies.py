@@ -32,7 +32,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-from ...system.text.units import plural
 from ..ipc.reports import abandoned_seconds, blocked_seconds
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field
 
@@ -101,12 +100,6 @@ def replacement_of(
     if not left or left + waiting < row[Field.SESSIONS]:
         return Replacement.NONE
     return Replacement.STARVED if waiting else Replacement.LEFT
-
-
-def describe(row: Counters, now: int) -> str:
-    """Describe the abandoned steps of a shard, for the log."""
-    calls = plural(row[Field.ABANDONED], "abandoned call")
-    return f"{calls}, running for {abandoned_seconds(row, now):.0f} s"
 
 
 class Idleness:

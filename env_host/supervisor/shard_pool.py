@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 
 from ...system.process.prctl import adopt_orphans
+from ...system.text.units import plural
 from ..errors import ShardFailed
-from ..ipc.reports import blocked_seconds
+from ..ipc.reports import abandoned_seconds, blocked_seconds
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..shared_state.process import StateProcess
 from ..startup import stacks_signal
@@ -20,7 +21,7 @@ from .child_links import ChildLinks
 from .context import SupervisorContext
 from .memory import MemoryWatchdog
 from .session_processes import Orphans
-from .shard_policies import Replacement, ShardDemand, describe, replacement_of
+from .shard_policies import Replacement, ShardDemand, replacement_of
 
 RETRY_SECONDS = 0.01  # until a report that a shard could not read is sent again
 CORDON_SECONDS = 0.2  # for connections that are on their way to a shard that will be stopped
@@ -203,7 +204,9 @@ class ShardPool:
                 if context.distributor.has_passed_on(row):
                     continue
                 child.is_retired = True
-                log.warning("%s is replaced: %s", child, describe(row, at), extra=child.log_fields)
+                calls = plural(row[Field.ABANDONED], "abandoned call")
+                text, seconds = "%s is replaced: %s, running for %.0f s", abandoned_seconds(row, at)
+                log.warning(text, child, calls, seconds, extra=child.log_fields)
             elif wanted is not Replacement.NONE:
                 child.replaced_for = wanted.value
             else:

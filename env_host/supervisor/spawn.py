@@ -59,9 +59,7 @@ class Spawner:
     scoreboard: Scoreboard
     serve: Serve
     leave_supervisor: Callable[[], None]
-    imported_fds: Set[
-        int
-    ]  # descriptors that the environment opened at its import; children keep them
+    imported_fds: Set[int]  # that the environment opened at its import; children keep them
     _groups: GroupsBelow | None = field(default=None, init=False)  # of isolated sessions
     _number: int = field(default=0, init=False)  # of the last cgroup
     can_fork: bool = field(default=False, init=False)  # set by `prepare`
@@ -181,7 +179,6 @@ class Spawner:
         return made
 
     def _start(self, new: Child, config: ChildConfig, end: socket.socket) -> None:
-        """Start a child, which uses `end`."""
         parent = os.getpid()
         if not self.can_fork:
             new.pid = self.start_program(asdict(config), config.fds)

@@ -162,7 +162,6 @@ class FrameParser:
         return size
 
     def _check(self, first: int, is_masked: bool, head_bytes: int, size: int) -> None:
-        """Check a frame by its head."""
         self._check_start(first, is_masked, size)
         if size >= _TOP_BIT or head_bytes != ws.least_head_bytes(size) + KEY_BYTES:
             raise FrameError(ws.PROTOCOL_ERROR_CLOSE, "a length is not as short as it can be")

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from ..process import macos
 from .cgroup_tree import (
@@ -58,8 +59,7 @@ class Limits:
     machine_memory_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     value: float
     source: str
 
@@ -108,7 +108,6 @@ def available_memory_bytes(root: str = "") -> int:
 
 
 def _machine_memory_bytes(root: str, key: str) -> int:
-    """Return the machine's `MemTotal` or `MemAvailable`."""
     if (found := machine_memory_bytes(key, root)) is not None:
         return found
     total, available = macos.machine_memory_bytes()
@@ -152,7 +151,6 @@ def _own_process_limit() -> int | None:
 
 
 def _level_source(level: Location, name: str) -> str:
-    """Describe the source of a number, for people."""
     return f"cgroup v{level.version} {name} at {level.path}"
 
 

@@ -127,7 +127,6 @@ class EventLoopLagMonitor:
     _samples: threading.Event = field(init=False, default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        """Prepare the window; no loop is watched yet."""
         self._window = LagWindow(math.inf, self.interval_seconds, self.window_seconds)
         self._ended = threading.Event()
 

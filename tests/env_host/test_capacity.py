@@ -67,11 +67,10 @@ def test_how_long_a_shard_was_blocked_and_one_that_awakes_was_not(scoreboard: Sc
 
 
 def test_totals_are_of_all_shards(scoreboard: Scoreboard) -> None:
-    serving(scoreboard[0], SESSIONS=3, WAITING=1, OLDEST_WAIT=NOW - MICROSECONDS)
-    serving(scoreboard[1], SESSIONS=4, WAITING=2, OLDEST_WAIT=NOW - 3 * MICROSECONDS)
+    serving(scoreboard[0], SESSIONS=3, WAITING=1)
+    serving(scoreboard[1], SESSIONS=4, WAITING=2)
     seen = reports.capacity_of(scoreboard, NOW)
     assert (seen["sessions"], seen["max_sessions"], seen["waiting"]) == (7, 16, 3)
-    assert seen["longest_wait_seconds"] == 3.0
 
 
 def test_a_summary_is_the_same_as_long_as_nothing_happens(scoreboard: Scoreboard) -> None:
@@ -90,7 +89,6 @@ def test_the_metrics_page_has_every_family_and_escapes_names(scoreboard: Scorebo
     families = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
     assert len(families) == len(set(families))
     assert all(line.startswith(("#", "openenvd_")) for line in page.splitlines())
-    assert reports.shard_of(scoreboard[0], NOW)["heartbeat_seconds"] is None  # its loop never ran
 
 
 @pytest.mark.parametrize(
