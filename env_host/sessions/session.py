@@ -21,7 +21,7 @@ import contextvars
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...system.net.websocket import GOING_AWAY_CLOSE
 from ...system.process import forking
@@ -33,10 +33,22 @@ from .threads import CallSharing, SessionThread, SharingRunner, plain_error
 if TYPE_CHECKING:
     from ..environment.definition import Definition
     from ..environment.instances import Factory
-    from ..serving.ws_session import SessionSocket
     from .table import SessionTable
 
 log = logging.getLogger("openenvd.env_host")
+
+
+class Attached(Protocol):
+    """The WebSocket that a session is served over."""
+
+    path: str  # of its address: `/ws` or `/mcp`
+    transport: Any  # the connection's asyncio transport
+
+    def check_liveness(self) -> None:
+        """Ping a client that has been silent; close if it has not answered the last ping."""
+
+    def end(self, reason: SessionEnded) -> None:
+        """Send the reason to the client, and close."""
 
 
 class Threads:
@@ -63,7 +75,7 @@ class Session:
         self.definition = definition
         self.env: Any = None
         self.calls: Calls | None = None  # None until the environment is ready
-        self.socket: SessionSocket | None = None
+        self.socket: Attached | None = None
         self.close_when_detached = False
         self.may_step: bool | None = None  # None: as its environment's class says
         self.seen = b""  # the message of the last observation

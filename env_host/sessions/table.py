@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ...system.net.websocket import INTERNAL_ERROR_CLOSE
 from ..environment.instances import Calls, Factory
@@ -28,10 +28,8 @@ from .session import Session, Threads
 
 if TYPE_CHECKING:
     from ..environment.definition import Definition
-    from ..serving.ws_session import SessionSocket
-    from ..shard.admission import Admission
-    from ..shard.connections import ConnectionRegistry
     from .remote_session import ProcessEnds
+    from .session import Attached
 
 CLOSE_SECONDS = 10.0  # how long a session's end waits for its environment's `close`
 CLOSING_WAIT_SECONDS = 5.0  # how long a new client waits for a session that is closing already
@@ -41,6 +39,39 @@ MAX_ONE_SHOT = 1024  # sessions at once that serve one HTTP request each, mostly
 _T = TypeVar("_T")
 
 log = logging.getLogger("openenvd.env_host")
+
+
+class Admission(Protocol):
+    """Decides who gets the next slot, and how long clients wait for one (`shard/admission.py`)."""
+
+    def take_promise(self) -> bool:
+        """Return whether the next session was promised a slot; the promise is used up."""
+
+    async def wait_for_room(self, has_room: Callable[[], bool]) -> bool:
+        """Wait for a slot; returns False when the wait has timed out."""
+
+    @property
+    def room(self) -> int:
+        """The slots of this process that are neither taken nor promised."""
+
+    @property
+    def totals(self) -> tuple[int, int]:
+        """The sessions and slots of all processes that serve this environment."""
+
+
+class Registry(Protocol):
+    """Is notified of what happens to sessions (`shard/connections.py`)."""
+
+    on_change: Callable[[], None]  # the number of sessions has changed, or a slot is free
+
+    def new_id(self) -> str:
+        """Make the id of the next session."""
+
+    def on_begin(self, session: Session, socket: Attached) -> None:
+        """Called when a WebSocket gets a session."""
+
+    def on_end(self, session: Session) -> None:
+        """Called once for each `on_begin`, when the WebSocket no longer has a session."""
 
 
 class AbandonedCalls:
@@ -74,7 +105,7 @@ class SessionTable:
     max_sessions: int
     _: KW_ONLY
     exclusive: bool
-    registry: ConnectionRegistry
+    registry: Registry
     admission: Admission
     reset_first: bool | None = None
     step_timeout_seconds: float | None = None
@@ -116,7 +147,7 @@ class SessionTable:
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
 
-    def take(self, socket: SessionSocket) -> Session | None:
+    def take(self, socket: Attached) -> Session | None:
         """Reserve a slot if that needs no waiting; otherwise None."""
         if self._stopping or self.taken >= self.max_sessions:
             return None
@@ -124,7 +155,7 @@ class SessionTable:
             return None
         return self._begin(socket)
 
-    async def reserve(self, socket: SessionSocket | None = None) -> Session:
+    async def reserve(self, socket: Attached | None = None) -> Session:
         """Reserve a slot for a new session, whose environment is still to be created.
 
         Raises `CapacityReached`: no slot became free in time; `SessionEnded`: the process is
@@ -168,7 +199,7 @@ class SessionTable:
             raise UnknownSession(f"Unknown session_id: {session_id}")
         return session
 
-    def attach(self, session_id: str, socket: SessionSocket) -> Session:
+    def attach(self, session_id: str, socket: Attached) -> Session:
         """Give an existing session to a WebSocket.
 
         Raises:
@@ -305,7 +336,7 @@ class SessionTable:
         task.add_done_callback(self._endings.discard)
         return task
 
-    def _attach(self, session: Session, socket: SessionSocket) -> None:
+    def _attach(self, session: Session, socket: Attached) -> None:
         session.socket = socket
         self.registry.on_begin(session, socket)
 
@@ -321,7 +352,7 @@ class SessionTable:
         session.may_step = None if self.reset_first is None else not self.reset_first
         return session
 
-    def _begin(self, socket: SessionSocket | None) -> Session:
+    def _begin(self, socket: Attached | None) -> Session:
         self.taken += 1
         self.begun += 1
         session = self._new(self.process_ends)

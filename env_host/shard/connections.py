@@ -53,8 +53,7 @@ from ..websocket.handshake import END_OF_HEAD
 
 if TYPE_CHECKING:
     from ..serving.mcp import Give
-    from ..serving.ws_session import SessionSocket
-    from ..sessions.session import Session
+    from ..sessions.session import Attached, Session
 
 MCP_PATH = b"/mcp"
 SESSION_PATHS = (b"/ws", MCP_PATH)
@@ -371,7 +370,7 @@ class ConnectionRegistry:
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._tokens: dict[str, int] = {}  # by session
-        self._begun: dict[int, SessionSocket] = {}  # not reported yet
+        self._begun: dict[int, Attached] = {}  # not reported yet
         self._ended: list[int] = []
         self._is_due = False
 
@@ -379,7 +378,7 @@ class ConnectionRegistry:
         """Return a new session id that names this process."""
         return new_session_id(self._owner)
 
-    def on_begin(self, session: Session, socket: SessionSocket) -> None:
+    def on_begin(self, session: Session, socket: Attached) -> None:
         """Report a session and a copy of its socket."""
         token = self._tokens[session.id] = next(self._numbers)
         self._begun[token] = socket

@@ -8,7 +8,6 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
 
 import pytest
 from websockets.frames import Opcode
@@ -16,7 +15,7 @@ from websockets.frames import Opcode
 from openenvd.env_host.environment.definition import definition_of_class
 from openenvd.env_host.serving.mcp import Mcp
 from openenvd.env_host.serving.ws_session import SessionService, SessionSocket
-from openenvd.env_host.sessions.session import Session, SessionWatch
+from openenvd.env_host.sessions.session import Attached, Session, SessionWatch
 from openenvd.env_host.sessions.table import SessionTable
 from openenvd.env_host.websocket.protocol import WebSocketProtocol
 from openenvd.schema.protocol import HostConfig
@@ -194,13 +193,13 @@ async def test_a_silent_client_is_pinged_and_then_disconnected(
 class Registry:
     """Session ids, and no notifications."""
 
+    def __init__(self) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+
     def new_id(self) -> str:
         return "session"
 
-    def on_change(self) -> None:
-        pass
-
-    def on_begin(self, session: Session, socket: SessionSocket) -> None:
+    def on_begin(self, session: Session, socket: Attached) -> None:
         pass
 
     def on_end(self, session: Session) -> None:
@@ -227,8 +226,7 @@ class AdmissionOnDemand:
 
 def table_of(admission: AdmissionOnDemand) -> SessionTable:
     definition = definition_of_class(ECHO, "echo")
-    parts: Any = {"registry": Registry(), "admission": admission}
-    return SessionTable(definition, 1, exclusive=False, **parts)
+    return SessionTable(definition, 1, exclusive=False, registry=Registry(), admission=admission)
 
 
 def session_socket_of(table: SessionTable) -> SessionSocket:
