@@ -106,7 +106,11 @@ EXITS = {
     "test_removed_behind_the_daemons_back",
     "test_deaths_after_the_engine_is_restarted",
 }
-NOT_TRIED = {"docker": {"test_crash_of_a_session"}, "swarm": EXITS, "kubernetes": EXITS | {"test_branches"}}
+NOT_TRIED = {
+    "docker": {"test_crash_of_a_session"},
+    "swarm": EXITS,
+    "kubernetes": EXITS | {"test_branches"},
+}
 
 
 def test_every_fact_holds_or_does_not_apply_on_every_provider() -> None:
