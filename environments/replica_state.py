@@ -40,7 +40,7 @@ GIVE_UP_SECONDS = 5.0  # for a killed process to be reaped; one stuck in the ker
 MAX_SECONDS = 3650 * 86_400.0  # until a deadline; a later one was set before a reboot
 KEPT_EXITS = 4  # how many exits for lack of memory a status has, and how many others
 _NOTHING_SERVED: StatusLine = {"sessions": 0, "sessions_fail": None, "capacity": None}
-_NOTHING_KNOWN: StatusLine = {"ready_at": None, "info": None, "exit": None, **_NOTHING_SERVED}
+_NOTHING_KNOWN: StatusLine = {"info": None, "exit": None, **_NOTHING_SERVED}
 _REPORTED = (*_NOTHING_KNOWN, "log_tail")
 
 
@@ -225,9 +225,9 @@ class ReplicaStatus:
             self.known, self.failed = _NOTHING_KNOWN, None
         return action
 
-    def note_ready(self, info: ServerInfo, at: float) -> None:
-        """Record what the server reports when it is ready; `at` is in seconds since the epoch."""
-        self.known = self.known | {"info": info, "ready_at": at}
+    def note_ready(self, info: ServerInfo) -> None:
+        """Record what the server reports when it is ready."""
+        self.known = self.known | {"info": info}
 
     def note_served(self, message: Mapping[str, object]) -> bool:
         """Record how full the server is, as far as `message` has it; return whether that is new."""

@@ -131,7 +131,6 @@ class StatusLine(TypedDict, total=False):
     port: int | None
     cgroup: Json | None
     held: bool  # its server gets ready, and accepts no connection before it is released
-    ready_at: float | None
     info: ServerInfo | None
     sessions: int
     sessions_fail: str | None  # why the last attempt to create an environment failed

@@ -124,27 +124,17 @@ class LaunchOptions(ServeOptions):
     def _check_sleep(self) -> None:
         if self.sleep_seconds is None:
             return
-        if self.provider != LOCAL or self.gateway:
+        if self.provider != LOCAL or self.gateway or self.serve_as_is:
             name = "min_replicas" if self.idle_timeout_seconds is None else "idle_timeout_seconds"
-            where = "behind the gateway" if self.provider == LOCAL else f"on {self.provider}"
             raise ValueError(
-                f"{name}: an environment {where} does not sleep; only one on this machine, at its"
-                " own address, does"
-            )
-        if self.serve_as_is:
-            raise ValueError(
-                "idle_timeout_seconds: whether the project's own server is used is not known"
-                " (serve_as_is)"
+                f"{name}: an environment sleeps on this machine alone, without the gateway, and if"
+                " its own server is not run as it is"
             )
         if self.min_replicas:
-            raise ValueError(
-                f"min_replicas: an environment that sleeps has none, and {self.min_replicas} are"
-                " wanted at least"
-            )
+            raise ValueError(f"min_replicas: one that sleeps has none, not {self.min_replicas}")
         if self.replicas > 1 and self.max_replicas is None:
             raise ValueError(
-                "idle_timeout_seconds: of several replicas none sleeps; let it scale itself down"
-                f" to one, with a max_replicas of {self.replicas}"
+                "idle_timeout_seconds: several replicas sleep with a max_replicas alone"
             )
 
     def check(self) -> None:

@@ -36,6 +36,7 @@ from ...system.net.http_limits import Receive, Send, send_answer
 from ...system.text.prometheus import CONTENT_TYPE
 from ..environment.definition import Definition
 from ..environment.instances import keep_accepted, plain_state
+from ..environment.interfaces import Environment
 from ..environment.upstream_project import SESSION_PATHS, answered_by
 from ..errors import CallTimedOut
 from ..ipc.reports import capacity_of, render_metrics
@@ -148,7 +149,8 @@ class HttpRoutes:
         return Reply({"status": "healthy"})  # "/health"
 
     async def _metadata(self) -> Reply:
-        if not hasattr(self._definition.env_class, "get_metadata"):
+        own = getattr(self._definition.env_class, "get_metadata", None)
+        if own in (None, Environment.get_metadata):
             name = self._manifest.get("name", self._definition.name)
             text = self._manifest.get("description", f"{name} environment")
             rest = dict.fromkeys(("readme_content", "author", "documentation_url"))

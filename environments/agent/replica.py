@@ -201,7 +201,7 @@ class EngineReplica:
             first, longest = FIRST_PROBE_SECONDS, MAX_PROBE_SECONDS
             return backoff_seconds(self._probes, first=first, longest=longest)
         if self.status.life.state is State.STARTING:  # not to be stopped by now
-            self.status.note_ready(ready_info(found), time.time())
+            self.status.note_ready(ready_info(found))
             self._handle(Event.READY)
         return 0.0
 

@@ -67,9 +67,9 @@ class EngineReplicaStatus(ReplicaStatus):
         self.instance, self.pid, self.ends_at, self.replace_at = now
         return before != now
 
-    def note_ready(self, info: ServerInfo, at: float) -> None:
+    def note_ready(self, info: ServerInfo) -> None:
         """Record what the server reports about itself when it is ready; it waits for nothing."""
-        super().note_ready(info, at)
+        super().note_ready(info)
         self.waiting = None
 
     def note_exit(self, reason: Json, log_tail: list[str], at: float) -> None:

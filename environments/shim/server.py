@@ -159,7 +159,7 @@ class Server:
     def _read_messages(self) -> None:
         for message in self._notify.messages():
             if message.get("ready"):
-                self._status.note_ready(message, time.time())
+                self._status.note_ready(message)
                 self._advance(Event.READY)
             if message.get("draining"):
                 self._advance(Event.DRAINS)

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from pydantic import ConfigDict, Field
 
-from ...environment.interfaces import Action, Environment, EnvironmentMetadata, Observation, State
+from ...environment.interfaces import Action, Environment, Observation, State
 from ...shared_state.connection import StateProxy
 from .mixing import Brigade
 from .opus import FRAME_SAMPLES, Decoder, Encoder, NotOpus, pack, unpack
@@ -102,14 +102,6 @@ class BrigadeEnvironment(Environment[BrigadeAction, BrigadeObservation, State]):
     def state(self) -> State:
         """The episode's id and the number of steps taken in it."""
         return self._state
-
-    def get_metadata(self) -> EnvironmentMetadata:
-        """Return the environment's name and description."""
-        return EnvironmentMetadata(
-            name="brigade",
-            description="Lets people sing over the network, each hearing those ahead.",
-            version="1.0.0",
-        )
 
     async def _execute(self, action: BrigadeAction) -> Any:
         """Execute the leader's command, which counts from where the leader is."""

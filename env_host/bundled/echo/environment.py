@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from ...environment.interfaces import Action, Environment, EnvironmentMetadata, Observation, State
+from ...environment.interfaces import Action, Environment, Observation, State
 
 _REWARD_PER_CHARACTER = 0.1
 _MAX_REWARD = 1.0
@@ -59,9 +59,3 @@ class EchoEnvironment(Environment[EchoAction, EchoObservation, State]):
     def state(self) -> State:
         """The episode's id and the number of steps taken in it."""
         return self._state
-
-    def get_metadata(self) -> EnvironmentMetadata:
-        """Return who this is."""
-        return EnvironmentMetadata(
-            name="echo", description="Sends back each message.", version="1.0.0"
-        )

@@ -81,15 +81,15 @@ print(*(set({heavy!r}.split()) & set(sys.modules)))
         ({"source": "echo", "gateway": True, "port": 21500}, ["--gateway-port"]),
         (
             {"source": "docker://echo", "idle_timeout_seconds": 9},
-            ["idle_timeout_seconds", "on docker does not sleep"],
+            ["idle_timeout_seconds", "sleeps on this machine alone"],
         ),
         (
             {"source": "echo", "gateway": True, "min_replicas": 0, "max_replicas": 2},
-            ["min_replicas", "behind the gateway does not sleep"],
+            ["min_replicas", "without the gateway"],
         ),
         (
             {"source": "echo", "provider": "slurm", "min_replicas": 0, "max_replicas": 2},
-            ["min_replicas", "on slurm does not sleep"],
+            ["min_replicas", "sleeps on this machine alone"],
         ),
         ({"source": "echo", "gateway": True, "host": "0.0.0.0"}, ["--gateway-host"]),
         (
@@ -102,11 +102,17 @@ print(*(set({heavy!r}.split()) & set(sys.modules)))
         ),
         ({"source": "echo", "min_replicas": 2}, ["it scales itself only with a max_replicas"]),
         ({"source": "echo", "min_replicas": 0}, ["it scales itself only with a max_replicas"]),
-        ({"source": "echo", "idle_timeout_seconds": 1, "replicas": 2}, ["of several replicas"]),
-        ({"source": "echo", "idle_timeout_seconds": 1, "serve_as_is": True}, ["whether the"]),
+        (
+            {"source": "echo", "idle_timeout_seconds": 1, "replicas": 2},
+            ["of several, none sleeps"],
+        ),
+        (
+            {"source": "echo", "idle_timeout_seconds": 1, "serve_as_is": True},
+            ["run as it is"],
+        ),
         (
             {"source": "echo", "idle_timeout_seconds": 1, "min_replicas": 1, "max_replicas": 2},
-            ["min_replicas: an environment that sleeps has none"],
+            ["min_replicas: one that sleeps has none, not 1"],
         ),
     ],
 )
