@@ -172,14 +172,14 @@ class Provider:
         If there is a gateway, the prepared configuration has its address and token.
         """
         umask = os.environ.get(protocol.UMASK_VARIABLE)  # of the shell that started the daemon
-        config |= {"host": spec.host, "token": spec.token, "umask": umask and int(umask, 8)}
+        config |= {"host": spec.host, "token": spec.token}
         environ = child_environment(
             home=str(self._layout.home),
             max_sessions=spec.max_sessions,
             given=spec.env,
             program=prepared.env,
         )
-        whole = replace(prepared.config, **config)
+        whole = replace(prepared.config, umask=int(umask, 8) if umask else None, **config)
         return environ | {protocol.HOST_CONFIG_VARIABLE: json.dumps(whole.to_json())}
 
     def _listen(
@@ -291,14 +291,12 @@ def _of_launch(spec: EnvironmentSpec, launch_id: str, address: str | None) -> Ru
 
 
 def _not_at_the_gateway(like: RunFile, replicas: int) -> InvalidSpec:
-    spec = like.data["spec"]
-    name, provider, source = like.environment, like.provider, spec["source"]
+    name, place = like.environment, f"--provider {like.provider} --gateway"
     more = f" --replicas {replicas}" if replicas > 1 else ""
+    command = f"openenv launch {like.data['spec']['source']} --name {name} {place}{more}"
     return InvalidSpec(
-        f"{name} runs on {provider} with one replica, which clients reach at its own port: it can"
-        " be replaced, and others can be added, only behind the gateway",
-        f"openenv launch {source} --name {name} --provider {provider} --gateway{more}, with its"
-        " other options, updates it and gives it the gateway's address",
+        f"clients reach {name} at its replica's own port: others need the gateway's address",
+        f"{command}, with its other options, updates it and gives it that address",
     )
 
 

@@ -12,11 +12,9 @@ from __future__ import annotations
 import configparser
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -162,17 +160,13 @@ class Uv:
 
 
 def find_uv() -> str:
-    """Return the uv that we depend on, or else the user's; raises `PreparationFailed`."""
+    """Return the uv that we depend on."""
     beside = Path(sys.executable).with_name("uv")
     if os.access(beside, os.X_OK):  # nearly always; the package would cost 2 MB and 20 ms
         return str(beside)
-    with suppress(ImportError, FileNotFoundError):
-        from uv import find_uv_bin
+    from uv import find_uv_bin
 
-        return str(find_uv_bin())
-    if found := shutil.which("uv"):
-        return found
-    raise PreparationFailed("uv, which installs projects, is not installed", "pip install uv")
+    return str(find_uv_bin())
 
 
 def uv_environment() -> dict[str, str]:

@@ -31,7 +31,7 @@ from ...environments.gateway import process as gateway_process
 from ...environments.preparation.uv import find_uv, package_source
 from ...environments.run_files import LOCAL
 from ...environments.sources.resolve import bundled
-from ...schema.errors import EnvironmentsError, PreparationFailed
+from ...schema.errors import EnvironmentsError
 from ...schema.layout import Layout
 from ...schema.protocol import DEFAULT_SESSIONS
 from ...system.memory.cgroups import CgroupManager
@@ -94,7 +94,7 @@ def _uv() -> EngineCheck:
         done = subprocess.run(
             [find_uv(), "--version"], capture_output=True, text=True, timeout=UV_SECONDS, check=True
         )
-    except (PreparationFailed, OSError, subprocess.SubprocessError) as exc:
+    except (ImportError, OSError, subprocess.SubprocessError) as exc:
         return EngineCheck(problem=str(exc), remedy="pip install uv")
     return EngineCheck(notes=(f"{done.stdout.strip()}, packages from {package_source()}",))
 

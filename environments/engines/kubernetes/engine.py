@@ -108,8 +108,8 @@ class KubernetesEngine:
 
     def signal(self, instance: base.Instance, number: int) -> None:
         """Send a signal by a command in the pod; SIGUSR1 only to a server that handles it."""
-        pod = self._pod_of(instance)
-        if pod is None or self._instance(pod).state is not base.InstanceState.RUNNING:
+        found = self._seen(instance)
+        if found is None or found.state is not base.InstanceState.RUNNING:
             return
         mask = 1 << (number - 1) if number in _DRAIN_SIGNALS else 0
         command = ["sh", "-c", SIGNAL_SERVER, "sh", str(int(number)), str(mask)]
@@ -129,11 +129,9 @@ class KubernetesEngine:
         While grace is left, a lost connection raises `EngineGone`, and the agent tries again.
         """
         deadline = time.monotonic() + grace_seconds
+        steps = ((signals.SIGTERM, grace_seconds), (signals.SIGKILL, KILLED_SECONDS))
         try:
-            for number, seconds in (
-                (signals.SIGTERM, grace_seconds),
-                (signals.SIGKILL, KILLED_SECONDS),
-            ):
+            for number, seconds in steps:
                 found = self._seen(instance)
                 if found is None or found.state is base.InstanceState.EXITED:
                     return

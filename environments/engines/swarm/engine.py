@@ -72,14 +72,15 @@ class SwarmEngine(engine.DockerEngine):
         with engine.explained():
             info = self._api.info()
             binding = self._services.publishing_address("bridge")
-        version, swarm = info["ServerVersion"], info["Swarm"]
-        if swarm["LocalNodeState"] != "active":
-            return base.Check(version=version, problem="this machine is in no swarm", remedy=INIT)
-        if not swarm["ControlAvailable"]:
+        problem, remedy = None, None
+        if info["Swarm"]["LocalNodeState"] != "active":
+            problem, remedy = "this machine is in no swarm", INIT
+        elif not info["Swarm"]["ControlAvailable"]:
             problem = "this node is no manager of its swarm"
             remedy = "on a manager: docker node promote NODE"
-            return base.Check(version=version, problem=problem, remedy=remedy)
-        return base.Check(version=version, notes=() if is_loopback(binding) else (_EXPOSED,))
+        notes = () if problem or is_loopback(binding) else (_EXPOSED,)
+        version = info["ServerVersion"]
+        return base.Check(version=version, problem=problem, remedy=remedy, notes=notes)
 
     def list(self) -> Iterable[base.Instance]:
         with engine.explained():
