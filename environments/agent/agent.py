@@ -99,7 +99,7 @@ class Agent:
         self._replicas: dict[Path, EngineReplica] = {}  # by run directory
         self._tasks: dict[Path, asyncio.Task[None]] = {}
         self._adopting = asyncio.Lock()
-        self._instances: list[Instance] | None = None  # listed last; None: never
+        self._strays: list[Json] | None = None  # as listed last; None: never
         self._idle_seconds = idle_seconds
         self._busy_at = time.monotonic()
         self._inode = layout.agent_socket(at.key).stat().st_ino
@@ -160,7 +160,6 @@ class Agent:
         found = {each.labels.replica: each for each in instances}
         for replica in self._replicas.values():
             replica.observe(found.get(replica.run_file.replica_id))
-        self._instances = instances
         self._write_strays(instances)
 
     def _on_problem(self, problem: str | None) -> None:
@@ -172,7 +171,7 @@ class Agent:
         return is_ours and run_files.read(self._layout.run_dir(instance.labels.replica)) is None
 
     def _write_strays(self, instances: list[Instance]) -> list[Json]:
-        strays = [_view(each) for each in instances if self._is_stray(each)]
+        self._strays = strays = [_view(each) for each in instances if self._is_stray(each)]
         with contextlib.suppress(OSError):
             write_json(str(self._folder / STRAYS_FILE_NAME), {"strays": strays})
         return strays
@@ -205,7 +204,7 @@ class Agent:
                 await self._adopt(run_file)
                 return {}
             case "list":
-                self._instances = found = list(await self._watch.call(engine.list))
+                found = list(await self._watch.call(engine.list))
                 strays, views = self._write_strays(found), map(_view, found)
                 return {"instances": [v | {"is_stray": v in strays} for v in views]}
             case "stop":
@@ -241,8 +240,7 @@ class Agent:
                 if select.select([self._control], [], [], 0)[0]:
                     return False
                 self._layout.agent_socket(self._at.key).unlink(missing_ok=True)
-                is_known = self._instances is not None and self._watch.problem is None
-                if is_known and not any(map(self._is_stray, self._instances or ())):
+                if self._watch.problem is None and self._strays == []:
                     (self._folder / ADDRESS_FILE_NAME).unlink(missing_ok=True)
                 return True
         except OSError:

@@ -295,8 +295,8 @@ def _not_at_the_gateway(like: RunFile, replicas: int) -> InvalidSpec:
     more = f" --replicas {replicas}" if replicas > 1 else ""
     command = f"openenv launch {like.data['spec']['source']} --name {name} {place}{more}"
     return InvalidSpec(
-        f"clients reach {name} at its replica's own port: others need the gateway's address",
-        f"{command}, with its other options, updates it and gives it that address",
+        f"clients reach {name} at its replica's port: others can be added only behind the gateway",
+        f"{command}, with its other options, gives it the gateway's address",
     )
 
 
