@@ -58,7 +58,8 @@ def checkout(source: str, layout: Layout, say: Say) -> Path:
         if (link := next(_leading_out(files), None)) is not None:
             text = f"{url} has a link that leads out of it: {link.relative_to(files)}"
             raise PreparationFailed(text, "replace the link by a file, and launch the new commit")
-        if _uses_lfs(files):
+        attributes = files / ".gitattributes"
+        if attributes.is_file() and "filter=lfs" in attributes.read_text(errors="replace"):
             say("note: files in Git LFS are not fetched: what is there are their pointers")
 
     note = {"project": f"{url}@{commit}", "url": url, "commit": commit}
@@ -118,11 +119,6 @@ def _git(url: str, steps: Iterable[list[str]], folder: Path, say: Say) -> None:
                 raise PreparationFailed(words, _HINT)
     except OSError as exc:
         raise PreparationFailed(f"{url} cannot be fetched: {exc}", _HINT) from exc
-
-
-def _uses_lfs(folder: Path) -> bool:
-    attributes = folder / ".gitattributes"
-    return attributes.is_file() and "filter=lfs" in attributes.read_text(errors="replace")
 
 
 def _leading_out(folder: Path) -> Iterator[Path]:

@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_498,
-    "code lines": 48_064,
-    "modules": 389,
-    "test lines": 67_807,
+    "shipped lines": 74_203,
+    "code lines": 47_880,
+    "modules": 388,
+    "test lines": 67_747,
     "words of pages": 24_946,
     "words of decisions": 7_926,
     "folders at the root": 15,

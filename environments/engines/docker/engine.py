@@ -343,12 +343,10 @@ def own_address(container: Json) -> str | None:
 
 def _is_of_this_machine(address: str | None) -> bool:
     """Return whether an address can be bound, which takes no privilege, and is this machine's."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
-            found.bind((address or "", 0))
-    except OSError:
-        return False
-    return bool(address)
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
+        found.bind((address or "", 0))
+        return bool(address)
+    return False
 
 
 def events_of(api: Any, found: Json) -> list[Json]:

@@ -163,7 +163,6 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 USUAL_SOCKET = "unix:///var/run/docker.sock"
 _HOST, _VERIFY, _CERTIFICATES = "DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH"
-_DEFAULT_CONTEXT = "default"
 INSTALL = "install Docker: apt install docker.io, or https://docs.docker.com/engine/install"
 _NO_ANSWER = ("cannot connect", "error during connect")
 _VARIABLES = ("DOCKER_HOST", "DOCKER_CONTEXT")  # which lead to it
@@ -189,15 +188,11 @@ def docker_address(environ: Mapping[str, str]) -> dict[str, str]:
     folder = folder.expanduser()
     found = {name: environ.get(name, "") for name in (_HOST, _VERIFY, _CERTIFICATES)}
     if not found[_HOST]:
-        context = environ.get("DOCKER_CONTEXT") or _current_context(folder)
-        if context != _DEFAULT_CONTEXT:
-            return _read_context(folder, context)
+        current = (read_json(folder / "config.json") or {}).get("currentContext")
+        context = environ.get("DOCKER_CONTEXT") or current
+        if context not in (None, "", "default"):
+            return _read_context(folder, str(context))
     return found | {_HOST: found[_HOST] or USUAL_SOCKET}
-
-
-def _current_context(folder: Path) -> str:
-    found = read_json(folder / "config.json") or {}
-    return str(found.get("currentContext") or _DEFAULT_CONTEXT)
 
 
 def _read_context(folder: Path, name: str) -> dict[str, str]:

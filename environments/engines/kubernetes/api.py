@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import urllib3
-import yaml
 from kubernetes import client, config
-from kubernetes.config.config_exception import ConfigException
 from kubernetes.dynamic import DynamicClient
 from kubernetes.stream.ws_client import websocket_call
 from urllib3.response import BaseHTTPResponse
@@ -39,10 +37,6 @@ ALREADY_EXISTS = "AlreadyExists"  # one of the two reasons of a 409; the other i
 MAX_MESSAGE_CHARS = 300  # of a server's message
 _ERROR_CHANNEL = 3  # of a command's WebSocket, on which its result comes
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_CONFIG_ERRORS = (  # which the library raises for files that are missing or invalid
-    *(ConfigException, OSError, yaml.YAMLError),
-    *(ValueError, TypeError, LookupError, AttributeError),
-)
 _NO_CONFIG = "kubectl config view; or name a file: export KUBECONFIG=…"
 # Wheels do not contain docs/.
 ROLE_IS_IN = "openenvd's source (pip download --no-deps --no-binary :all: openenvd)"
@@ -253,7 +247,7 @@ def _configuration() -> Any:
             config.load_kube_config(file, context=context, client_configuration=found)
         else:
             config.load_incluster_config(client_configuration=found)
-    except _CONFIG_ERRORS as exc:
+    except Exception as exc:  # many kinds, for files that are missing or invalid
         where = file or "its own account, in no cluster"
         raise EngineGone(f"no cluster is found by {where}: {_short(str(exc))}", _NO_CONFIG) from exc
     return found

@@ -308,14 +308,10 @@ def kubernetes_address(environ: Mapping[str, str]) -> dict[str, str]:
     if not given and not usual.exists() and environ.get(IN_CLUSTER[0]):
         return {KUBECONFIG: "", **{name: environ.get(name, "") for name in IN_CLUSTER}}
     files = given or str(usual)
-    context = environ.get(CONTEXT) or _current_context(files)
+    current = next((each["current-context"] for each in _read(files, "current-context")), "")
+    context = environ.get(CONTEXT) or str(current)
     namespace = environ.get(NAMESPACE) or _namespace_of(files, context)
     return {KUBECONFIG: files, CONTEXT: context, NAMESPACE: namespace}
-
-
-def _current_context(files: str) -> str:
-    """Return the current context, of the first file that names one; empty: none does."""
-    return next((str(each["current-context"]) for each in _read(files, "current-context")), "")
 
 
 def _namespace_of(files: str, context: str) -> str:

@@ -153,12 +153,8 @@ def reserve(port: int, owner: PortOwner) -> None:
 
 @functools.cache
 def _warn_once(folder: Path, problem: str) -> None:
-    log.warning(
-        "no ports are reserved in %s (%s): the port of an environment that is being restarted "
-        "can be taken by another",
-        folder,
-        problem,
-    )
+    text = "no ports are reserved in %s (%s): others can take that of a restarting environment"
+    log.warning(text, folder, problem)
 
 
 def holder_of(port: int) -> tuple[int, str] | None:

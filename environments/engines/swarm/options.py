@@ -57,17 +57,14 @@ def container_spec(host: Mapping[str, Any], own: Mapping[str, Any]) -> Json:
     for key, value in {**host, **own}.items():
         if key not in _SPEC_OF:
             raise EngineRefused(f"a service of Swarm cannot have Docker's {key}", hint)
+        to = _SPEC_OF[key]
         try:
-            parts = _SPEC_OF[key](value)
+            parts = {to: value} if isinstance(to, str) else to(value)
         except ValueError as exc:
             raise EngineRefused(f"a service of Swarm: {exc}", hint) from exc
         for name, part in parts.items():
             spec[name] = [*spec[name], *part] if name in spec and name == "Mounts" else part
     return spec
-
-
-def _named(name: str) -> Callable[[Any], Json]:
-    return lambda value: {name: value}
 
 
 def _binds(value: list[str]) -> Json:
@@ -111,25 +108,25 @@ def _hosts(value: list[str]) -> Json:
 
 
 _TMPFS_ALWAYS = ("rw", "nosuid", "nodev")  # options that Docker always mounts it with
-_SPEC_OF: dict[str, Callable[[Any], Json]] = {
+_SPEC_OF: dict[str, str | Callable[[Any], Json]] = {
     "Binds": _binds,
-    "CapAdd": _named("CapabilityAdd"),
-    "CapDrop": _named("CapabilityDrop"),
+    "CapAdd": "CapabilityAdd",
+    "CapDrop": "CapabilityDrop",
     "Dns": lambda value: {"DNSConfig": {"Nameservers": value}},
     "ExtraHosts": _hosts,
-    "GroupAdd": _named("Groups"),
-    "Hostname": _named("Hostname"),
-    "Init": _named("Init"),
-    "PidsLimit": _named("Pids"),
-    "ReadonlyRootfs": _named("ReadOnly"),
+    "GroupAdd": "Groups",
+    "Hostname": "Hostname",
+    "Init": "Init",
+    "PidsLimit": "Pids",
+    "ReadonlyRootfs": "ReadOnly",
     # Older Docker engines ignore it for services. There, a setuid program of root gains no
     # privileges because the sandbox drops the capabilities.
     "SecurityOpt": _security,
-    "Sysctls": _named("Sysctls"),
+    "Sysctls": "Sysctls",
     "Tmpfs": _tmpfs,
-    "Ulimits": _named("Ulimits"),
-    "User": _named("User"),
-    "WorkingDir": _named("Dir"),
+    "Ulimits": "Ulimits",
+    "User": "User",
+    "WorkingDir": "Dir",
 }
 
 
