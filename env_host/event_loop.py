@@ -13,11 +13,13 @@ path only while this module and `preload.py` import them, and are no modules to 
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import selectors
 import signal
 import sys
 import threading
+import warnings
 from _thread import get_ident
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -50,6 +52,17 @@ def _is_hosts(module: Any) -> bool:
 uvloop: Any = None
 with suppress(ImportError), host_libraries():
     uvloop = importlib.import_module("uvloop")
+
+
+def drop_imported_loop() -> None:
+    """Drop the event loop that an import has left, as gradio's does: all forks would share it.
+
+    One that the project holds itself stays open.
+    """
+    with warnings.catch_warnings(action="ignore"):  # policies are deprecated; it was not closed
+        if type(asyncio.get_event_loop_policy()) is asyncio.DefaultEventLoopPolicy:
+            asyncio.set_event_loop_policy(None)
+        gc.collect()
 
 
 def run_loop(

@@ -45,7 +45,6 @@ What happens when
 from __future__ import annotations
 
 import contextlib
-import gc
 import selectors
 import signal
 import socket
@@ -58,6 +57,7 @@ from ...system.process import forking
 from ...system.process.descriptors import receive_message
 from ...system.process.signal_pipe import DRAIN_SIGNALS, SignalPipe
 from ..environment.plan import ServingPlan
+from ..event_loop import drop_imported_loop
 from ..ipc.fd_messages import PeerReplicas, connections_in
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..startup import STOPPING
@@ -96,7 +96,7 @@ class Supervisor:
         """
         self._config = config
         ours = {notifier.fd, barrier_fd, *(one.fileno() for one in listeners)}
-        gc.collect()  # first: garbage of the import may hold descriptors
+        drop_imported_loop()  # first: it and other garbage of the import may hold descriptors
         imported_fds = forking.open_fds() - ours
         scoreboard = Scoreboard.create(plan.shards)
         spawner = Spawner(config, plan, scoreboard, serve, self._leave, imported_fds)

@@ -28,6 +28,8 @@ if "PATIENCE" in os.environ:
     remote_session.PATIENCE_SECONDS = float(os.environ["PATIENCE"])
     remote_session.SPARES = 0
 
+asyncio.set_event_loop(asyncio.new_event_loop())  # as gradio does, and with it most projects
+
 class Do(Action):
     by: int = 1
     how: str = ""
