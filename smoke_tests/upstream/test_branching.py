@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Branches and checkpoints at upstream's own server, which knows none."""
+"""Branches at upstream's own server, which makes none, and how ours are compared."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from openenvd.client import Session
 
 from ..background import uvicorn
-from ..conftest import UPSTREAM_REQUIREMENT, python_with
+from ..conftest import UPSTREAM_REQUIREMENT, Machine, python_with
+from .branches import branched, unbranched
 
 APP = """
 import random
@@ -57,3 +59,26 @@ def test_upstreams_server_has_branches_and_checkpoints_by_replay(tmp_path: Path)
         assert session.restore(node).observation["total"] == 0
         again = [session.step({"add": add}).observation["total"] for add in (1, 2)]
         assert again[-1] == seen[0]
+
+
+SHARED = """
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
+
+class Sample(EchoEnvironment):
+    BRANCH = "copy"
+
+    def __deepcopy__(self, memo):
+        return self
+"""
+
+
+def test_a_branch_that_shares_state_with_its_session_answers_differently(
+    machine: Machine, write_environment: Callable[[str], str]
+) -> None:
+    machine.ok("launch", write_environment(SHARED), "--name", "shared", cwd=machine.home.parent)
+    address = str(machine.environment("shared")["address"])
+    calls = [("reset", {"episode_id": "one"}), ("step", {"message": "a"}), ("state", {})]
+    alone = unbranched(address, calls)
+    tier, (parent, *branches) = branched(address, calls)
+    assert (tier, parent) == ("copy", alone)
+    assert not any(answers == alone for answers in branches)

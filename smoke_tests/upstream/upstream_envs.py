@@ -20,8 +20,11 @@ upstream's own server are listed, and compared only by their JSON type. If one o
 id nor a time, the environment draws random numbers without our seed, and all later values may
 depend on them: then all values are compared by type, and keys by name ("by type").
 
+Where ours works, a session of it is branched, and compared alike with sessions that are
+not: as the environment was launched, and launched with `--isolate` (`branches.py`).
+
 Exit code 1: an environment that works on upstream's server does not work on ours, or answers
-differently; or a process was left.
+differently; a session or its branches answer differently after the branch; or a process was left.
 """
 
 import argparse
@@ -50,6 +53,7 @@ from openenvd.schema.layout import Layout
 
 from ..background import uvicorn
 from ..conftest import UPSTREAM_REQUIREMENT, Machine, install, new_machine, python_with
+from .branches import branched, unbranched
 from .upstream_calls import GENERATED, Conversation, read_conversations
 from .upstream_suites import folder_for
 
@@ -59,7 +63,7 @@ CONVERSATION_SECONDS = 240.0
 PAGE_SECONDS = 30.0
 STOP_SECONDS = 10.0
 SHORT_TEXT = 100  # of a value that differs
-MORE_RUNS = 3  # of upstream's server, before a difference counts
+MORE_RUNS = 3  # of upstream's server, or without branches, before a difference counts
 PATHS = ("/health", "/metadata", "/schema")
 SHORT_VERSIONS = ("0.2.3", "0.3.1", "0.4.2", "0.6.0", "0.8.0", "0.10.0")
 # Uvicorn's command; its first argument lists folders that are appended to the import path.
@@ -86,6 +90,7 @@ class Row:
     upstream: str = "-"
     ours: str = "-"
     equal: str = "-"
+    branches_by: str = ""  # without and with `--isolate`
     note: str = ""
     differences: list[str] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
@@ -145,16 +150,40 @@ class Examination:
                 return row
             row.install = f"{time.monotonic() - started:.0f} s"
             theirs, ours = self._first_runs(python, launched)
+            if not ours.why_not:
+                self._branch(row)
         finally:
             self._machine.run("down", self._name)
         self._compare(row, python, theirs, ours)
         return row
 
-    def _launch(self) -> str | None:
+    def _branch(self, row: Row) -> None:
+        """Branch a session of the environment as it runs, and of a second, isolated launch."""
+        tiers, calls = [], self._conversation.calls
+        for options in ((), ("--isolate",)):
+            if options:
+                self._machine.run("down", self._name)
+                if (failure := self._launch(*options)) is not None:
+                    row.differences.append(f"{options[0]}: {cause_of(failure)}")
+                    break
+            address = str(self._machine.environment(self._name)["address"])
+            tier, copies = branched(address, calls)
+            tiers.append(tier)
+            plain = [unbranched(address, calls) for _ in range(2)]
+            for number, answers in enumerate(copies):
+                while not (found := Comparison(plain, answers)).is_equal:
+                    if len(plain) == 2 + MORE_RUNS:
+                        break
+                    plain.append(unbranched(address, calls))
+                which = f"branch {number} by {tier}: " if number else f"after a {tier}: "
+                row.differences += [which + each for each in found.differences]
+        row.branches_by = "; ".join(tiers)
+
+    def _launch(self, *options: str) -> str | None:
         variables = [word for k, v in self._variables.items() for word in ("-e", f"{k}={v}")]
         more = [word for package in self._conversation.packages for word in ("--with", package)]
         seconds = ["--set", f"timeout={LAUNCH_SECONDS}"]
-        words = [str(self._folder), "--name", self._name, *seconds, *variables, *more]
+        words = [str(self._folder), "--name", self._name, *seconds, *variables, *more, *options]
         answer = self._machine.run("launch", *words, timeout=LAUNCH_SECONDS + STOP_SECONDS)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._log.with_suffix(".launch").write_text(answer.text)
@@ -197,9 +226,10 @@ class Examination:
                 if len(theirs) == 2 + MORE_RUNS:
                     break
                 theirs.append(self._on_upstream(python))
-            row.differences, row.not_compared = found.differences, found.not_compared
+            row.differences += found.differences
+            row.not_compared = found.not_compared
             row.equal = found.verdict
-            row.note = "; ".join(filter(None, (found.note, row.note)))
+            row.note = "; ".join([*row.differences[:1], *filter(None, [row.note])])
 
     def _on_upstream(self, python: Path) -> Run:
         try:
@@ -264,7 +294,7 @@ class Examination:
 
 
 class Comparison:
-    """Our answers beside those of several runs of upstream's own server."""
+    """Our answers beside those of several runs of upstream's server, or without branches."""
 
     def __init__(self, theirs: list[Json], ours: Json) -> None:
         self.differences: list[str] = []
@@ -284,10 +314,6 @@ class Comparison:
         if self.differences:
             return "no"
         return "by type" if self.is_random else "yes"
-
-    @property
-    def note(self) -> str:
-        return self.differences[0] if self.differences else ""
 
     def _walk(self, path: str, theirs: list[Json], ours: Json) -> None:
         if isinstance(ours, dict) and all(isinstance(value, dict) for value in theirs):
@@ -315,8 +341,8 @@ class Comparison:
             is_equal = _same(ours, theirs[0])
         if not is_equal:
             skipped = _alike(theirs[0], ours)
-            text = f"{path}: {_short(theirs[0], skipped)} upstream, {_short(ours, skipped)} ours"
-            self.differences.append(text)
+            shown = f"{_short(ours, skipped)} instead of {_short(theirs[0], skipped)}"
+            self.differences.append(f"{path}: {shown}")
 
 
 def with_own_path(text: str, home: Path, folder: Path) -> str:
@@ -413,7 +439,7 @@ def examine(
 
 
 def line_of(row: Row) -> str:
-    cells = (row.openenv, row.install, row.upstream, row.ours, row.equal)
+    cells = (row.openenv, row.install, row.upstream, row.ours, row.equal, row.branches_by)
     note = row.note.replace("\n", " ")
     return f"{row.environment:<24}" + "".join(f"{cell:<12}" for cell in cells) + note[:150]
 
@@ -474,7 +500,8 @@ def main() -> int:
         rows = [Row(**item) for item in json.loads(options.json.read_text())]
     done = {row.environment for row in rows}
     only = [name for name in options.only.split(",") if name]
-    print(line_of(Row("environment", "openenv", "install", "upstream", "ours", "equal", "note")))
+    titles = ("openenv", "install", "upstream", "ours", "equal", "branches by", "note")
+    print(line_of(Row("environment", *titles)))
     with folder_for(options.work) as work, new_machine(work / "home") as machine:
         if options.short:
             found = generated_subjects(work, only)

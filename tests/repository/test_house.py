@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_203,
-    "code lines": 47_880,
+    "shipped lines": 74_216,
+    "code lines": 47_887,
     "modules": 388,
-    "test lines": 67_747,
+    "test lines": 67_873,
     "words of pages": 24_946,
     "words of decisions": 7_926,
     "folders at the root": 15,
