@@ -176,9 +176,9 @@ class Changes:
                 await self.replicas.status.insist(lambda: self._start_missing(name))
             if tasks := [watch.task for watch in ending]:
                 await asyncio.wait(tasks, timeout=seconds + replacing.STOP_SECONDS)
-            await self.replicas.insist_on_stopping(name, launch)
-            end = self.replicas.status.end_generation
-            await self.replicas.status.insist(lambda: end(generation, state, error))
+            status = self.replicas.status
+            await status.insist(lambda: self.replicas.stop_launch(name, launch))
+            await status.insist(lambda: status.end_generation(generation, state, error))
         finally:
             self._retiring.discard(launch)
 

@@ -44,7 +44,7 @@ from .gateway_process import GatewayProcess
 from .held_requests import HeldRequests
 from .replica_watch import ReplicaWatch
 from .replicas import ReplicaManager
-from .status_writer import Timing
+from .status_writer import RETRY_SECONDS
 from .work_queue import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ HOLDING_SOCKET = "held.sock"
 HOLD_SECONDS = 600.0  # for a replica to become ready: what a launch gives one, too
 PATIENCE_SECONDS = 5.0  # how long no replica may be able to start, before requests are refused
 FULL_SECONDS = 0.5  # until Envoy learns that a replica is full, or no longer
+WEIGH_SECONDS = 3.0  # until it learns a new weight; an engine's replica reports every 2 s
 STOP_SECONDS = 10.0  # to stop a gateway that nothing wants, when the daemon ends
 CHANGE_POLL_INTERVAL_SECONDS = 1.0  # while nothing was written
 ENVOY_POLL_INTERVAL_SECONDS = 0.02  # until Envoy has what was written
@@ -72,7 +73,6 @@ class GatewayManager:
     tasks: BackgroundTasks
     replicas: ReplicaManager
     layout: Layout
-    timing: Timing
     process: GatewayProcess = field(init=False)
     _written: dict[str, Backend] = field(init=False, default_factory=dict)  # by name
     _weights: dict[str, dict[int, int]] = field(init=False, default_factory=dict)  # by number
@@ -87,7 +87,7 @@ class GatewayManager:
     def __post_init__(self) -> None:
         """Prepare to hold requests."""
         begin_anew = self._reconcile_insistently
-        self.process = GatewayProcess(self.tasks, self.layout, self.timing, begin_anew)
+        self.process = GatewayProcess(self.tasks, self.layout, begin_anew)
         self._held = HeldRequests(self.layout.sockets / HOLDING_SOCKET, self.until_served)
         self._files = BackendFiles(process.config_folder(self.layout.run_dir(process.NAME)))
 
@@ -191,7 +191,7 @@ class GatewayManager:
                 log.warning("cannot update the gateway, trying again: %s", exc)
             except Exception:
                 log.exception("cannot update the gateway")
-            await asyncio.sleep(self.timing.retry_seconds)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _reconcile(self, names: Collection[str] | None) -> None:
         is_known = self.process.watch or self._written or self.replicas.observer.gateway_aside
@@ -250,8 +250,7 @@ class GatewayManager:
 
     def _weigh_later(self, name: str, loads: dict[int, Load], since: float) -> None:
         self._weighing.add(name)
-        seconds = min(FULL_SECONDS, self.timing.weigh_seconds)
-        asyncio.get_running_loop().call_later(seconds, self._weigh, name, loads, since)
+        asyncio.get_running_loop().call_later(FULL_SECONDS, self._weigh, name, loads, since)
 
     def _weigh(self, name: str, before: dict[int, Load], since: float) -> None:
         self._weighing.discard(name)
@@ -259,7 +258,7 @@ class GatewayManager:
         found, written = weights(loads), self._written.get(name)
         if written is None or (written.full, self._weights.get(name, {})) == (_full(loads), found):
             return
-        is_due = time.monotonic() >= since + self.timing.weigh_seconds
+        is_due = time.monotonic() >= since + WEIGH_SECONDS
         if is_due and is_calm(before, loads):
             self._weights[name] = found
         else:

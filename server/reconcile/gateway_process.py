@@ -21,7 +21,6 @@ from ...environments.replica_policy import MAX_PAUSE_SECONDS
 from ...requests_db.records import Replica, RequestError
 from ...schema.layout import Layout
 from .replica_watch import ReplicaWatch, new_replica
-from .status_writer import Timing
 from .work_queue import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -33,7 +32,6 @@ class GatewayProcess:
 
     tasks: BackgroundTasks
     layout: Layout
-    timing: Timing
     begin_anew: Callable[[], Coroutine[Any, Any, None]]  # follows whatever runs by then
     watch: ReplicaWatch | None = field(init=False, default=None)
     _port_guard: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
@@ -51,7 +49,6 @@ class GatewayProcess:
         self.watch = ReplicaWatch(
             new_replica(found.run_file),
             found.run_file,
-            self.timing,
             _log_state,
             self._give_up,
             revive=lambda _: process.revive(self.layout),

@@ -71,7 +71,7 @@ from .gateway import GatewayManager
 from .own_requests import Autoscaler, Submit, Successors, scaling_of
 from .replica_watch import ReplicaWatch
 from .replicas import Leftovers, ReplicaManager
-from .status_writer import StatusWriter, Timing
+from .status_writer import StatusWriter
 from .work_queue import BackgroundTasks, WorkQueue
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,6 @@ class Reconciler:
         store: AsyncStore,
         bus: EventBus,
         paths: Paths,
-        timing: Timing | None = None,
         *,
         submit: Submit,
         fork: Fork | None = None,
@@ -96,19 +95,18 @@ class Reconciler:
 
         `fork` forks shims; without it they are programs.
         """
-        timing = timing or Timing()
         self._store = store
         self._layout = paths
         self._tasks = BackgroundTasks()
-        self._status = StatusWriter(store, bus, timing)
+        self._status = StatusWriter(store, bus)
         self.replicas = ReplicaManager(
-            store, self._status, self._tasks, paths.runs, timing, self._note_status, fork
+            store, self._status, self._tasks, paths.runs, self._note_status, fork
         )
         self.leftovers = Leftovers(store, self._status, self.replicas)
         self.autoscaler = Autoscaler(self._tasks, self.replicas.watches.occupancy, submit)
         self.successors = Successors(self._tasks, self.replicas.watches.of, submit)
-        self.queue = WorkQueue(store, bus, self._tasks, self._status, self.reconcile, timing)
-        self.gateway = GatewayManager(store, bus, self._tasks, self.replicas, paths, timing)
+        self.queue = WorkQueue(store, bus, self._tasks, self._status, self.reconcile)
+        self.gateway = GatewayManager(store, bus, self._tasks, self.replicas, paths)
         self.changes = Changes(store, self.replicas, self.gateway, submit)
 
     def _note_status(self, watch: ReplicaWatch) -> None:

@@ -33,11 +33,11 @@ from ...system.process.exit_reason import ExitReason
 from ...system.text.json_lines import Json, decode_line, encode_line
 from ...system.text.units import MB
 from ..dispatch.outcomes import error_of_exit
-from .status_writer import Timing
 
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = MB
+LOOK_AGAIN_SECONDS = 1.0  # after a shim could not be followed
 EXITS = ("exits", "exit_kinds")  # fields that a FAILED replica's exit has from its last status
 _GIVEN_UP_HINT = "fix what its log shows, then launch it again"
 
@@ -56,7 +56,6 @@ class ReplicaWatch:
 
     replica: Replica  # its row
     run_file: RunFile  # how to start it again
-    timing: Timing
     on_change: Callable[[Replica], Coroutine[Any, Any, None]]
     # Called when the restart budget is spent, with the reason.
     on_give_up: Callable[[Replica, RequestError], Coroutine[Any, Any, None]]
@@ -126,7 +125,7 @@ class ReplicaWatch:
             except Exception:
                 # An error of ours says nothing about the shim: look again.
                 log.exception("cannot follow replica %s", self.replica.id, extra=self._log_fields)
-                await asyncio.sleep(self.timing.look_again_seconds)
+                await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
     async def _follow_shim(self) -> None:
         path = self.run_file.socket_path
@@ -224,7 +223,7 @@ class ReplicaWatch:
         if status is None and not is_local:  # its agent may not have written one yet
             is_stopped = await asyncio.to_thread(run_files.read, run_dir) is None
         if status is not None and not is_stopped and is_alive(status):
-            await asyncio.sleep(self.timing.look_again_seconds)  # not reached, or cut off
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)  # not reached, or cut off
             return
         if not (is_local or is_stopped):
             await self._renew_agent()
@@ -241,7 +240,7 @@ class ReplicaWatch:
     async def _renew_agent(self) -> None:
         """Have another agent serve the replica, which outlives its agents."""
         self._handled_generation = 0  # the answer to an exit may not have reached the agent
-        await asyncio.sleep(self.timing.look_again_seconds)
+        await asyncio.sleep(LOOK_AGAIN_SECONDS)
         await asyncio.to_thread(run_files.revive, self.run_file)
 
     async def _on_exit(self, status: StatusLine) -> None:
@@ -335,7 +334,7 @@ class ReplicaWatch:
             waiting = f"{await asyncio.to_thread(find_obstacle)}: waiting until that has changed"
             log.warning("replica %s: %s", self.replica.id, waiting, extra=self._log_fields)
             await self._set_state(ReplicaState.BACKING_OFF, exit={**exit_facts, WAITING: waiting})
-        await asyncio.sleep(self.timing.look_again_seconds)
+        await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
 
 def new_replica(run_file: RunFile) -> Replica:

@@ -38,10 +38,11 @@ from ...schema.states import SERVING, EnvironmentState, ErrorKind, ReplicaState
 from ...system.text.json_lines import Json
 from .decisions import observed_state
 from .replica_watch import ReplicaWatch, is_over, new_replica
-from .status_writer import StatusWriter, Timing
+from .status_writer import StatusWriter
 from .watches import Moves, Watches
 from .work_queue import BackgroundTasks
 
+STOP_AGAIN_SECONDS = 10.0  # after an engine did not answer
 _THREADS = ThreadPoolExecutor(32, "stop")  # each may wait for sessions, for minutes
 
 log = logging.getLogger(__name__)
@@ -145,7 +146,6 @@ class ReplicaManager:
     status: StatusWriter
     tasks: BackgroundTasks
     runs: Path  # the folder of run files
-    timing: Timing
     on_status: Callable[[ReplicaWatch], None]  # called after each status
     fork: Fork | None = None  # forks shims
     _adopting: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
@@ -199,7 +199,7 @@ class ReplicaManager:
             if replica is None or is_over(replica.state):  # or the row of an earlier attempt
                 replica = new_replica(run_file)
             again = partial(run_files.revive, fork=self.fork)
-            watch = ReplicaWatch(replica, run_file, self.timing, self._record, self._give_up, again)
+            watch = ReplicaWatch(replica, run_file, self._record, self._give_up, again)
             watch.on_status = partial(self._note_status, watch)
             self.watches.add(watch)
             watch.task = self.tasks.spawn(watch.run(), f"watch {replica.id}")
@@ -353,20 +353,6 @@ class ReplicaManager:
         stop = partial(run_files.stop_environment, request_id=request_id)
         await asyncio.to_thread(stop, self.runs, name, grace_seconds)
 
-    async def insist_on_stopping(self, name: str, request_id: str) -> None:
-        """Stop what is left of a launch, again and again until nothing is."""
-        while True:
-            try:
-                return await self.stop_launch(name, request_id)
-            except Exception as exc:
-                log.warning(
-                    "launch %s of %s cannot be stopped, trying again: %s",
-                    *(request_id, name, exc),
-                    exc_info=None if isinstance(exc, EngineFailed) else exc,
-                    extra={"environment": name, "request_id": request_id},
-                )
-            await asyncio.sleep(self.timing.stop_again_seconds)
-
     async def take_over(self, environment: Environment) -> None:
         """Restart the replicas of its launch from now on; those that are held may accept.
 
@@ -391,7 +377,7 @@ class ReplicaManager:
             await asyncio.to_thread(run_files.stop_replicas, run_dirs)
         except EngineFailed as exc:
             log.warning("%s", exc.message)
-            again = self.stop(run_dirs, self.timing.stop_again_seconds)
+            again = self.stop(run_dirs, STOP_AGAIN_SECONDS)
             self.tasks.spawn(again, "stop replicas of an engine")
 
 

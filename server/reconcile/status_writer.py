@@ -26,18 +26,8 @@ from ..events import EventBus
 
 log = logging.getLogger(__name__)
 
+RETRY_SECONDS = 1.0  # after the database or an engine refused
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Pauses of the reconciler, in seconds."""
-
-    retry_seconds: float = 1.0  # after the database refused
-    look_again_seconds: float = 1.0  # after a shim could not be followed
-    stop_again_seconds: float = 10.0  # after an engine did not answer
-    # Between a replica's status and its new weight; an engine's replica reports every 2 s.
-    weigh_seconds: float = 3.0
 
 
 @dataclass(eq=False)
@@ -46,7 +36,6 @@ class StatusWriter:
 
     store: AsyncStore
     bus: EventBus
-    timing: Timing
 
     async def set_environment(
         self,
@@ -108,13 +97,13 @@ class StatusWriter:
         log.info("replica %s is %s", replica.id, state, extra=extra | {"pid": replica.pid})
 
     async def insist(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what `work` returns, repeating it for as long as the database refuses."""
+        """Return what `work` returns, repeating it while the database or an engine refuses."""
         while True:
             try:
                 return await work()
-            except DatabaseError as exc:
-                log.warning("a status cannot be written, trying again: %s", exc)
-                await asyncio.sleep(self.timing.retry_seconds)
+            except (DatabaseError, OSError) as exc:
+                log.warning("what is due cannot be done, trying again: %s", exc)
+                await asyncio.sleep(RETRY_SECONDS)
 
 
 def _log_fields(generation: Generation) -> Json:

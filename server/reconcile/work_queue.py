@@ -24,7 +24,7 @@ from ...requests_db.sql import queries
 from ...requests_db.transactions.journal import REQUEST_STATE
 from ..events import EventBus
 from .decisions import DECISIVE
-from .status_writer import StatusWriter, Timing
+from .status_writer import RETRY_SECONDS, StatusWriter
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,6 @@ class WorkQueue:
     tasks: BackgroundTasks
     status: StatusWriter
     reconcile: Callable[[str], Coroutine[Any, Any, None]]  # takes a name
-    timing: Timing
     _due: set[str] = field(init=False, default_factory=set)  # names
     _running: dict[str, asyncio.Task[None]] = field(init=False, default_factory=dict)  # by name
 
@@ -118,6 +117,6 @@ class WorkQueue:
         except (DatabaseError, OSError) as exc:
             log.warning("cannot reconcile %s, trying again: %s", name, exc, extra=extra)
             self._due.add(name)
-            await asyncio.sleep(self.timing.retry_seconds)
+            await asyncio.sleep(RETRY_SECONDS)
         except Exception:
             log.exception("cannot reconcile %s", name, extra=extra)

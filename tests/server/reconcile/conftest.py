@@ -10,7 +10,6 @@ from openenvd.requests_db.records import Replica
 from openenvd.schema.states import ReplicaState
 from openenvd.server.errors import CannotChange
 from openenvd.server.reconcile.replica_watch import ReplicaWatch
-from openenvd.server.reconcile.status_writer import Timing
 from openenvd.server.reconcile.work_queue import BackgroundTasks
 
 WAIT_SECONDS = 20.0
@@ -29,7 +28,7 @@ def new_watch(
     known |= {"number": ordinal, "request_id": "1", "host": "127.0.0.1", "port": 21000 + ordinal}
     known["created_at"] = float(ordinal)
     run_file = RunFile.of(Path("/run"), known | data)
-    watch = ReplicaWatch(row, run_file, Timing(), ignore, ignore)
+    watch = ReplicaWatch(row, run_file, ignore, ignore)
     watch.is_kept.set()
     return watch
 

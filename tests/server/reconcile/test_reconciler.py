@@ -39,10 +39,9 @@ from openenvd.server import events
 from openenvd.server.api.views import environment_view, replica_view
 from openenvd.server.events import EventBus
 from openenvd.server.operations.base import OperationContext
-from openenvd.server.reconcile import replacing, replica_watch
+from openenvd.server.reconcile import replacing, replica_watch, replicas, status_writer, work_queue
 from openenvd.server.reconcile.own_requests import Submit
 from openenvd.server.reconcile.reconciler import Reconciler
-from openenvd.server.reconcile.status_writer import Timing
 from openenvd.system.process.process_identity import ProcessIdentity
 from openenvd.system.text.json_lines import decode_line
 
@@ -72,10 +71,8 @@ class World:
         self.submit: Submit = submit_nothing
         self.fork: Fork | None = None
 
-    async def reconcile(self, timing: Timing | None = None) -> Reconciler:
-        made = Reconciler(
-            self.store, self.bus, self.paths, timing, submit=self.submit, fork=self.fork
-        )
+    async def reconcile(self) -> Reconciler:
+        made = Reconciler(self.store, self.bus, self.paths, submit=self.submit, fork=self.fork)
         self.reconcilers.append(made)
         await made.start()
         return made
@@ -374,11 +371,14 @@ async def test_a_killed_shim_is_replaced_on_its_run_file(world: World) -> None:
     assert (await world.replica()).restarts == 2
 
 
-async def test_a_replica_whose_port_was_taken_waits_for_it(world: World) -> None:
+async def test_a_replica_whose_port_was_taken_waits_for_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it waits for is said, and is no exit: its budget is not spent."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    await world.reconcile(Timing(look_again_seconds=0.01))
+    monkeypatch.setattr(replica_watch, "LOOK_AGAIN_SECONDS", 0.01)
+    await world.reconcile()
     launch = await world.launch()
     server = await world.started(launch, port=port)
     await world.replica_becomes(ReplicaState.READY)
@@ -406,7 +406,8 @@ async def test_a_replica_whose_installation_was_removed_is_started_again_from_th
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where that is removed as well, it waits, and spends no budget."""
-    await world.reconcile(Timing(look_again_seconds=0.01))
+    monkeypatch.setattr(replica_watch, "LOOK_AGAIN_SECONDS", 0.01)
+    await world.reconcile()
     launch = await world.launch()
     await world.started(launch, words=["/gone/env_host/__main__.py"])
     await world.replica_becomes(ReplicaState.READY)
@@ -501,7 +502,8 @@ async def test_a_down_that_cannot_end_what_was_set_aside_says_so_until_somebody_
     await world.succeeds(launch)
     whole = json.loads((run_dir / RUN_FILE_NAME).read_bytes())
     (run_dir / RUN_FILE_NAME).write_bytes(UNUSABLE[kind](whole))
-    await world.reconcile(Timing(retry_seconds=0.01))
+    monkeypatch.setattr(work_queue, "RETRY_SECONDS", 0.01)
+    await world.reconcile()
     down = await world.down()
     with pytest.raises(EngineFailed, match="cannot be stopped: its run file") as caught:
         await world.carry_out(down)
@@ -623,7 +625,8 @@ async def test_a_down_that_failed_is_finished_by_the_reconciler_as_soon_as_that_
             raise OSError(errno.EMFILE, "too many open files")
         return original(*args, **given)
 
-    await world.reconcile(Timing(retry_seconds=0.01))
+    monkeypatch.setattr(work_queue, "RETRY_SECONDS", 0.01)
+    await world.reconcile()
     [server] = await world.serving()
     original = run_files.stop_environment
     monkeypatch.setattr(run_files, "stop_environment", stop)
@@ -820,7 +823,8 @@ async def test_a_replica_is_restarted_once_the_full_disk_can_be_written(
             raise DatabaseFull("the disk is full")
         return await original(work, *args, **kwargs)
 
-    reconciler = await world.reconcile(Timing(retry_seconds=0.01))
+    monkeypatch.setattr(status_writer, "RETRY_SECONDS", 0.01)
+    reconciler = await world.reconcile()
     [server] = await world.serving()
     original = world.store.write
     monkeypatch.setattr(world.store, "write", write)
@@ -843,7 +847,8 @@ async def test_an_error_of_the_watch_is_not_taken_for_the_death_of_the_shim(
         return decode_line(line)
 
     monkeypatch.setattr(replica_watch, "decode_line", decode)
-    await world.reconcile(Timing(look_again_seconds=0.01))
+    monkeypatch.setattr(replica_watch, "LOOK_AGAIN_SECONDS", 0.01)
+    await world.reconcile()
     [server] = await world.serving()
     assert not broken
     assert is_running(server)
@@ -941,8 +946,8 @@ async def test_what_was_replaced_is_stopped_when_its_engine_answers_again(
     monkeypatch.setattr(run_files, "stop_replicas", stop_replicas)
     monkeypatch.setattr(run_files, "_MARGIN_SECONDS", 0.1)
     monkeypatch.setattr(replacing, "STOP_SECONDS", 1.0)
-    timing = Timing(stop_again_seconds=0.05)
-    first = await world.reconcile(timing)
+    monkeypatch.setattr(replicas, "STOP_AGAIN_SECONDS", 0.05)
+    first = await world.reconcile()
     launch = await world.launch()
     old = await world.started(launch)
     run_dir = world.out_of_reach(launch, 1)
@@ -956,7 +961,7 @@ async def test_what_was_replaced_is_stopped_when_its_engine_answers_again(
     assert await world.generations() == {2: "SERVING", 1: "DRAINING"}
     if is_killed:
         await first.stop()
-        await world.reconcile(timing)
+        await world.reconcile()
     write_json(str(run_dir / STATUS_FILE_NAME), {"state": "stopped"})
     await world.generations_become(g2="SERVING", g1="RETIRED")
     assert not run_dir.exists()

@@ -20,7 +20,6 @@ from openenvd.requests_db.records import Replica, RequestError
 from openenvd.schema.states import ReplicaState
 from openenvd.server.api.views import replica_view
 from openenvd.server.reconcile.replica_watch import ReplicaWatch
-from openenvd.server.reconcile.status_writer import Timing
 from openenvd.system.process.exit_reason import ExitKind, ExitReason
 from openenvd.system.process.process_identity import ProcessIdentity
 from openenvd.system.text.json_lines import encode_line
@@ -64,19 +63,17 @@ Shim = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 async def watching(
     run_file: RunFile,
     observed: Observed,
-    look_again_seconds: float = 1.0,
     shim: Shim | None = None,
 ) -> AsyncIterator[ReplicaWatch]:
     """A watch at work, for as long as a test may take; what the shim at the socket does, if any."""
     starting, run_dir = ReplicaState.STARTING, str(run_file.run_dir)
     replica = Replica(run_file.replica_id, "trial", 0, "local", starting, run_dir, 0.0)
-    timing = Timing(look_again_seconds=look_again_seconds)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(asyncio.timeout(TIMEOUT_SECONDS))
         if shim is not None:
             server = await asyncio.start_unix_server(shim, run_file.socket_path)
             await stack.enter_async_context(server)
-        watch = ReplicaWatch(replica, run_file, timing, observed.change, observed.give_up)
+        watch = ReplicaWatch(replica, run_file, observed.change, observed.give_up)
         if observed.serving:
             watch.is_kept.set()
         watch.task = asyncio.create_task(watch.run())
@@ -276,7 +273,7 @@ async def test_what_an_engine_serves_gets_another_agent_though_its_status_is_los
     asked: queue.Queue[RunFile] = queue.Queue()
     monkeypatch.setattr(run_files, "revive", asked.put)
     observed = Observed(serving=True)
-    async with watching(on_engine, observed, look_again_seconds=0.01) as watch:
+    async with watching(on_engine, observed) as watch:
         found = await asyncio.to_thread(asked.get, timeout=TIMEOUT_SECONDS)
         assert not watch.task.done()
     assert found.replica_id == on_engine.replica_id
