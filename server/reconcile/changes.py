@@ -30,6 +30,7 @@ import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
@@ -173,12 +174,14 @@ class Changes:
                 if not is_leaving(watch):
                     await watch.drain(seconds, leaves=True)
             if state is GenerationState.FAILED:
-                await self.replicas.status.insist(lambda: self._start_missing(name))
+                start = partial(self._start_missing, name)
+                await self.replicas.status.insist(f"scale {name}", start)
             if tasks := [watch.task for watch in ending]:
                 await asyncio.wait(tasks, timeout=seconds + replacing.STOP_SECONDS)
-            status = self.replicas.status
-            await status.insist(lambda: self.replicas.stop_launch(name, launch))
-            await status.insist(lambda: status.end_generation(generation, state, error))
+            status, stop = self.replicas.status, partial(self.replicas.stop_launch, name, launch)
+            await status.insist(f"stop launch {launch} of {name}", stop)
+            end = partial(status.end_generation, generation, state, error)
+            await status.insist(f"write the end of launch {launch} of {name}", end)
         finally:
             self._retiring.discard(launch)
 

@@ -21,6 +21,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 import anyio
@@ -44,7 +45,6 @@ from .gateway_process import GatewayProcess
 from .held_requests import HeldRequests
 from .replica_watch import ReplicaWatch
 from .replicas import ReplicaManager
-from .status_writer import RETRY_SECONDS
 from .work_queue import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -182,33 +182,29 @@ class GatewayManager:
 
     async def _reconcile_insistently(self, names: Collection[str] | None = None) -> None:
         """Reconcile these environments, or all; try again until that succeeds."""
-        while True:
-            try:
-                async with self._reconciling:  # or what was read earlier might be written later
-                    await self._reconcile(names)
-                return
-            except (DatabaseError, EngineFailed, OSError) as exc:
-                log.warning("cannot update the gateway, trying again: %s", exc)
-            except Exception:
-                log.exception("cannot update the gateway")
-            await asyncio.sleep(RETRY_SECONDS)
+        await self.replicas.status.insist("update the gateway", partial(self._reconcile, names))
 
     async def _reconcile(self, names: Collection[str] | None) -> None:
-        is_known = self.process.watch or self._written or self.replicas.observer.gateway_aside
-        if names is not None and not is_known and not self.layout.run_dir(process.NAME).exists():
-            return  # this home has no gateway
-        await self._look_aside()
-        backends = await self._backends(names)
-        if not backends and await self._stop_if_unused():
-            self._written = {}
-            return
-        await self._held.start()
-        await asyncio.to_thread(self._files.write, backends.values())
-        self._written = backends
-        self._weights = {name: w for name, w in self._weights.items() if name in backends}
-        self._has_written.set()
-        self._has_written = asyncio.Event()
-        await self.process.follow()
+        async with self._reconciling:  # or what was read earlier might be written later
+            is_known = self.process.watch or self._written or self.replicas.observer.gateway_aside
+            if (
+                names is not None
+                and not is_known
+                and not self.layout.run_dir(process.NAME).exists()
+            ):
+                return  # this home has no gateway
+            await self._look_aside()
+            backends = await self._backends(names)
+            if not backends and await self._stop_if_unused():
+                self._written = {}
+                return
+            await self._held.start()
+            await asyncio.to_thread(self._files.write, backends.values())
+            self._written = backends
+            self._weights = {name: w for name, w in self._weights.items() if name in backends}
+            self._has_written.set()
+            self._has_written = asyncio.Event()
+            await self.process.follow()
 
     async def _look_aside(self) -> None:
         """Degrade the environments behind a gateway whose run file cannot be used."""

@@ -43,7 +43,7 @@ from ...system.process.proc import raise_fd_limit
 
 log = logging.getLogger(__name__)
 
-MAX_HELD = 16384
+MAX_HELD = 16384  # if the limit on descriptors allows as many
 HEAD_SECONDS = 10.0
 _MAX_HEAD_BYTES = 2 * MAX_HEAD_BYTES  # with what the gateway adds
 _MARGIN = 1024  # connections beyond those that are held, which are answered at once
@@ -65,19 +65,12 @@ class HeldRequests:
         path: Where the socket is made, for its owner alone.
         until_served: Given an environment's name, waits until it has a replica; returns None, or
             why it has none. All requests of an environment share one call.
-        max_held: How many requests may wait; by default `MAX_HELD`, or as many as the descriptors
-            allow.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        until_served: Callable[[str], Awaitable[str | None]],
-        max_held: int | None = None,
-    ) -> None:
+    def __init__(self, path: Path, until_served: Callable[[str], Awaitable[str | None]]) -> None:
         self.path = path
         self._until_served = until_served
-        self._max_held = max_held or connections_within(raise_fd_limit(), shares=2, most=MAX_HELD)
+        self._max_held = connections_within(raise_fd_limit(), shares=2, most=MAX_HELD)
         self._listener: Listener | None = None
         self._held: dict[str, set[_Connection]] = {}  # by environment
         self._waiting: dict[str, asyncio.Task[None]] = {}  # for its replica

@@ -309,14 +309,15 @@ class ReplicaManager:
             if watch is not None and watch.is_kept.is_set():
                 await self.observer.observe(replica.environment)
 
-        await self.status.insist(write)
+        await self.status.insist(f"write the state of {replica.id}", write)
         if replica.state is ReplicaState.STOPPED and watch is not None and watch.was_drained:
             self.tasks.spawn(self.stop([Path(replica.run_dir)]), f"remove {replica.id}")
 
     async def _give_up(self, replica: Replica, error: RequestError) -> None:
         """Write why a replica is not started again, and free what it holds."""
         await self._record(replica)
-        await self.status.insist(lambda: self.observer.fail(replica.environment, error))
+        fail = partial(self.observer.fail, replica.environment, error)
+        await self.status.insist(f"write why {replica.id} is not restarted", fail)
         # Last: it cancels the watch that calls this.
         self.tasks.spawn(self._stop_one(replica), f"stop {replica.id}")
 

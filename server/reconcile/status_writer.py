@@ -96,14 +96,16 @@ class StatusWriter:
         extra = {"replica": replica.id, "environment": replica.environment, "state": state}
         log.info("replica %s is %s", replica.id, state, extra=extra | {"pid": replica.pid})
 
-    async def insist(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what `work` returns, repeating it while the database or an engine refuses."""
+    async def insist(self, what: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return what `work` returns, repeating it until it succeeds; logs say `what` cannot be."""
         while True:
             try:
                 return await work()
             except (DatabaseError, OSError) as exc:
-                log.warning("what is due cannot be done, trying again: %s", exc)
-                await asyncio.sleep(RETRY_SECONDS)
+                log.warning("cannot %s, trying again: %s", what, exc)
+            except Exception:
+                log.exception("cannot %s", what)
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 def _log_fields(generation: Generation) -> Json:

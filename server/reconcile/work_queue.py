@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ...requests_db.async_store import AsyncStore
@@ -83,7 +84,8 @@ class WorkQueue:
                         self.add(event.environment)
                 if subscription.lagged:  # events were dropped; their contents are in the tables
                     subscription.lagged = False  # before the tables are read
-                    for name in await self.status.insist(lambda: self.store.read(queries.NAMES)):
+                    read = partial(self.store.read, queries.NAMES)
+                    for name in await self.status.insist("read the environments", read):
                         self.add(name)
 
     async def wait(self, name: str | None = None) -> None:

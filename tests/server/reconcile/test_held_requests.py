@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from openenvd.server.reconcile import held_requests
 from openenvd.server.reconcile.held_requests import HeldRequests
 from openenvd.system.process.proc import raise_fd_limit
 
@@ -86,9 +87,10 @@ async def test_a_crowd_is_held_and_shares_one_wait(held: HeldRequests, replicas:
 
 
 async def test_a_request_for_which_there_is_no_room_is_told_so(
-    tmp_path: Path, replicas: Replicas
+    tmp_path: Path, replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = HeldRequests(tmp_path / "held.sock", replicas.until_served, max_held=2)
+    monkeypatch.setattr(held_requests, "connections_within", lambda *_, **__: 2)
+    held = HeldRequests(tmp_path / "held.sock", replicas.until_served)
     await held.start()
     waiting = [await send(held, HEAD) for _ in range(2)]
     while not replicas.asked:
