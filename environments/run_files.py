@@ -275,14 +275,16 @@ def of_environment(runs: Path, name: str, known: Known = None) -> list[RunFile]:
     return look(runs, name, known)[0]
 
 
-def each_of_environment(runs: Path, name: str, known: Known = None) -> Iterator[RunFile]:
-    """Yield the replicas of an environment, each read when it is needed, if it is not `known`."""
-    for each in _look_at_all(runs, f"{name}-", known):
+def each_of_environment(runs: Path, name: str) -> Iterator[RunFile]:
+    """Yield the replicas of an environment, each read when it is needed."""
+    for each in _look_at_all(runs, f"{name}-"):
         if isinstance(each, RunFile) and each.environment == name:
             yield each
 
 
-def _look_at_all(runs: Path, prefix: str, known: Known) -> Iterator[RunFile | SetAside | None]:
+def _look_at_all(
+    runs: Path, prefix: str, known: Known = None
+) -> Iterator[RunFile | SetAside | None]:
     known = known or {}
     with contextlib.suppress(FileNotFoundError):
         names = [entry.name for entry in os.scandir(runs) if entry.name.startswith(prefix)]

@@ -66,15 +66,13 @@ def stop_stray(layout: Layout, stray: Json, grace_seconds: float) -> None:
 
     Raises `EngineFailed` if its engine does not answer, or it is not a stray.
     """
-    if (run_file := run_files.read(layout.run_dir(stray["id"]))) is not None:
-        run_files.stop_replicas([run_file.run_dir], grace_seconds)
-        return
-    for aside in run_files.look(layout.runs)[1]:
-        if aside.replica_id == stray["id"]:
-            run_files.stop_set_aside(aside, grace_seconds)
-            return
-    if stray["provider"] == run_files.LOCAL:
-        return  # it is gone
+    found = run_files.look_at(layout.run_dir(stray["id"]))
+    if isinstance(found, run_files.SetAside):
+        run_files.stop_set_aside(found, grace_seconds)
+    elif found is not None:
+        run_files.stop_replicas([found.run_dir], grace_seconds)
+    if found is not None or stray["provider"] == run_files.LOCAL:
+        return  # a local one without a folder is gone
     engines = [at for at in engines_used(layout) if at.engine == stray["provider"]]
     if not engines:
         raise EngineFailed(f"this home has used no engine {stray['provider']!r}")

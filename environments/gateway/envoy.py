@@ -17,7 +17,7 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -143,10 +143,12 @@ class BackendFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._clusters, self._routes = folder / "clusters.json", folder / "routes.json"
+        self._shared = folder / "clusters.json", folder / "routes.json"
         self._written: dict[str, Backend] = {}
-        self._texts: dict[str, _Texts] = {}
-        self._identities: tuple[tuple[int, int], ...] = ()  # of clusters and routes
+        # By environment, its items of the lists in the shared files
+        self._clusters: dict[str, bytes] = {}
+        self._routes: dict[str, bytes] = {}
+        self._identities: list[tuple[int, int]] = []  # of the shared files
 
     def write(self, backends: Iterable[Backend]) -> None:
         """Write the files for these environments, as far as they have changed.
@@ -155,49 +157,39 @@ class BackendFiles:
         """
         wanted = {backend.name: backend for backend in backends}
         folder = self._folder / "endpoints"
-        if not self._identities or self._identities != self._identify():
-            self._written, self._texts = {}, {}
+        if is_first := not self._identities or self._identities != self._identify():
+            self._written = {}
             make_private(self._folder)
             make_private(folder)
         elif wanted == self._written:
             return
-        self._identities = ()  # unknown, until all files are written
-        texts = {}
+        self._identities = []  # unknown, until all files are written
+        clusters, routes = {}, {}
         for name, backend in wanted.items():
             if self._written.get(name) == backend:
-                texts[name] = self._texts[name]
+                clusters[name], routes[name] = self._clusters[name], self._routes[name]
                 continue
             path = folder / f"{name}.json"
             _replace(path, configuration.endpoints(backend))
-            cluster = orjson.dumps(configuration.cluster(backend, str(path)))
-            own_routes = map(orjson.dumps, configuration.routes_to(backend))
-            texts[name] = _Texts(cluster, b",".join(own_routes))
+            clusters[name] = orjson.dumps(configuration.cluster(backend, str(path)))
+            routes[name] = b",".join(map(orjson.dumps, configuration.routes_to(backend)))
         # A new cluster must be written before its route, and a removed one must go after its route.
-        before = self._texts
         old = self._written.keys() or {path.stem for path in folder.glob("*.json")}
-        routes = configuration.routes(orjson.Fragment(each.routes) for each in texts.values())
-        clusters = configuration.clusters(orjson.Fragment(each.cluster) for each in texts.values())
+        clusters_path, routes_path = self._shared
+        to_all = configuration.routes(map(orjson.Fragment, routes.values()))
         if not old <= wanted.keys():
-            _replace(self._routes, routes)
-        if not before or [t.cluster for t in before.values()] != [
-            t.cluster for t in texts.values()
-        ]:
-            _replace(self._clusters, clusters)
-        if not before or [t.routes for t in before.values()] != [t.routes for t in texts.values()]:
-            _replace(self._routes, routes)
+            _replace(routes_path, to_all)
+        if is_first or clusters != self._clusters:
+            _replace(clusters_path, configuration.clusters(map(orjson.Fragment, clusters.values())))
+        if is_first or routes != self._routes:
+            _replace(routes_path, to_all)
         for name in old - wanted.keys():
             (folder / f"{name}.json").unlink(missing_ok=True)
-        self._written, self._texts, self._identities = wanted, texts, self._identify()
+        self._written, self._clusters, self._routes = wanted, clusters, routes
+        self._identities = self._identify()
 
-    def _identify(self) -> tuple[tuple[int, int], ...]:
-        return file_identity(str(self._clusters)), file_identity(str(self._routes))
-
-
-class _Texts(NamedTuple):
-    """One environment's entries in the files that all environments share: items of a JSON list."""
-
-    cluster: bytes
-    routes: bytes
+    def _identify(self) -> list[tuple[int, int]]:
+        return [file_identity(str(path)) for path in self._shared]
 
 
 def _most_connections() -> int:

@@ -242,8 +242,8 @@ def is_alive(status: StatusLine) -> bool:
     return shim is not None and ProcessIdentity(shim["pid"], shim["started_at"]).is_alive()
 
 
-def clean_up_after_shim(run_dir: str | os.PathLike[str]) -> list[int]:
-    """End the shim and the server of a run directory at once; return the pids that were signalled.
+def clean_up_after_shim(run_dir: str | os.PathLike[str]) -> None:
+    """End the shim and the server of a run directory at once.
 
     If the shim was killed, the kernel ended its server with it, but perhaps not the processes that
     the server had started. If the shim does not answer, it is ended, too. If it ended in order,
@@ -253,24 +253,22 @@ def clean_up_after_shim(run_dir: str | os.PathLike[str]) -> list[int]:
     run = read_run_file(run_dir) or {}
     if "agent" in status or run.get("provider", "local") != "local":
         files.unlink_sockets(run)
-        return []  # it is on an engine, and has no process that we end
-    ended: list[int] = []
+        return  # it is on an engine, and has no process that we end
     shim = status.get("shim") or run.get("shim")
     if shim:
         identity = ProcessIdentity(shim["pid"], shim["started_at"])
         if status.get("state") == "stopped" and wait_until_dead([identity], _LINGER_SECONDS):
-            return []
-        ended += stop_tree(identity, grace_seconds=0.0)
+            return
+        stop_tree(identity, grace_seconds=0.0)
     group = status.get("cgroup") or run.get("cgroup")
     cgroup = Cgroup.from_json(group) if group else None
     pid, started_at = status.get("pid"), status.get("pid_started_at")
     if pid is not None and started_at is not None:
         identity = ProcessIdentity(pid, started_at)
-        ended += stop_tree(identity, grace_seconds=0.0, cgroup=cgroup)
+        stop_tree(identity, grace_seconds=0.0, cgroup=cgroup)
     if cgroup is not None:
         end_group(cgroup)
     files.unlink_sockets(run)
-    return ended
 
 
 def end_group(cgroup: Cgroup) -> None:

@@ -80,10 +80,7 @@ class Changes:
     ) -> dict[str, Any]:
         """Carry out a request; only one at a time may change an environment that serves.
 
-        Args:
-            request: The request.
-            context: Where it reports.
-            prepared: What the worker of a launch has returned.
+        `prepared` is what the worker of a launch has returned.
 
         Returns:
             For a `launch`, `{"environment": {"name", "state", "address", …, "replicas": […]}}`. For
@@ -437,8 +434,11 @@ class _Restart(replacing.Change):
         staying, spec = self._staying(), self._staying()[0].run_file.data["spec"]
         wanted = wanted_replicas(environment) or len(staying)
         others = [watch for watch in staying if self._is_new(watch) or not self._is_chosen(watch)]
-        if payload.replica is not None and len(others) == len(staying):
-            self._check_replaced(staying)
+        is_there = len(others) < len(staying) or any(map(self._is_new, staying))
+        if payload.replica is not None and not is_there:
+            numbers = ", ".join(map(str, sorted(w.replica.ordinal for w in staying)))
+            message = f"{self.name} has no replica {payload.replica}"
+            raise NotRunning(message, f"its replicas are {numbers}")
         surge, unavailable = replacement_room(
             wanted,
             payload.max_surge or spec.get("max_surge"),
@@ -465,14 +465,6 @@ class _Restart(replacing.Change):
         if payload.together:  # some may have ended meanwhile
             return ordinal in payload.together
         return payload.replica in (None, ordinal)
-
-    def _check_replaced(self, staying: list[ReplicaWatch]) -> None:
-        """Refuse to restart a replica that the environment never had."""
-        if not any(map(self._is_new, staying)):
-            numbers = ", ".join(map(str, sorted(w.replica.ordinal for w in staying)))
-            raise NotRunning(
-                f"{self.name} has no replica {self._payload.replica}", f"its replicas are {numbers}"
-            )
 
 
 def _cannot_be_missing(name: str) -> InvalidSpec:

@@ -197,14 +197,14 @@ class Change:
             self._roster.note(watch)
         return changed
 
-    async def _wait(self) -> list[ReplicaWatch]:
-        """Wait until a replica changes, or a time may be over; return the changed replicas.
+    async def _wait(self) -> None:
+        """Wait until a replica changes, or a time may be over.
 
         Raises:
             EnvironmentsError: One that was started has failed, or one was not ready in time.
             NotReady: One that is drained has not ended in time.
         """
-        changed = await self._take_moves(POLL_INTERVAL_SECONDS)
+        await self._take_moves(POLL_INTERVAL_SECONDS)
         if (waiting := next(self._roster.each(Part.WAITING), None)) is not None:
             self._report_waiting(waiting)
         ending = next(self._roster.each(Part.ENDING), None)
@@ -213,7 +213,6 @@ class Change:
                 f"{ending.replica.id} has not ended yet: its engine does not answer, or is slow",
                 "it ends when its engine has stopped it; restart the others then",
             )
-        return changed
 
     def _report_waiting(self, first: ReplicaWatch) -> None:
         now, count, ready = time.monotonic(), self._roster.count(Part.WAITING), len(self._ready)

@@ -296,36 +296,27 @@ class ReplicaWatch:
         return self.is_kept.is_set() and not self.is_draining
 
     async def _start_again(self) -> None:
+        """Start its server; wait while another process has the port, which is no exit of ours."""
         while self._is_to_run:
             try:
                 await asyncio.to_thread(renew, self.run_file)
-                break
             except FileNotFoundError:  # wait: the daemon that the next command starts adopts it
                 await self._wait(lambda: "openenvd was removed or moved")
-        if self._writer is not None:
-            self._writer.write(encode_line({"op": "start"}))
-            await self._writer.drain()
-        else:
+                continue
+            if self._writer is not None:
+                await self._send({"op": "start"})
+                return
             self._handled_generation = 0  # a new shim counts from 0
             self._restarts_before = self.replica.restarts + 1
             try:
-                await self._revive()
-            except OSError:  # a full disk: tried again, as long as the budget lasts
-                log.exception(
-                    "cannot start a shim of replica %s", self.replica.id, extra=self._log_fields
-                )
-
-    async def _revive(self) -> None:
-        """Start a new shim; wait while another process has the port, which is no exit of ours."""
-        while self._is_to_run:
-            try:
                 await asyncio.to_thread(self.revive, self.run_file)
-            except OSError as exc:
-                if exc.errno != errno.EADDRINUSE:
-                    raise
-                await self._wait(lambda: port_in_use(self.run_file.port).message)
-            else:
                 return
+            except OSError as exc:
+                if exc.errno != errno.EADDRINUSE:  # a full disk: again, as long as the budget lasts
+                    text = "cannot start a shim of replica %s"
+                    log.exception(text, self.replica.id, extra=self._log_fields)
+                    return
+            await self._wait(lambda: port_in_use(self.run_file.port).message)
 
     async def _wait(self, find_obstacle: Callable[[], str]) -> None:
         """Wait a moment until a server may be started, and report once what it waits for."""

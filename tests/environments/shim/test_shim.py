@@ -324,10 +324,11 @@ def test_after_an_orderly_stop_nothing_is_looked_for(one: Replica) -> None:
         identity = ProcessIdentity.of(other.pid)
         named = {"pid": identity.pid, "pid_started_at": identity.started_at}
         path.write_text(json.dumps(status | named))
-        assert client.clean_up_after_shim(one.run_dir) == []
+        client.clean_up_after_shim(one.run_dir)
         assert identity.is_alive()
         path.write_text(json.dumps(status | named | {"state": "ready"}))
-        assert client.clean_up_after_shim(one.run_dir) == [other.pid]
+        client.clean_up_after_shim(one.run_dir)
+        assert other.wait(WAIT_SECONDS) == -signal.SIGKILL
 
 
 def test_shim_and_server_exit_when_their_home_was_removed(replica: Make) -> None:
