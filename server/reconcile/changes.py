@@ -143,21 +143,18 @@ class Changes:
             if each.state is GenerationState.STARTING and is_under_way:
                 await self.replicas.adopt(name, each.request_id)
             elif each.state is GenerationState.STARTING:
-                error = _why_not_ready(launch)
-                self._retire(each, GenerationState.FAILED, error, _drain_seconds(launch))
+                self._retire(each, _drain_seconds(launch), _why_not_ready(launch))
             elif each.state is GenerationState.DRAINING and not self.replicas.is_changing(name):
                 serving = await self.store.read(queries.request(environment.request_id or ""))
-                self._retire(each, GenerationState.RETIRED, None, _drain_seconds(serving))
+                self._retire(each, _drain_seconds(serving))
 
-    def _retire(
-        self, generation: Generation, state: GenerationState, error: str | None, seconds: float
-    ) -> None:
+    def _retire(self, generation: Generation, seconds: float, error: str | None = None) -> None:
         self._retiring.add(generation.request_id)
-        work = self._until_retired(generation, state, error, seconds)
+        work = self._until_retired(generation, seconds, error)
         self.replicas.tasks.spawn(work, f"retire {generation.environment} {generation.number}")
 
     async def _until_retired(
-        self, generation: Generation, state: GenerationState, error: str | None, seconds: float
+        self, generation: Generation, seconds: float, error: str | None
     ) -> None:
         """Drain a generation that no longer serves; record its end once all its replicas ended."""
         name, launch = generation.environment, generation.request_id
@@ -165,19 +162,19 @@ class Changes:
             await self.replicas.adopt(name, launch)
             watches = self.replicas.watches.of(name, launch)
             unready = [w for w in watches if not is_leaving(w) and not replacing.is_ready(w)]
-            await self.replicas.drop(unready if state is GenerationState.FAILED else [])
+            await self.replicas.drop([] if error is None else unready)
             ending = self.replicas.watches.of(name, launch)
             for watch in ending:
                 if not is_leaving(watch):
                     await watch.drain(seconds, leaves=True)
-            if state is GenerationState.FAILED:
+            if error is not None:
                 start = partial(self._start_missing, name)
                 await self.replicas.status.insist(f"scale {name}", start)
             if tasks := [watch.task for watch in ending]:
                 await asyncio.wait(tasks, timeout=seconds + replacing.STOP_SECONDS)
             status, stop = self.replicas.status, partial(self.replicas.stop_launch, name, launch)
             await status.insist(f"stop launch {launch} of {name}", stop)
-            end = partial(status.end_generation, generation, state, error)
+            end = partial(status.end_generation, generation, error)
             await status.insist(f"write the end of launch {launch} of {name}", end)
         finally:
             self._retiring.discard(launch)

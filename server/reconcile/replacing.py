@@ -170,13 +170,10 @@ class Change:
         loop = asyncio.get_running_loop()
         thread = loop.run_in_executor(_THREADS, lambda: work(provider_named(provider, home, fork)))
         try:
-            started = await until_done(thread)
-        except asyncio.CancelledError:
+            return await until_done(thread)
+        finally:  # also if cancelled
             if thread.exception() is None:
                 await self._replicas.adopt_started(thread.result())
-            raise
-        await self._replicas.adopt_started(started)
-        return started
 
     def _note_start(self, ready_seconds: float, count: int) -> None:
         self._awaited = ReplicasAwaited(self._context, count)

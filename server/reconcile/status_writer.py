@@ -67,10 +67,9 @@ class StatusWriter:
         log.info("generation %d of environment %s serves", generation.number, name, extra=extra)
         return True
 
-    async def end_generation(
-        self, generation: Generation, state: GenerationState, error: str | None = None
-    ) -> None:
-        """Write that nothing of a generation runs any more."""
+    async def end_generation(self, generation: Generation, error: str | None) -> None:
+        """Write that nothing of a generation runs any more; `error`: why it has never served."""
+        state = GenerationState.RETIRED if error is None else GenerationState.FAILED
         work, now = observing.end_generation, time.time()
         self.bus.publish(await self.store.write(work, generation, state, now=now, error=error))
         why = "" if error is None else f": {error}"
