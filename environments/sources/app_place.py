@@ -185,10 +185,8 @@ def _all_own(folder: Path, asked: Iterable[Started]) -> list[_Found]:
 def _modules(folder: Path) -> list[Started]:
     """Return the modules near the top of a project."""
     paths = itertools.chain.from_iterable(map(folder.glob, _ANYWHERE))
-    parts = [
-        path.relative_to(folder).with_suffix("").parts
-        for path in itertools.islice(paths, _MAX_FILES)
-    ]
+    found = itertools.islice(paths, _MAX_FILES)
+    parts = [path.relative_to(folder).with_suffix("").parts for path in found]
     inside = [each[1:] if each[0] == "src" else each for each in parts]
     return [
         Started(".".join(each).removesuffix(".__init__"))

@@ -322,13 +322,8 @@ def _take_installed(words: list[str], found: Dockerfile) -> None:
         return
     parts = words[words.index("sync" if is_sync else "install") + 1 :]
     # `--extra=x` becomes `--extra x`.
-    rest = iter(
-        [
-            part
-            for word in parts
-            for part in (word.split("=", 1) if word.startswith(_ASSIGNED_OPTIONS) else [word])
-        ]
-    )
+    pairs = (word.split("=", 1) if word.startswith(_ASSIGNED_OPTIONS) else [word] for word in parts)
+    rest = itertools.chain.from_iterable(pairs)
     for word in rest:
         if word in _EXTRA_OPTIONS:
             value = [] if word.startswith("--all") else [next(rest, "")]

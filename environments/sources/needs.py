@@ -116,24 +116,18 @@ class Way:
 
 def ways_of(folder: Path) -> list[Way]:
     """Return the ways for a project, the best first; none: it does not say what it needs."""
-    packaging = read_toml(folder / "pyproject.toml")
-    by_project = Way(
-        "pyproject.toml", folder / "pyproject.toml", packaging=packaging, folder=folder
-    )
+    path = folder / "pyproject.toml"
+    by_project = Way(path.name, path, packaging=read_toml(path), folder=folder)
     ways = list(_ways(folder, by_project))
-    return ways if ways or not (folder / "pyproject.toml").is_file() else [by_project]
+    return ways if ways or not path.is_file() else [by_project]
 
 
 def _ways(folder: Path, by_project: Way) -> Iterator[Way]:
     lock = folder / "uv.lock"
     dockerfile = read_dockerfile(folder)
     packages = tuple(dict.fromkeys(dockerfile.packages))
-    files = [
-        path
-        for each in dict.fromkeys(dockerfile.files)
-        if (path := find_file(each, folder)) is not None
-    ]
-    named = list(filter(_is_list, files))
+    found = (find_file(each, folder) for each in dict.fromkeys(dockerfile.files))
+    named = [path for path in found if path is not None and _is_list(path)]
     if _names_needs(by_project.packaging, folder):
         by_project = replace(by_project, options=tuple(_declared(dockerfile.options, by_project)))
         known = table_in(by_project.packaging, "project").get("dependencies", ())
@@ -257,11 +251,9 @@ def metadata_of(folder: Path) -> dict[str, str]:
         return {}
     info = f"{normalized(name).replace('-', '_')}-{version}.dist-info"
     groups = {"console_scripts": table_in(project, "scripts"), **table_in(project, "entry-points")}
-    points = [
-        line
-        for group, entries in groups.items()
-        for line in (f"[{group}]", *(f"{key} = {value}" for key, value in entries.items()))
-    ]
+    points: list[str] = []
+    for group, entries in groups.items():
+        points += [f"[{group}]", *(f"{key} = {value}" for key, value in entries.items())]
     return {
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/INSTALLER": "openenvd\n",

@@ -174,11 +174,8 @@ class ReplicaManager:
             there = await self._look(name)
             found = [run_file for run_file in there if run_file.request_id == request_id]
             ids = {run_file.replica_id for run_file in found}
-            await self._unwatch(
-                watch
-                for watch in self.watches.of(name, request_id)
-                if watch.replica.state is ReplicaState.STOPPED and watch.replica.id not in ids
-            )
+            gone = [w for w in self.watches.of(name, request_id) if w.replica.id not in ids]
+            await self._unwatch(w for w in gone if w.replica.state is ReplicaState.STOPPED)
             if unknown := self.watches.without(found):
                 rows = await self.store.read(queries.replicas(name))
                 await self._watch(unknown, {replica.id: replica for replica in rows})
@@ -281,11 +278,8 @@ class ReplicaManager:
 
     async def forget_predecessor(self, environment: Environment) -> None:
         """Stop watching an earlier environment of its name."""
-        await self._unwatch(
-            watch
-            for watch in self.watches.of(environment.name)
-            if watch.request_id != environment.request_id
-        )
+        watched, launch = self.watches.of(environment.name), environment.request_id
+        await self._unwatch(watch for watch in watched if watch.request_id != launch)
 
     def let_go(self, name: str) -> None:
         """Restart no replica of this environment any more."""
@@ -431,11 +425,8 @@ class Leftovers:
         adopted or, if another environment has its name, becomes a stray (`self.strays`).
         """
         rows = {row.id for row in await self.store.read(queries.replicas())}
-        self.strays += [
-            aside
-            for aside in self.replicas.observer.set_aside.values()
-            if aside.environment not in live or aside.replica_id not in rows
-        ]
+        aside = self.replicas.observer.set_aside.values()
+        self.strays += [a for a in aside if a.environment not in live or a.replica_id not in rows]
         left, live_rows = [], await self._live()
         for run_file in found:
             row = live_rows.get(run_file.environment)
