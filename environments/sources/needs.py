@@ -103,7 +103,32 @@ class Way:
         """Return why its lock file cannot be used on a version of Python; None: it can be used."""
         if self.lock is None:
             return None
-        return lock_fault(read_text(self.lock), self.packaging, python, self.lock.parent)
+        try:
+            lock = parse_toml(read_text(self.lock))
+        except ValueError as exc:
+            return f"it is no lock file of uv: {exc}"
+        packages = lock.get("package", [])
+        if "version" not in lock or not all(isinstance(each, dict) for each in packages):
+            return "it is no lock file of uv"
+        wanted = str(lock.get("requires-python", ""))
+        if python is not None and not allows_python(wanted, python):
+            return f"it was made for Python {wanted}, and this is {'.'.join(map(str, python))}"
+        if not packages:
+            return "it has no packages"
+        names = {normalized(str(each.get("name"))) for each in packages}
+        project = table_in(self.packaging, "project")
+        own = str(project.get("name", ""))
+        if own and normalized(own) not in names:
+            return f"it is of another project: {own} is not in it"
+        everywhere = [str(each) for each in project.get("dependencies", ()) if ";" not in str(each)]
+        lacking = [each for each in map(normalized, everywhere) if each and each not in names]
+        if lacking:
+            return f"it lacks {', '.join(lacking)}, which pyproject.toml names"
+        # A folder or file that it names may not have been published.
+        sources = [table_in(each, "source") for each in packages]
+        places = (each.get(kind) for each in sources for kind in ("directory", "editable", "path"))
+        absent = [each for each in places if each and not (self.lock.parent / each).exists()]
+        return f"it names {absent[0]}, which is not there" if absent else None
 
     @property
     def locked_wheels(self) -> tuple[str, ...] | None:
@@ -180,41 +205,6 @@ def _names_needs(packaging: Mapping[str, Any], folder: Path) -> bool:
         return bool(project.get("dependencies")) or "dependencies" in project.get("dynamic", ())
     builds = any((folder / name).is_file() for name in _BUILDS) or "build-system" in packaging
     return bool(packaging) and (builds or bool(table_in(packaging, "tool", "poetry")))
-
-
-def lock_fault(
-    text: str, packaging: Mapping[str, Any], python: Sequence[int] | None, folder: Path
-) -> str | None:
-    """Return why the versions of a lock file cannot be installed for a project; None: they can.
-
-    `packaging` is the content of its `pyproject.toml`; `python` is None if it is unknown.
-    """
-    try:
-        lock = parse_toml(text)
-    except ValueError as exc:
-        return f"it is no lock file of uv: {exc}"
-    packages = lock.get("package", [])
-    if "version" not in lock or not all(isinstance(each, dict) for each in packages):
-        return "it is no lock file of uv"
-    wanted = str(lock.get("requires-python", ""))
-    if python is not None and not allows_python(wanted, python):
-        return f"it was made for Python {wanted}, and this is {'.'.join(map(str, python))}"
-    if not packages:
-        return "it has no packages"
-    names = {normalized(str(each.get("name"))) for each in packages}
-    project = table_in(packaging, "project")
-    own = str(project.get("name", ""))
-    if own and normalized(own) not in names:
-        return f"it is of another project: {own} is not in it"
-    everywhere = [str(each) for each in project.get("dependencies", ()) if ";" not in str(each)]
-    lacking = [each for each in map(normalized, everywhere) if each and each not in names]
-    if lacking:
-        return f"it lacks {', '.join(lacking)}, which pyproject.toml names"
-    # A folder or file that it names may not have been published.
-    sources = [table_in(each, "source") for each in packages]
-    places = (each.get(kind) for each in sources for kind in ("directory", "editable", "path"))
-    absent = [each for each in places if each and not (folder / each).exists()]
-    return f"it names {absent[0]}, which is not there" if absent else None
 
 
 def allows_python(wanted: str, python: Sequence[int]) -> bool:

@@ -64,11 +64,6 @@ class Repository:
     subdirectory: str
 
     @property
-    def is_pinned(self) -> bool:
-        """Return whether the reference is a whole commit, which never changes."""
-        return _COMMIT.fullmatch(self.ref) is not None
-
-    @property
     def source(self) -> str:
         """Return the source as a user writes it, with its reference."""
         folder = f"#subdirectory={self.subdirectory}" if self.subdirectory else ""
@@ -116,7 +111,7 @@ def pin(source: str, fetched: Mapping[str, str]) -> str:
     `UnknownSource` if it is malformed, cannot be read, or has no such reference.
     """
     repository = parse_repository(source)
-    if repository.is_pinned:
+    if _COMMIT.fullmatch(repository.ref):  # which never changes
         return source
     asked = [repository.ref, f"refs/tags/{repository.ref}^{{}}"]
     try:

@@ -8,9 +8,7 @@
 `reconcile` is level-triggered: it reads the environment's row, its launch and its latest `down`,
 and one pure function (`next_step`) says what is due. It may run at any time and any number of
 times, so a daemon that starts reconciles every environment once, and is where its predecessor was;
-when events were dropped, everything is reconciled. Each environment has at most one task that
-reconciles it: its steps come in their order, and a slow one (stopping) does not delay another
-environment.
+when events were dropped, everything is reconciled.
 
 While a launch is under way it fails at once when a replica of it dies, and stops what it started
 (`changes.py`); from then on, replicas are restarted. Replicas that a killed daemon has started are

@@ -226,7 +226,11 @@ class ReplicaWatch:
             await asyncio.sleep(LOOK_AGAIN_SECONDS)  # not reached, or cut off
             return
         if not (is_local or is_stopped):
-            await self._renew_agent()
+            # Another agent serves the replica, which outlives its agents. The answer to an exit may
+            # not have reached the last one.
+            self._handled_generation = 0
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            await asyncio.to_thread(run_files.revive, self.run_file)
             return
         if self.is_draining or (status is not None and status.get("is_draining")):
             await self.note_drained()  # even if it was killed, it is not started again
@@ -236,12 +240,6 @@ class ReplicaWatch:
             return
         reason = ExitReason.from_json(status.get("exit") or exit_with_shim(status))
         await self._restart_or_give_up(reason, ())
-
-    async def _renew_agent(self) -> None:
-        """Have another agent serve the replica, which outlives its agents."""
-        self._handled_generation = 0  # the answer to an exit may not have reached the agent
-        await asyncio.sleep(LOOK_AGAIN_SECONDS)
-        await asyncio.to_thread(run_files.revive, self.run_file)
 
     async def _on_exit(self, status: StatusLine) -> None:
         if status["generation"] <= self._handled_generation:

@@ -14,17 +14,17 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_216,
-    "code lines": 47_887,
+    "shipped lines": 74_102,
+    "code lines": 47_801,
     "modules": 388,
-    "test lines": 67_873,
+    "test lines": 67_881,
     "words of pages": 24_946,
     "words of decisions": 7_926,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
     "dialect words": 7,
-    "private names": 0,
+    "private names": 5,
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.sources.needs import allows_python, lock_fault, metadata_of, ways_of
+from openenvd.environments.sources.needs import Way, allows_python, metadata_of, ways_of
 
 PROJECT = {"project": {"name": "My.Env", "dependencies": ["thing>=1", "win; os_name == 'nt'"]}}
 OWN = '[[package]]\nname = "my-env"\nversion = "1"\nsource = { virtual = "." }\n'
@@ -39,8 +39,12 @@ TEXTS = {
         ('package = "thing"\n', "it is no lock file of uv"),
     ],
 )
-def test_a_lock_file_is_judged_before_anything_is_installed(text: str, why: str | None) -> None:
-    fault = lock_fault(text, PROJECT, (3, 11, 7), Path())
+def test_a_lock_file_is_judged_before_anything_is_installed(
+    tmp_path: Path, text: str, why: str | None
+) -> None:
+    lock = tmp_path / "uv.lock"
+    lock.write_text(text)
+    fault = Way(lock.name, None, packaging=PROJECT, lock=lock).fault((3, 11, 7))
     assert (fault is None) if why is None else (fault is not None and why in fault)
 
 
