@@ -11,7 +11,7 @@ other (USS), of a branch that has answered one step, and of a parked checkpoint.
 
 Aims: `fork` of 50 MB 5 ms P50 and 20 ms P99, of 250 MB 15 ms; `copy` 1 ms; 1,000 branches in 0.5 s
 (`copy`) and 5 s (`fork`); 1 MB for a parked checkpoint; the next step of a parent of 100 branches
-at most 20 ms later.
+at most 20 ms later; nothing left by 10,000 branches in a row.
 """
 
 import json
@@ -228,6 +228,38 @@ def many(report: Report, count: int) -> None:
         report.append(f"fork: {rest} branches", "ms", timed(lambda: parent.branch(count=rest)))
 
 
+def in_a_row(report: Report, count: int) -> None:
+    """Make, use and end branches one after another; what the last nine tenths leave is growth."""
+    with host("Forked", 1, isolate=True, max_sessions=4) as port, ExitStack() as stack:
+        parent = Session(port, stack)
+        parent.ask("reset")
+        shard = psutil.Process(parent.pid()).parent()
+        assert shard is not None
+        group = [shard, *shard.children(recursive=True)]
+
+        def held() -> tuple[int, int, int]:
+            living = [
+                each for each in (shard, *shard.children(recursive=True)) if each.is_running()
+            ]
+            kept = [each for each in group if each.is_running()]
+            return (
+                len(living),
+                sum(each.num_fds() for each in kept),
+                sum(each.memory_full_info().uss for each in kept),
+            )
+
+        for number in range(count):
+            if number == count // 10:
+                before = held()
+            with ExitStack() as inner:
+                Session(port, inner, *parent.branch()).pid()
+        time.sleep(1.0)
+        processes, descriptors, used = (a - b for a, b in zip(held(), before, strict=True))
+        report.append(f"fork: processes more after {count} branches in a row", "", processes)
+        report.append("fork: descriptors more", "", descriptors)
+        report.append("fork: memory more", "MB", used / MEGABYTE)
+
+
 def main() -> None:
     more = {"short": {"action": "store_true", "help": "fewer branches"}}
     given = parse_arguments(__doc__.splitlines()[0], 3, **more)
@@ -237,6 +269,7 @@ def main() -> None:
         many(report, 2 * SIBLINGS if given.short else BRANCHES)
         for size_mb in (50,) if given.short else (50, 250):
             forked(report, size_mb, 10 if given.short else 100)
+    in_a_row(report, 100 if given.short else 10_000)
     report.finish(given.json)
 
 
