@@ -4,9 +4,9 @@
 supervisor.py       serve, drain, end: one thread, one `select`, no event loop
 acceptor.py         whether connections are accepted here, or left to peer replicas; their backlog
 distributor.py      passes connections on to the shards
-shard_pool.py       starts and stops shards as sessions come and go
-child_links.py      what children report, and what follows when one exits
-context.py          what these four have in common
+shard_pool.py       starts and stops shards as sessions come and go; what children report, and what
+                    follows when one exits
+context.py          what these three have in common
 spawn.py            makes children, by a fork or as new programs
 children.py         the children that run, and how one exited
 memory.py           the process that each kill for memory hit; the memory of isolated sessions;

@@ -5,7 +5,7 @@
           ── copies will be made ──▶ `_announce` ──▶ a memory cgroup for each
           ── their pids ──▶ `_register`             they are children of the supervisor
           ── kill a process ──▶ `_kill`
-          ◀── how it has ended ── `ended` ◀── it was reaped (`child_links.py`)
+          ◀── how it has ended ── `ended` ◀── it was reaped (`shard_pool.py`)
 
 Each belongs to the shard that has its session (`Child.holder`), and is killed when the shard exits.
 
