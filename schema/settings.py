@@ -170,10 +170,7 @@ class Given(NamedTuple):
 def given_settings(
     paths: Paths, flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ
 ) -> dict[str, Given]:
-    """Read the given settings: a flag overrides a variable, and that overrides `config.toml`.
-
-    Raises `ValueError`, which names the place of an invalid value.
-    """
+    """Read settings: a flag, else a variable, else `config.toml`; raises `ValueError`."""
     given = _given_in_file(paths.config_file)
     for item in SETTINGS:
         if text := environ.get(item.variable):
@@ -253,11 +250,7 @@ class Paths(Layout):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Paths:
-        """Return the paths in `OPENENV_HOME` or the platform's state folder.
-
-        Raises:
-            ValueError: It is an address.
-        """
+        """Return those below `OPENENV_HOME` or the state folder; `ValueError`: it is an address."""
         environ = os.environ if environ is None else environ
         if named := environ.get("OPENENV_HOME"):
             if _ADDRESS.match(named):

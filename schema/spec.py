@@ -170,11 +170,7 @@ class LaunchOptions(ServeOptions):
 
 
 def check_room(max_surge: str | None, max_unavailable: str | None) -> None:
-    """Check how many extra and how many missing replicas are allowed during a replacement.
-
-    Raises:
-        ValueError: A value is neither a number nor a percentage, or the two allow no replacement.
-    """
+    """Check the room for replacements; raises `ValueError`: they are no numbers, or allow none."""
     for name, value in (("max_surge", max_surge), ("max_unavailable", max_unavailable)):
         if value is not None and not re.fullmatch(r"\d{1,4}%?", value):
             raise ValueError(f"{name}: {value!r} is not a number of replicas, nor a percentage")

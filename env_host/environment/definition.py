@@ -153,10 +153,7 @@ def is_bundled(env_class: type) -> bool:
 
 
 def definition_of_class(reference: str, name: str, folders: Sequence[str] = ()) -> Definition:
-    """Import `module:Class` and make a definition of it; `folders` are for the error message.
-
-    Raises `LoadError`: the class does not import, or is no environment.
-    """
+    """Make a definition of `module:Class`. Raises `LoadError`, which names the `folders`."""
     env_class = _import_class(reference, folders)
     action, observation, state = _types_of(env_class)
     return Definition(

@@ -53,10 +53,7 @@ class Refusal:
 
 
 class Access:
-    """The rules of one environment, by its configuration.
-
-    Headers are given by their names in lower case; none of them came twice.
-    """
+    """The rules of one environment; headers are given once, by their names in lower case."""
 
     def __init__(self, config: HostConfig) -> None:
         self._bound = config.host

@@ -78,10 +78,7 @@ class Peers:
     token: bytes = b""  # of the environment, if it has one
 
     async def ask(self, give: Give, request: Json) -> Json:
-        """Return another process's answer to a request.
-
-        Raises `SessionError`: the process ended before it had answered.
-        """
+        """Return another process's answer. Raises `SessionError`: it ended before it answered."""
         ours, theirs = socket.socketpair()
         with theirs:
             for end in (ours, theirs):
@@ -100,10 +97,7 @@ class Peers:
 
 
 def body_of(response: bytes) -> Json:
-    """Parse the JSON of an HTTP response that ended with its connection.
-
-    Raises `ValueError`: the response is cut off, an error, or not a JSON object.
-    """
+    """Parse the JSON object of a whole HTTP response of status 200; else raises `ValueError`."""
     head, _, body = response.partition(_END_OF_HEAD)
     if b" 200 " not in head.partition(b"\r\n")[0]:
         raise ValueError("not a JSON answer: the status is not 200")

@@ -110,10 +110,7 @@ def branch_message(answer: Any) -> bytes:
 
 
 def data_of(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the `data` of a message of a known `type`; empty where there is none.
-
-    Raises `pydantic.ValidationError`: the message is malformed.
-    """
+    """Return the `data` of a message of a known `type`, or {}; raises `ValidationError`."""
     data = message.get("data")
     if type(data) is dict and len(message) == 2 and message["type"] not in ("state", "close"):
         return data

@@ -278,10 +278,7 @@ def _is_message(said: str | bytes) -> bool:
 async def _exchange(
     scope: Message, app: Any, seconds: float, *more: Message
 ) -> tuple[list[Message], Exception | None]:
-    """Send a handshake, and `more` messages, through an app, and leave.
-
-    Returns what it sent, and what it raised.
-    """
+    """Send a handshake and `more` messages, and leave; return what the app sent and raised."""
     sent: list[Message] = []
     received = iter([{"type": "websocket.connect"}, *more])
 

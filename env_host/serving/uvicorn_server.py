@@ -47,10 +47,7 @@ class Server(EventDrivenServer):
     """
 
     def __init__(self, app: Any, config: HostConfig, *, runs_hooks: bool = True) -> None:
-        """Answer with `app`: a `HostApp`, or a project's own, whose sessions are its own, too.
-
-        A project's hooks (lifespan) are run once.
-        """
+        """Answer with `app`: a `HostApp`, or a project's own, whose sessions are its own, too."""
         self._access = Access(config)
         if isinstance(app, HostApp):
             self._routing, self._service = app.routing, app.session_service

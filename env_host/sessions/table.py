@@ -156,11 +156,7 @@ class SessionTable:
         return self._begin(socket)
 
     async def reserve(self, socket: Attached | None = None) -> Session:
-        """Reserve a slot for a new session, whose environment is still to be created.
-
-        Raises `CapacityReached`: no slot became free in time; `SessionEnded`: the process is
-        stopping.
-        """
+        """Reserve a slot for a session; raises `CapacityReached`, or `SessionEnded` at a stop."""
         with suppress(TimeoutError):  # a slot may be of a session whose environment is closing
             async with asyncio.timeout(CLOSING_WAIT_SECONDS):
                 while self.taken >= self.max_sessions and self.exclusive and self._closing:
@@ -202,8 +198,7 @@ class SessionTable:
     def attach(self, session_id: str, socket: Attached) -> Session:
         """Give an existing session to a WebSocket.
 
-        Raises:
-            UnknownSession: no session has this id, or it is not ready, or has a WebSocket already.
+        Raises `UnknownSession`: none has this id, or it is not ready, or has a WebSocket already.
         """
         session = self.find(session_id)
         session.check_ready()

@@ -66,10 +66,7 @@ log = logging.getLogger("openenvd.env_host")
 
 @dataclass(eq=False, slots=True)
 class ProcessReport:
-    """Reports the state of a process to the supervisor.
-
-    Frequent changes are written on the scoreboard; whether environments can be created is sent.
-    """
+    """Writes the state of a process to the scoreboard, and sends whether environments can begin."""
 
     _table: SessionTable
     _counters: Counters

@@ -71,10 +71,7 @@ class SocketCopies:
         os.close(fd)
 
     def count_left(self, child: Child) -> tuple[int, int]:
-        """Return how many clients of a child have closed their connections, and how many wait.
-
-        A client waits if it has sent a request that the child has not read.
-        """
+        """Count the clients of a child that have left, and those whose requests are not read."""
         fds = {fd for fd, _ in child.socket_copies.values()}
         poll = select.poll()
         for fd in fds:

@@ -58,7 +58,7 @@ class Spawner:
     plan: ServingPlan
     scoreboard: Scoreboard
     serve: Serve
-    leave_supervisor: Callable[[], None]
+    leave_supervisor: Callable[[], None]  # forgets what only the supervisor may do; called first
     imported_fds: Set[int]  # that the environment opened at its import; children keep them
     _groups: GroupsBelow | None = field(default=None, init=False)  # of isolated sessions
     _number: int = field(default=0, init=False)  # of the last cgroup
@@ -68,11 +68,7 @@ class Spawner:
     _timers: dict[int, tuple[float, float]] = field(init=False)  # that the environment has set
 
     def __post_init__(self) -> None:
-        """Prepare the inboxes of all shards.
-
-        A forked child calls `leave_supervisor`, which forgets what only the supervisor may do, then
-        `serve`.
-        """
+        """Prepare the inboxes of all shards."""
         self.inboxes = [packet_pair() for _ in range(self.plan.shards)]  # reading, writing
         self._oom_score_adj = min(1000, oom_score_adj() + CHILD_OOM_SCORE_ADJ)
         # The kernel closes the writing end when the supervisor exits; copies of sessions read.
@@ -126,10 +122,7 @@ class Spawner:
         return new
 
     def session(self, holder: Child, end: socket.socket, number: int) -> Child:
-        """Start a session's process, with one end of a socket pair. Raises `OSError`: no room.
-
-        `number` is that of the shard's request.
-        """
+        """Start a session's process for the request `number` of a shard; raises `OSError`."""
         group = next(iter(self.session_groups(1)), None)
         new = self.session_child(holder, group)
         new.number = number

@@ -72,10 +72,7 @@ def folder_of(exc: BaseException, otherwise: Path) -> Path:
 
 
 def full(folder: Path) -> tuple[str, str]:
-    """Return one clause on the full disk of a folder, and what to do about it.
-
-    The folder need not exist.
-    """
+    """Return one clause on the full disk of a folder, which need not exist, and what to do."""
     from shlex import quote  # needed only for errors
 
     place = quote(str(next(one for one in (folder, *folder.parents) if one.exists())))

@@ -70,10 +70,7 @@ class BoundedLog:
 
 
 def next_look_seconds(size_bytes: int, grown_bytes: int, limit_bytes: int) -> float:
-    """Return when to look again, after a log has grown by `grown_bytes` since the last look.
-
-    Soon, when growing as much twice more would fill what is left.
-    """
+    """Return when to look again: soon, when growing as much twice more would fill what is left."""
     left = max(0, limit_bytes - size_bytes)
     if grown_bytes <= 0 or grown_bytes * 2 < left:
         return POLL_INTERVAL_SECONDS
@@ -81,10 +78,7 @@ def next_look_seconds(size_bytes: int, grown_bytes: int, limit_bytes: int) -> fl
 
 
 def keep_newest_half(path: str, limit_bytes: int) -> int:
-    """Cut the file to about half of `limit_bytes`, at a line's start; returns its new size.
-
-    Raises `OSError` when the file cannot be read or written.
-    """
+    """Cut the file to half of the limit, at a line's start; returns its size. Raises `OSError`."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # not O_APPEND: `pwrite` would append
     try:
         size = os.fstat(fd).st_size

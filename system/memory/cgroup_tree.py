@@ -88,10 +88,7 @@ def locate(controller: str, root: str = "") -> Location | None:
 def visible_groups(
     controller: str, root: str = "", *, outside_ours: bool = False
 ) -> list[Location]:
-    """Return the group that holds this process, and every one above it, nearest first.
-
-    `outside_ours`: only groups that we did not make.
-    """
+    """Return this process's group and all above it, nearest first; `outside_ours`: not our own."""
     own = locate(controller, root)
     if own is None:
         return []

@@ -57,10 +57,7 @@ class Cgroup:
         return f"Cgroup({self.name!r})"
 
     def add(self, pid: int) -> None:
-        """Move a process in; its later forks start inside.
-
-        Raises `OSError` if the group or the process is gone, or the process may not be moved.
-        """
+        """Move a process in; its later forks start inside. Raises `OSError`: it cannot be moved."""
         _write(f"{self.directory}/cgroup.procs", str(pid))
 
     def set_limit(self, limit_bytes: int | None) -> None:

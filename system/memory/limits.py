@@ -68,10 +68,7 @@ _value = attrgetter("value")
 
 
 def read_limits(root: str = "", *, affinity: int | None = None) -> Limits:
-    """Read the effective limits.
-
-    `affinity` (the number of CPUs on which the process may run) overrides the system's.
-    """
+    """Read the effective limits; `affinity` overrides the number of CPUs that may be used."""
     machine_cpus = os.cpu_count() or 1
     if root and (text := read_text(f"{root}/proc/cpuinfo")):
         listed = sum(line.startswith("processor") for line in text.splitlines())

@@ -175,10 +175,7 @@ def is_allowed_origin(header: str, host: str, origins: frozenset[str] = frozense
 
 
 def read_origin(text: str) -> str:
-    """Return an origin as browsers spell it, in lower case: `https://host`, `http://host:3000`.
-
-    Raises `ValueError`: it is not an origin.
-    """
+    """Return an origin as browsers spell it: `http://host:81`. Raises `ValueError`: it is none."""
     origin = text.lower().rstrip("/")
     if origin_host(origin) is None:
         raise ValueError(f"{text!r} is not an origin: write https://host or http://host:3000")

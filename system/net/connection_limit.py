@@ -151,10 +151,7 @@ class Listener:
 
 
 def closing_answer(status: HTTPStatus, detail: str | None = None, *, headers: str = "") -> bytes:
-    """Return an HTTP answer that closes; 503 says when to try again.
-
-    `headers` are further ones, each with the end of its line.
-    """
+    """Return an HTTP answer that closes; 503 says when to retry. `headers` have their line ends."""
     body = json.dumps({"detail": detail or status.phrase})
     retry = ""
     if status is HTTPStatus.SERVICE_UNAVAILABLE:

@@ -32,11 +32,7 @@ _SOMAXCONN = "/proc/sys/net/core/somaxconn"
 
 
 def open_listening_sockets(host: str, port: int) -> list[socket.socket]:
-    """Open the sockets that accept connections at an address; the guard is among them.
-
-    Raises:
-        OSError: The address is in use, or not this machine's; its `filename` is the address.
-    """
+    """Open an address's sockets and their guard. Raises `OSError`; `filename` is the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     first = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -98,10 +98,7 @@ def close_payload(code: int, reason: str = "") -> bytes:
 
 
 def upgrade_request(authority: str, path: str, headers: str = "") -> bytes:
-    """Make a client's HTTP request to a server (host and port) for a WebSocket.
-
-    Each of the further `headers` ends with its line end.
-    """
+    """Make a client's request for a WebSocket; each of the `headers` ends with its line end."""
     key = base64.b64encode(os.urandom(16)).decode()
     return (
         f"GET {path} HTTP/1.1\r\nHost: {authority}\r\nUpgrade: websocket\r\n"

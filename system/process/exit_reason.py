@@ -164,10 +164,7 @@ class ExitReason:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ExitReason:
-        """Read what `to_json` wrote.
-
-        Raises `KeyError` or `ValueError` if `data` was not written by `to_json`.
-        """
+        """Read what `to_json` wrote; raises `KeyError` or `ValueError` for anything else."""
         fields: dict[str, Any] = {key: data.get(key) for key in cls.__dataclass_fields__}
         fields["kind"] = ExitKind(data["kind"])
         fields["certainty"] = Certainty(data.get("certainty", Certainty.CERTAIN))

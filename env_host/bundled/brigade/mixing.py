@@ -124,10 +124,7 @@ class Brigade:
         write_at: int | None = None,
         body: bytes | None = None,
     ) -> tuple[dict[str, Any], bytes]:
-        """Add the voice in `body`, if any, at `write_at`; then return the mix at `read_at`.
-
-        Raises `WrongTime`: a position is not in the buffer.
-        """
+        """Add `body`, if any, at `write_at`; return the mix at `read_at`. Raises `WrongTime`."""
         if not 0 < samples <= MAX_SAMPLES:
             raise ValueError(f"{samples} samples; a packet has 1 to {MAX_SAMPLES}")
         now = self._now()
