@@ -133,9 +133,7 @@ class LaunchOptions(ServeOptions):
         if self.min_replicas:
             raise ValueError(f"min_replicas: one that sleeps has none, not {self.min_replicas}")
         if self.replicas > 1 and self.max_replicas is None:
-            raise ValueError(
-                "idle_timeout_seconds: several replicas sleep with a max_replicas alone"
-            )
+            raise ValueError("idle_timeout_seconds: of several, none sleeps without max_replicas")
 
     def check(self) -> None:
         """Check the options against each other. Raises `ValueError`: two contradict each other."""

@@ -150,7 +150,7 @@ class HttpRoutes:
 
     async def _metadata(self) -> Reply:
         own = getattr(self._definition.env_class, "get_metadata", None)
-        if own in (None, Environment.get_metadata):
+        if own is None or (own is Environment.get_metadata and self._manifest):
             name = self._manifest.get("name", self._definition.name)
             text = self._manifest.get("description", f"{name} environment")
             rest = dict.fromkeys(("readme_content", "author", "documentation_url"))
