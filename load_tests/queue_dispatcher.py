@@ -36,8 +36,7 @@ from openenvd.executor.messages import SHORT, Task
 from openenvd.executor.policy.memory import FreeMemory
 from openenvd.executor.policy.plan import BURST_SHORT_PER_CPU, Plan
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections import WriteConnection
-from openenvd.requests_db.migrate import open_database
+from openenvd.requests_db.connections import WriteConnection, open_database
 from openenvd.requests_db.records import Event, NewRequest, Request, Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import submitting

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores requests and their states: the tables, the transitions, the queue; all SQL.
 
-    open_database(path) ──▶ a database at this code's version          migrate.py
+    open_database(path) ──▶ a database at this code's version          connections.py
     WriteConnection  the dispatcher's thread: claim, record, recover   connections.py
     AsyncStore       the API's loop: submit, cancel, list, observe     async_store.py
        │

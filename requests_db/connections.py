@@ -33,6 +33,17 @@ the same call may be repeated.
 The lock: all connections that write to one file within this process share one `threading.Lock`,
 held from BEGIN to COMMIT. Nothing else is locked while it is held, and nothing waits for the event
 loop: a transaction is one function that runs on one thread from end to end.
+
+`open_database`: makes a database at this code's version (SQLite's `user_version`) of what is there.
+
+    nothing there            the tables as they are today
+    at this version          nothing to do (two queries)
+    at an earlier one        the migrations since then
+    at a later one           DatabaseTooNew: a newer openenvd wrote it
+    something else           DatabaseCorrupt
+
+First, damaged pages are looked for. All is one transaction: a daemon killed in the middle leaves
+what was there before.
 """
 
 from __future__ import annotations
@@ -48,14 +59,23 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import aiosqlite
-from sqlalchemy import URL, Connection, Engine, event
+from sqlalchemy import URL, Connection, Engine, event, insert, inspect
 from sqlalchemy import create_engine as _create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
+from ..schema.states import RequestState
 from ..system.files import disk_space
-from .errors import DatabaseBusy, DatabaseCorrupt, DatabaseError, DatabaseFull, DatabaseUnwritable
+from .errors import (
+    DatabaseBusy,
+    DatabaseCorrupt,
+    DatabaseError,
+    DatabaseFull,
+    DatabaseTooNew,
+    DatabaseUnwritable,
+)
 from .sql.queries import Query
+from .sql.tables import metadata, tally
 
 BUSY_TIMEOUT_SECONDS = 10.0
 # Errors of statements that go straight to the driver (`sql/queries.py`). The second one: the file
@@ -110,7 +130,7 @@ def create_engine(path: Path, *, syncs: bool = False) -> Engine:
     return engine
 
 
-def check(connection: Connection, path: Path) -> None:
+def _check(connection: Connection, path: Path) -> None:
     """Look for damaged pages, for at most `CHECK_SECONDS`; the others are found when read.
 
     Raises `DatabaseCorrupt`: there are some.
@@ -130,7 +150,7 @@ def check(connection: Connection, path: Path) -> None:
         raise DatabaseCorrupt(f"{path}: the file is damaged ({' '.join(found.split())})")
 
 
-def create_file(path: Path) -> None:
+def _create_file(path: Path) -> None:
     """Make an empty file that only its owner may read; SQLite's own would follow the umask.
 
     Raises:
@@ -287,3 +307,46 @@ class WriteConnection:
         if connection is not None:
             with suppress(DBAPIError):
                 connection.close()
+
+
+# Version 1 has the first tables; each function changes a database of the version before.
+MIGRATIONS: tuple[Callable[[Connection], object], ...] = ()
+
+
+def open_database(path: Path | str) -> None:
+    """Create the database, or bring it up to date.
+
+    Raises:
+        DatabaseError: its subclass says whether the disk is full, the folder unwritable, the file
+            damaged or written by a newer version; `hint` says what to do.
+    """
+    _create_file(Path(path))
+    writer = WriteConnection(path)
+    try:
+        with writer.transaction() as connection:
+            _check(connection, Path(path))
+            _bring_up_to_date(connection, str(path))
+    finally:
+        writer.close()
+
+
+def _bring_up_to_date(connection: Connection, path: str) -> None:
+    # 0: nothing is there, or version 1 from before its number was written.
+    found = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+    latest = 1 + len(MIGRATIONS)
+    tables = inspect(connection).get_table_names()
+    if not tables:
+        metadata.create_all(connection)
+        zeros = {state.value.lower(): 0 for state in RequestState}
+        connection.execute(insert(tally).values(id=1, last_event=0, **zeros))
+    elif tally.name not in tables:
+        raise DatabaseCorrupt(f"{path} is a database, but not one of openenvd's")
+    elif found > latest:
+        raise DatabaseTooNew(
+            f"{path} is at version {found}; this openenvd knows versions up to {latest}"
+        )
+    else:
+        for migrate in MIGRATIONS[max(found - 1, 0) :]:
+            migrate(connection)
+    if found != latest:
+        connection.exec_driver_sql(f"PRAGMA user_version = {latest}")

@@ -27,9 +27,8 @@ from ..executor.policy.plan import Plan
 from ..executor.spawning.zygote import PreforkedZygote
 from ..executor.supervisor.memory import sweep_orphans
 from ..requests_db.async_store import AsyncStore
-from ..requests_db.connections import WriteConnection
+from ..requests_db.connections import WriteConnection, open_database
 from ..requests_db.errors import DatabaseError
-from ..requests_db.migrate import open_database
 from ..requests_db.sql import queries
 from ..requests_db.sql.rows import QueueClock
 from ..requests_db.transactions.dispatching import recover

@@ -129,7 +129,8 @@ LATEST_ARRIVAL = Query(statements.LATEST_ARRIVAL, {}, lambda rows: float(rows[0]
 RUN_SECONDS: Query[float] = Query(statements.RUN_SECONDS, {}, lambda rows: float(rows[0][0]))
 # How many failed launches there are of environments that have had no other launch.
 NEVER_LAUNCHED_COUNT: Query[int] = Query(statements.NEVER_LAUNCHED_COUNT, {}, _count)
-# All other environments that were not stopped, by name.
+# The environments that were not stopped, by name; and those that have had another launch.
+NOT_STOPPED = Query(statements.ENVIRONMENTS_NOT_STOPPED, {}, ENVIRONMENTS.read_all)
 LAUNCHED_ENVIRONMENTS = Query(statements.LAUNCHED_ENVIRONMENTS, {}, ENVIRONMENTS.read_all)
 # The names of environments that are neither failed nor stopped.
 NAMES: Query[list[str]] = Query(statements.NAMES, {}, _names)
@@ -228,12 +229,6 @@ def memory_estimates(limit: int) -> Query[list[MemoryEstimate]]:
 def environment(name: str) -> Query[Environment | None]:
     """The environment of this name, ended or not."""
     return Query(statements.ENVIRONMENT_BY_NAME, {"of_name": name}, ENVIRONMENTS.read_first)
-
-
-def environments(include_stopped: bool = False) -> Query[list[Environment]]:
-    """Environments by name."""
-    every, others = statements.ALL_ENVIRONMENTS, statements.ENVIRONMENTS_NOT_STOPPED
-    return Query(every if include_stopped else others, {}, ENVIRONMENTS.read_all)
 
 
 def never_launched(limit: int) -> Query[list[Request]]:

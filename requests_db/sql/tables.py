@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables. A fresh database has exactly these; `migrate.py` brings an older one there.
+"""The tables. A fresh database has exactly these; `connections.py` brings an older one there.
 
 Times are seconds since the epoch (DOUBLE), sizes bytes, JSON is text that `rows.py` encodes.
 

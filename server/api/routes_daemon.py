@@ -21,7 +21,7 @@ from ...executor.messages import ExecutorStatus
 from ...requests_db.records import Request
 from ...requests_db.sql import queries
 from ...schema.replica import StatusLine
-from ...schema.states import RequestState
+from ...schema.states import RequestState, Schedule
 from ...system.process.loop_lag import LagSnapshot
 from ...system.text.json_lines import Json
 from ...system.text.prometheus import Sample, metric_family
@@ -34,14 +34,12 @@ from .views import exit_views
 
 # Name, key in what a replica says of itself, help.
 _OF_REPLICAS = (
-    ("max_sessions", "max_sessions", "Sessions that may be open at once."),
-    ("waiting", "waiting", "Clients that wait for a session."),
-    ("lag_p99_seconds", "lag_p99_seconds", "Event-loop lag of its slowest shard, over a minute."),
-    ("lag_max_seconds", "lag_max_seconds", "Event-loop lag of its slowest shard, over a minute."),
-    ("sessions_begun_total", "begun", "Sessions begun."),
-    ("sessions_refused_total", "refused", "Sessions refused: there was no room."),
-    ("steps_total", "steps", "Calls of step."),
-    ("step_timeouts_total", "step_timeouts", "Calls that took too long."),
+    ("replica_max_sessions", "max_sessions", "Sessions that may be open at once."),
+    ("replica_waiting", "waiting", "Clients that wait for a session."),
+    ("replica_lag_p99_seconds", "lag_p99_seconds", "Loop lag of its slowest shard, over a minute."),
+    ("replica_sessions_refused_total", "refused", "Sessions refused: there was no room."),
+    ("replica_steps_total", "steps", "Calls of step."),
+    ("replica_step_timeouts_total", "step_timeouts", "Calls that took too long."),
 )
 _HELP = {
     "requests": "Requests by state.",
@@ -50,8 +48,7 @@ _HELP = {
     "replica_restarts": "Times a replica was started again.",
     "worker_resident_bytes": "Resident memory of a worker.",
     "worker_busy": "Whether a worker runs a request.",
-    **{f"replica_{name}": text for name, _, text in _OF_REPLICAS},
-    "replica_shards": "Shards by state.",
+    **{name: text for name, _, text in _OF_REPLICAS},
     "free_burst_bytes": "Memory that burst workers may still be expected to need.",
     "available_bytes": "Memory the machine would still give, less the reserve.",
     "requests_waiting_for_memory": "Requests at the head of the queue that wait for memory.",
@@ -73,48 +70,30 @@ def render_metrics(
 
     What a replica reports of itself is seconds old; its own `/metrics` shows the same by shard.
     """
-    workers, recorder = executor.workers, dispatcher.recorder
-    replicas = [(env["name"], replica) for env in environments for replica in env["replicas"]]
+    recorder, claimer = dispatcher.recorder, dispatcher.claimer
+    kills, retries = sorted(recorder.kills.copy().items()), sorted(recorder.retries.copy().items())
+    workers = [({"worker": w.name}, w) for w in executor.workers]
+    named = [({"environment": e["name"]}, e) for e in environments]
+    replicas = [(who | {"replica": r["id"]}, r) for who, e in named for r in e["replicas"]]
     served: list[tuple[dict[str, str], Mapping[str, Any]]] = [
-        ({"environment": name, "replica": replica["id"]}, capacity)
-        for name, replica in replicas
+        (who, capacity)
+        for who, replica in replicas
         if (status := live.get(replica["id"])) and (capacity := status.get("capacity"))
     ]
+    quantiles = {"0.5": lag.p50_seconds, "0.99": lag.p99_seconds, "1": lag.max_seconds}
     families: dict[str, list[Sample]] = {
         "requests": [({"state": state}, count) for state, count in counts.items()],
-        "environment_info": [
-            ({"environment": e["name"], "state": e["state"]}, 1) for e in environments
-        ],
-        "sessions": [({"environment": e["name"]}, e["sessions"]) for e in environments],
-        "replica_restarts": [
-            ({"environment": name, "replica": r["id"]}, r["restarts"]) for name, r in replicas
-        ],
-        "worker_resident_bytes": [
-            ({"worker": w.name}, w.rss_bytes) for w in workers if w.rss_bytes is not None
-        ],
-        "worker_busy": [
-            ({"worker": w.name, "schedule": w.schedule}, w.task_id is not None) for w in workers
-        ],
-    }
-    for name, key, _ in _OF_REPLICAS:
-        families[f"replica_{name}"] = [(labels, capacity[key]) for labels, capacity in served]
-    quantiles = {"0.5": lag.p50_seconds, "0.99": lag.p99_seconds, "1": lag.max_seconds}
-    families |= {
-        "replica_shards": [
-            (labels | {"state": state}, count)
-            for labels, capacity in served
-            for state, count in capacity["shards"].items()
-        ],
+        "environment_info": [(who | {"state": e["state"]}, 1) for who, e in named],
+        "sessions": [(who, e["sessions"]) for who, e in named],
+        "replica_restarts": [(who, r["restarts"]) for who, r in replicas],
+        "worker_resident_bytes": [(who, w.rss_bytes) for who, w in workers if w.rss_bytes],
+        "worker_busy": [(who | {"schedule": w.schedule}, bool(w.task_id)) for who, w in workers],
+        **{name: [(who, c[key]) for who, c in served] for name, key, _ in _OF_REPLICAS},
         "free_burst_bytes": [({}, executor.free_burst_bytes)],
         "available_bytes": [({}, executor.available_bytes)],
-        "requests_waiting_for_memory": [({}, len(dispatcher.claimer.shortages))],
-        "out_of_memory_total": [
-            ({"operation": name, "detector": detector}, count)
-            for (name, detector), count in sorted(recorder.kills.copy().items())
-        ],
-        "out_of_memory_retries_total": [
-            ({"operation": name}, count) for name, count in sorted(recorder.retries.copy().items())
-        ],
+        "requests_waiting_for_memory": [({}, len(claimer.shortages))],
+        "out_of_memory_total": [({"operation": o, "detector": d}, n) for (o, d), n in kills],
+        "out_of_memory_retries_total": [({"operation": o}, n) for o, n in retries],
         "loop_lag_seconds": [({"quantile": q}, seconds) for q, seconds in quantiles.items()],
     }
     page = ""
@@ -130,9 +109,6 @@ MAX_ACTIVE = 200
 RECENT = 10
 LOOKED_AT = 100  # among which the recent ones are chosen
 FAILED_LAUNCHES_SHOWN = 5  # the newest ones, of environments that were never launched
-# Operations that are not shown once they have succeeded: their effect is seen in the environments,
-# or was their answer.
-SOON_FORGOTTEN = frozenset({"check", "describe", "down", "down_strays", "probe", "prune"})
 
 router = APIRouter()
 root = APIRouter()
@@ -172,13 +148,14 @@ async def status(deps: Injected, all_failed: bool = False) -> Json:
 def worth_showing(ended: Iterable[Request], failed: Iterable[Request]) -> list[Request]:
     """Return the ended requests that `status` has room for; the newest first, as given.
 
+    A SHORT request that has succeeded is left out: its effect is seen, or was its answer.
     The launches that `failed` are among them however old they are, because nothing else is shown
     of their environments. So is every other failure that is given.
     """
     kept = [
         request
         for request in ended
-        if request.operation not in SOON_FORGOTTEN or request.state is not RequestState.SUCCEEDED
+        if request.schedule is Schedule.LONG or request.state is not RequestState.SUCCEEDED
     ]
     recent = kept[:RECENT]
     recent += [
@@ -222,7 +199,7 @@ async def gateway(deps: Injected) -> Json:
 async def metrics(deps: Injected) -> PlainTextResponse:
     """Prometheus' text format."""
     counts = await deps.store.read(queries.COUNTS)
-    environments = await environment_views(deps, queries.environments())
+    environments = await environment_views(deps, queries.NOT_STOPPED)
     live, executor = deps.reconciler.replicas.live, deps.executor.status()
     lag = deps.lag.snapshot()
     page = render_metrics(counts, environments, live, executor, deps.dispatcher, lag)

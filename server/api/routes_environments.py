@@ -36,7 +36,7 @@ router = APIRouter()
 @router.get("/environments")
 async def list_environments(deps: Injected) -> Json:
     """Return every environment that should run or has failed."""
-    return {"environments": await environment_views(deps, queries.environments())}
+    return {"environments": await environment_views(deps, queries.NOT_STOPPED)}
 
 
 @router.get("/environments/{name}")

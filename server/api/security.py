@@ -47,7 +47,6 @@ from ..errors import ApiError, Forbidden, TooLarge, Unauthorized
 
 LINK_SECONDS = 300.0  # after which an unused link is invalid
 SESSION_SECONDS = 7 * 24 * 3600
-MAX_LINKS = 32  # unused ones; more than a person opens
 KEY_HEADER = b"x-openenvd-key"
 
 
@@ -65,8 +64,6 @@ class BrowserSessions:
         """Return a code for one sign-in."""
         now = self._clock()
         self._codes = {code: ends for code, ends in self._codes.items() if ends > now}
-        while len(self._codes) >= MAX_LINKS:
-            del self._codes[next(iter(self._codes))]
         code = secrets.token_urlsafe(24)
         self._codes[code] = now + LINK_SECONDS
         return code

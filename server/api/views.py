@@ -36,6 +36,10 @@ _SHOWN_OF_REQUEST = (
 )
 
 
+def _fields(record: object, *names: str) -> Json:
+    return {name: getattr(record, name) for name in names}
+
+
 def request_view(
     request: records.Request, pending_reason: str | None = None, retried: Json | None = None
 ) -> Json:
@@ -51,7 +55,7 @@ def request_view(
 
 def short_request_view(request: records.Request) -> Json:
     """Return one request, without the fields that may be large."""
-    return {name: getattr(request, name) for name in _SHOWN_OF_REQUEST} | {
+    return _fields(request, *_SHOWN_OF_REQUEST) | {
         "label": hide_credentials(records.label_of(request)),
         "environment": hide_credentials(request.environment),
         "error": error_view(request.error, request.payload),
@@ -79,10 +83,8 @@ def environment_view(
         serving["sentence"] = SLEEPING
     is_failing = cause is not None and environment.state is EnvironmentState.READY
     is_exposed = not is_loopback(spec.get("host") or LOOPBACK)
-    return {
-        "name": environment.name,
+    return _fields(environment, "name", "address", "request_id", "generation", "created_at") | {
         "state": FAILING if is_failing else environment.state,
-        "address": environment.address,
         "sessions": sum(view["sessions"] for view in views),
         "max_sessions": sum(known) if known else spec.get("max_sessions"),
         "serving": serving,
@@ -93,9 +95,6 @@ def environment_view(
         "host": spec.get("host") or LOOPBACK,
         "is_exposed": is_exposed,
         "has_token": is_exposed or bool(spec.get("token")),
-        "request_id": environment.request_id,
-        "generation": environment.generation,
-        "created_at": environment.created_at,
         "error": error_view(environment.error, spec),
         "replicas": views,
     }
@@ -104,8 +103,7 @@ def environment_view(
 def generation_view(generation: records.Generation) -> Json:
     """One generation of an environment; its spec was written without secrets."""
     names = ("number", "state", "request_id", "spec", "created_at", "served_at", "ended_at")
-    view = {name: getattr(generation, name) for name in names}
-    return {**view, "error": hide_credentials(generation.error)}
+    return _fields(generation, *names) | {"error": hide_credentials(generation.error)}
 
 
 def replica_view(
@@ -119,13 +117,9 @@ def replica_view(
     reason = dict(replica.exit or {})
     exits = reason.pop(EARLIER, None) if live is None else live
     message = status.get("problem") or _replica_message(replica)
-    return {
-        "id": replica.id,
-        "ordinal": replica.ordinal,
+    return _fields(replica, "id", "ordinal", "pid", "restarts") | {
         "state": "UNKNOWN" if status.get("unwatched") else replica.state,
-        "pid": replica.pid,
         "sessions": status.get("sessions", 0) if replica.state in _WITH_SESSIONS else 0,
-        "restarts": replica.restarts,
         "wakes": status.get("wakes", 0),
         "exit": reason or None,
         "message": without_secrets(message, environment.spec if environment else {}),
@@ -162,9 +156,8 @@ def _replica_message(replica: records.Replica) -> str | None:
 
 def event_view(event: records.Event) -> Json:
     """One entry of the event log."""
-    names = ("seq", "at", "kind", "request_id", "environment", "data")
-    view = {name: getattr(event, name) for name in names}
-    return {**view, "environment": hide_credentials(event.environment)}
+    known = _fields(event, "seq", "at", "kind", "request_id", "data")
+    return known | {"environment": hide_credentials(event.environment)}
 
 
 # How an environment is served, and which of its processes have exited.

@@ -70,7 +70,6 @@ class LiveState:
         self._entities: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
         self._sent: dict[str, dict[str, bytes]] = {}  # as of the last flush
         self._viewers: set[Viewer] = set()
-        self._snapshot: ServerSentEvent | None = None  # until something changes
         self._is_filled = False
 
     @property
@@ -110,7 +109,7 @@ class LiveState:
         self._is_filled = True
         if not put and not dropped:
             return
-        message, self._snapshot = _event("change", put, dropped), None
+        message = _event("change", put, dropped)
         for viewer in self._viewers:
             viewer.put(message)
 
@@ -121,9 +120,7 @@ class LiveState:
         if not self._is_filled:
             return []
         viewer.needs_snapshot = False
-        if self._snapshot is None:  # once for all who need it
-            self._snapshot = _event("snapshot", self._sent, {})
-        return [self._snapshot]
+        return [_event("snapshot", self._sent, {})]
 
     def clear(self) -> None:
         """Drop everything, and wake the viewers, which get a snapshot when there is one again."""
@@ -132,7 +129,6 @@ class LiveState:
             viewer.wake.set()
         self._entities.clear()
         self._sent.clear()
-        self._snapshot = None
         self._is_filled = False
 
 

@@ -211,7 +211,7 @@ class Claimer:
         self, queue: _Queue, requests: Sequence[Request], before: Mapping[str, Shortage]
     ) -> None:
         for position, request in enumerate(requests):
-            self._context.running.add(request)
+            self._context.running[request.id] = request
             started = None
             try:
                 task = self._task(request)
@@ -226,7 +226,7 @@ class Claimer:
                 self._recorder.deliver(Raised(request.id, error, None, time.time()))
                 continue
             except NoRoom:
-                self._context.running.remove(request.id)
+                del self._context.running[request.id]
                 self._context.traces.released(request.id)
                 queue.has_pending = True
                 self._unreleased += [r.id for r in requests[position:]]

@@ -189,7 +189,7 @@ class Recorder:
 
     def _conclude(self, ending: _Ending) -> None:
         """Count what was written, and forget the request."""
-        request = self._context.running.remove(ending.event.task_id)
+        request = self._context.running.pop(ending.event.task_id, None)
         self._ended.requests.append(ending.event.task_id)
         if request is None:
             return

@@ -130,22 +130,12 @@ class DaemonTasks:
 
 
 class RunningRequests(dict[str, Request]):
-    """Requests that were claimed and have not ended, by id; and the ids of the LONG ones."""
+    """Requests that were claimed and have not ended, by id."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.long: set[str] = set()
-
-    def add(self, request: Request) -> None:
-        """Count the request as running."""
-        self[request.id] = request
-        if request.schedule is Schedule.LONG:
-            self.long.add(request.id)
-
-    def remove(self, request_id: str) -> Request | None:
-        """Remove and return the request; None when it was not running here."""
-        self.long.discard(request_id)
-        return self.pop(request_id, None)
+    @property
+    def long(self) -> list[str]:
+        """The ids of the LONG ones."""
+        return [id_ for id_, request in self.items() if request.schedule is Schedule.LONG]
 
 
 @dataclass(frozen=True, slots=True)

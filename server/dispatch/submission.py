@@ -49,7 +49,6 @@ from .request_traces import RequestTraces
 if TYPE_CHECKING:
     from .dispatcher import Dispatcher
 
-CHANGING = ("scale", "restart")  # change a serving environment, one request at a time
 FROM_SOURCE = ("launch", "build_image")
 # A repository that does not answer blocks a thread; the daemon's others serve the whole API.
 _PINNING = ThreadPoolExecutor(4, "repositories")
@@ -125,7 +124,7 @@ class Submitter:
                     "openenv status lists the rest",
                 )
             changes["stopping"] = new.environment
-        elif new.operation in CHANGING:
+        elif new.operation in submitting.ALTERING:
             await self.environment(str(new.environment))
             changes["changing"] = new.environment
         return await self._write(new, changes)

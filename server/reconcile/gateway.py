@@ -222,7 +222,7 @@ class GatewayManager:
 
     async def _environments(self) -> list[Environment]:
         """The environments that have their address at the gateway."""
-        found = await self.store.read(queries.environments())
+        found = await self.store.read(queries.NOT_STOPPED)
         return [each for each in found if _is_at_gateway(each)]
 
     async def _backends(self, names: Collection[str] | None) -> dict[str, Backend]:

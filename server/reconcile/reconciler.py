@@ -118,7 +118,7 @@ class Reconciler:
         async with self.replicas.reading_once() as found:
             await asyncio.to_thread(renew_reservations, self.replicas.runs, found)
             await self.leftovers.adopt_unknown(found)
-            live = {e.name for e in await read(queries.environments()) if e.state.is_live}
+            live = {e.name for e in await read(queries.NOT_STOPPED) if e.state.is_live}
             live.update(g.environment for g in await read(queries.UNSETTLED_GENERATIONS))
             await asyncio.gather(*(self._reconcile_first(name) for name in live))
             await self.leftovers.stop_ownerless(found, live)

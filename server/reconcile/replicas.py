@@ -408,7 +408,7 @@ class Leftovers:
                 live[adopted.name] = adopted
 
     async def _live(self) -> dict[str, Environment]:
-        found = await self.store.read(queries.environments())
+        found = await self.store.read(queries.NOT_STOPPED)
         return {each.name: each for each in found if each.state.is_live}
 
     async def _is_known(self, run_file: RunFile, row: Environment | None) -> bool:

@@ -10,12 +10,13 @@ from sqlalchemy import Connection
 
 from openenvd.requests_db import records
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections import WriteConnection
-from openenvd.requests_db.migrate import open_database
-from openenvd.requests_db.sql import queries
+from openenvd.requests_db.connections import WriteConnection, open_database
+from openenvd.requests_db.sql import queries, statements
+from openenvd.requests_db.sql.rows import ENVIRONMENTS
 from openenvd.requests_db.transactions import dispatching, observing, retention, submitting
 from openenvd.schema.states import EnvironmentState, ErrorKind, RequestState, Schedule
 
+EVERY_ENVIRONMENT = queries.Query(statements.ALL_ENVIRONMENTS, {}, ENVIRONMENTS.read_all)
 CREATED_AT, CLAIMED_AT, ENDED_AT = 100.5, 200.5, 300.5
 CHECK = records.NewRequest("check", Schedule.SHORT, {})
 LAUNCH = records.NewRequest("launch", Schedule.LONG, {"name": "trial"}, environment="trial")

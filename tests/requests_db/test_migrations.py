@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from openenvd.requests_db import migrate
+from openenvd.requests_db import connections
+from openenvd.requests_db.connections import open_database
 from openenvd.requests_db.errors import DatabaseCorrupt, DatabaseError, DatabaseTooNew
-from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.sql import queries
 
 from .conftest import Queue
@@ -40,12 +40,12 @@ def test_each_migration_that_is_missing_runs_once_and_all_or_none(
         return lambda c: c.exec_driver_sql(f"ALTER TABLE requests ADD COLUMN {column}")
 
     before = queue.sql(SCHEMA)
-    monkeypatch.setattr(migrate, "MIGRATIONS", (add("colour"), add("id")))
+    monkeypatch.setattr(connections, "MIGRATIONS", (add("colour"), add("id")))
     with pytest.raises(DatabaseError, match="duplicate column name: id"):
         open_database(path)
     assert (queue.sql(SCHEMA), queue.sql("PRAGMA user_version")) == (before, found)
     for migrations in (add("colour"),), (add("colour"), add("size")):
-        monkeypatch.setattr(migrate, "MIGRATIONS", migrations)
+        monkeypatch.setattr(connections, "MIGRATIONS", migrations)
         open_database(path)
     assert queue.sql("SELECT count(colour) + count(size) FROM requests") == 0
     assert queue.sql("PRAGMA user_version") == 3
@@ -90,7 +90,7 @@ def test_a_newer_or_other_database_is_left_alone(queue: Queue, path: Path, tmp_p
 def test_an_up_to_date_database_is_opened_without_the_orm(path: Path) -> None:
     script = (
         "import sys\n"
-        "from openenvd.requests_db.migrate import open_database\n"
+        "from openenvd.requests_db.connections import open_database\n"
         "from openenvd.requests_db.connections import WriteConnection\n"
         "from openenvd.requests_db.async_store import AsyncStore\n"
         "from openenvd.requests_db.sql import queries\n"

@@ -11,7 +11,7 @@ from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import observing
 from openenvd.schema.states import EnvironmentState, ErrorKind, ReplicaState
 
-from .conftest import Api
+from .conftest import EVERY_ENVIRONMENT, Api
 
 E = EnvironmentState
 ERROR = RequestError(ErrorKind.WORKER_LOST, "it is gone", "launch it again")
@@ -54,9 +54,7 @@ async def test_failed_environments_have_no_name_and_stopped_ones_are_listed_on_r
     api: Api,
 ) -> None:
     async def lists() -> list[list[str]]:
-        found = [
-            await api.read(queries.environments(include_stopped=each)) for each in (False, True)
-        ]
+        found = [await api.read(each) for each in (queries.NOT_STOPPED, EVERY_ENVIRONMENT)]
         return [await api.read(queries.NAMES), *([e.name for e in each] for each in found)]
 
     assert await lists() == [["trial"], ["trial"], ["trial"]]

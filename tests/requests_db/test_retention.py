@@ -12,7 +12,15 @@ from openenvd.requests_db.transactions import retention
 from openenvd.requests_db.transactions.retention import Aged, Progress
 from openenvd.schema.states import EnvironmentState, ReplicaState, RequestState, Schedule
 
-from .conftest import ENDED_AT, Api, Queue, collect, collect_environments, new_environment
+from .conftest import (
+    ENDED_AT,
+    EVERY_ENVIRONMENT,
+    Api,
+    Queue,
+    collect,
+    collect_environments,
+    new_environment,
+)
 
 R = RequestState
 KEEP_ALL = 10**6
@@ -106,7 +114,7 @@ async def test_environments_that_ended_long_ago_are_collected_with_their_replica
     bound = old_event(queue)
     await api.goes(EnvironmentState.STOPPED, later, "new")
     assert collect_environments(queue, bound) == ["old"]
-    environments = queue.read(queries.environments(include_stopped=True))
+    environments = queue.read(EVERY_ENVIRONMENT)
     assert [environment.name for environment in environments] == ["live", "new"]
     assert [replica.id for replica in queue.read(queries.replicas())] == ["live", "new"]
     ages = retention.Ages(queue)

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Connection
 
 from openenvd.requests_db import connections, errors
-from openenvd.requests_db.migrate import open_database
+from openenvd.requests_db.connections import open_database
 from openenvd.requests_db.records import NewRequest, Outcome
 from openenvd.requests_db.sql import queries
 from openenvd.schema.states import RequestState, Schedule

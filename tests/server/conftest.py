@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections import WriteConnection
-from openenvd.requests_db.migrate import open_database
+from openenvd.requests_db.connections import WriteConnection, open_database
 from openenvd.schema.settings import Paths
 from openenvd.server.events import EventBus
 from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason

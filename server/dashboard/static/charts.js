@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Charts of our own, in SVG: lines over time, and a histogram. Each says in words what it shows.
 
-import { h, number, svg } from "./dom.js";
+import { duration, h, number, svg } from "./dom.js";
 
 const WIDTH = 420;
 const HEIGHT = 125;
@@ -16,13 +16,6 @@ export function short(value) {
   if (size >= 1e4) return `${(value / 1e3).toPrecision(3)}k`;
   if (Number.isInteger(value)) return number(value);
   return size < 0.001 ? value.toExponential(1) : String(Number(value.toPrecision(3)));
-}
-
-/** Seconds since something began: 1.5 s, 12 s, 3 min, 1.5 h. */
-export function elapsed(seconds) {
-  if (seconds < 10) return `${Math.round(seconds * 10) / 10} s`;
-  if (seconds < 120) return `${Math.round(seconds)} s`;
-  return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
 
 const scale = (least, most, from, to) => (value) => from + ((value - least) / (most - least || 1)) * (to - from);
@@ -82,7 +75,7 @@ export function lineChart(title, { unit = "", fromZero = false, names = [] } = {
     const own = shown[0].points.map(([, value]) => value);
     const range = own.length ? `${short(Math.min(...own))} to ${short(Math.max(...own))}` : "";
     const name = shown.length > 1 ? `${shown[0].name} ` : "";
-    end(`${name}${short(own.at(-1) ?? null)} at last, ${range} ${unit}`.trim(), "0 s", ended > began ? elapsed(ended - began) : "");
+    end(`${name}${short(own.at(-1) ?? null)} at last, ${range} ${unit}`.trim(), "0 s", ended > began ? duration(ended - began) : "");
   }
 
   function drawLine({ band, points }, place, x, y) {

@@ -75,8 +75,8 @@ async def test_all_viewers_are_sent_the_same_bytes(state: LiveState) -> None:
     """Each change is rendered once, however many look."""
     state.flush()
     with state.viewer() as first, state.viewer() as second:
-        one, other = state.messages_for(first), state.messages_for(second)
-        assert one[0] is other[0]
+        sent(state, first)
+        sent(state, second)
         state.put("workers", "long-1", {"pid": 5})
         state.flush()
         assert state.messages_for(first)[0] is state.messages_for(second)[0]

@@ -17,9 +17,8 @@ from openenvd.executor.executor import BurstableExecutor
 from openenvd.executor.messages import Died, Raised, Started, Succeeded, Task, TaskError
 from openenvd.executor.policy.memory import FreeMemory
 from openenvd.requests_db import records
-from openenvd.requests_db.connections import WriteConnection
+from openenvd.requests_db.connections import WriteConnection, open_database
 from openenvd.requests_db.errors import DatabaseFull
-from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.schema.settings import Paths, Settings
