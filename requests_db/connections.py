@@ -66,14 +66,7 @@ from sqlalchemy.pool import NullPool
 
 from ..schema.states import RequestState
 from ..system.files import disk_space
-from .errors import (
-    DatabaseBusy,
-    DatabaseCorrupt,
-    DatabaseError,
-    DatabaseFull,
-    DatabaseTooNew,
-    DatabaseUnwritable,
-)
+from . import errors
 from .sql.queries import Query
 from .sql.tables import metadata, tally
 
@@ -98,15 +91,15 @@ _OF_A_FULL_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.
 
 _LACKING = ("no such table", "no such column")  # SQLite's messages about a wrong schema begin so
 _NO_TEXT = "Could not decode to UTF-8 column"  # Python's own, without a code
-_ERRORS: dict[int, tuple[type[DatabaseError], str]] = {
-    sqlite3.SQLITE_READONLY: (DatabaseUnwritable, "it may not be written"),
-    sqlite3.SQLITE_CANTOPEN: (DatabaseUnwritable, "it cannot be opened"),
-    sqlite3.SQLITE_PERM: (DatabaseUnwritable, "access is not permitted"),
-    sqlite3.SQLITE_AUTH: (DatabaseUnwritable, "access is not permitted"),
-    sqlite3.SQLITE_CORRUPT: (DatabaseCorrupt, "the file is damaged"),
-    sqlite3.SQLITE_NOTADB: (DatabaseCorrupt, "the file is not a SQLite database"),
-    sqlite3.SQLITE_BUSY: (DatabaseBusy, "another process holds it"),
-    sqlite3.SQLITE_LOCKED: (DatabaseBusy, "another connection holds it"),
+_ERRORS: dict[int, tuple[type[errors.DatabaseError], str]] = {
+    sqlite3.SQLITE_READONLY: (errors.DatabaseUnwritable, "it may not be written"),
+    sqlite3.SQLITE_CANTOPEN: (errors.DatabaseUnwritable, "it cannot be opened"),
+    sqlite3.SQLITE_PERM: (errors.DatabaseUnwritable, "access is not permitted"),
+    sqlite3.SQLITE_AUTH: (errors.DatabaseUnwritable, "access is not permitted"),
+    sqlite3.SQLITE_CORRUPT: (errors.DatabaseCorrupt, "the file is damaged"),
+    sqlite3.SQLITE_NOTADB: (errors.DatabaseCorrupt, "the file is not a SQLite database"),
+    sqlite3.SQLITE_BUSY: (errors.DatabaseBusy, "another process holds it"),
+    sqlite3.SQLITE_LOCKED: (errors.DatabaseBusy, "another connection holds it"),
 }
 
 
@@ -147,7 +140,7 @@ def _check(connection: Connection, path: Path) -> None:
     finally:
         driver.set_progress_handler(None, 0)
     if found != "ok":
-        raise DatabaseCorrupt(f"{path}: the file is damaged ({' '.join(found.split())})")
+        raise errors.DatabaseCorrupt(f"{path}: the file is damaged ({' '.join(found.split())})")
 
 
 def _create_file(path: Path) -> None:
@@ -165,30 +158,30 @@ def _create_file(path: Path) -> None:
         hint = _read_only_hint(path)
         if isinstance(exc, IsADirectoryError):
             hint = "move the folder away, or point OPENENV_HOME at another one"
-        raise DatabaseUnwritable(f"{path}: {exc.strerror}", hint) from exc
+        raise errors.DatabaseUnwritable(f"{path}: {exc.strerror}", hint) from exc
 
 
-def error_of(exc: BaseException | None, path: Path) -> DatabaseError:
+def error_of(exc: BaseException | None, path: Path) -> errors.DatabaseError:
     """The `DatabaseError` for an error of the driver."""
     code = getattr(exc, "sqlite_errorcode", None)
     if isinstance(exc, UnicodeDecodeError) or str(exc).startswith(_NO_TEXT):
-        return DatabaseCorrupt(f"{path}: the file is damaged (a text in it is no UTF-8)")
+        return errors.DatabaseCorrupt(f"{path}: the file is damaged (a text in it is no UTF-8)")
     if code is None:
-        return DatabaseError(f"{path}: {exc}")
+        return errors.DatabaseError(f"{path}: {exc}")
     name = getattr(exc, "sqlite_errorname", "")
     family = code & 0xFF
     if family == sqlite3.SQLITE_FULL or (family in _OF_A_FULL_DISK and _is_full(path)):
         return _full(path, name)
-    kind, reason = _ERRORS.get(family, (DatabaseError, str(exc)))
+    kind, reason = _ERRORS.get(family, (errors.DatabaseError, str(exc)))
     if str(exc).startswith(_LACKING):
-        kind, reason = DatabaseCorrupt, f"the file is damaged: {exc}"
-    hint = _read_only_hint(path) if kind is DatabaseUnwritable else None
+        kind, reason = errors.DatabaseCorrupt, f"the file is damaged: {exc}"
+    hint = _read_only_hint(path) if kind is errors.DatabaseUnwritable else None
     return kind(f"{path}: {reason} ({name})", hint)
 
 
-def _full(path: Path, reason: str) -> DatabaseFull:
+def _full(path: Path, reason: str) -> errors.DatabaseFull:
     text, hint = disk_space.full(path.parent)
-    return DatabaseFull(f"{text} ({reason})", hint)
+    return errors.DatabaseFull(f"{text} ({reason})", hint)
 
 
 def _read_only_hint(path: Path) -> str | None:
@@ -340,9 +333,9 @@ def _bring_up_to_date(connection: Connection, path: str) -> None:
         zeros = {state.value.lower(): 0 for state in RequestState}
         connection.execute(insert(tally).values(id=1, last_event=0, **zeros))
     elif tally.name not in tables:
-        raise DatabaseCorrupt(f"{path} is a database, but not one of openenvd's")
+        raise errors.DatabaseCorrupt(f"{path} is a database, but not one of openenvd's")
     elif found > latest:
-        raise DatabaseTooNew(
+        raise errors.DatabaseTooNew(
             f"{path} is at version {found}; this openenvd knows versions up to {latest}"
         )
     else:

@@ -279,11 +279,6 @@ class Cancellation:
     events: Events = ()
 
     @property
-    def is_done(self) -> bool:
-        """Return whether this call has cancelled it, for good."""
-        return self.before is states.RequestState.PENDING
-
-    @property
     def is_under_way(self) -> bool:
         """Return whether it runs: it may still end in another way."""
         return self.before is states.RequestState.RUNNING

@@ -115,8 +115,12 @@ class LogFile:
         self.path = path
         self.offset = offset
 
-    def read(self, *, final: bool = False) -> str:
-        """The whole lines since the last call; with `final`, the unfinished one too."""
+    def pieces(self, *, final: bool = False) -> Iterator[str]:
+        """Yield the whole lines since the last call; with `final`, the unfinished one too."""
+        while text := self._read(final):
+            yield text
+
+    def _read(self, final: bool) -> str:
         try:
             with self.path.open("rb") as file:
                 # Of a file that was cut, from its new end.
@@ -140,11 +144,6 @@ class LogFile:
             file.readline(MAX_READ_BYTES)
             self.offset = file.tell()
         return True
-
-    def pieces(self, *, final: bool = False) -> Iterator[str]:
-        """Yield what `read` gives until the end, in pieces."""
-        while text := self.read(final=final):
-            yield text
 
 
 def offset_of_last_lines(path: Path, count: int, block_bytes: int = TAIL_BLOCK_BYTES) -> int:

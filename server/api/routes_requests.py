@@ -179,7 +179,8 @@ async def cancel(request_id: str, deps: Injected) -> Json:
     """Cancel at once; a running request is `cancelling` until it is final."""
     done = await deps.submitter.cancel(request_id)
     [view] = await request_views(deps, [done.request])
-    return {"request": view, "cancelled": done.is_done, "cancelling": done.is_under_way}
+    is_done = done.before is RequestState.PENDING
+    return {"request": view, "cancelled": is_done, "cancelling": done.is_under_way}
 
 
 @router.post("/requests/{request_id}/retry", status_code=202)

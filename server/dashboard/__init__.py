@@ -83,7 +83,7 @@ How a part of the page registers itself: a module in `static/panels/` and a line
 `app` is described in `static/app.js`; elements and formats are in `static/dom.js`. Trusted Types
 are required: no `innerHTML`, no inline style or script; `element.style.width = …` is allowed.
 Images come from `data:` and `blob:` alone. A new module has a line `modulepreload` in `index.html`
-too, if the overview needs it; pages are loaded when they are first shown (`static/later.js`).
+too, if the overview needs it; pages are loaded when they are first shown.
 
 Failure cases:
 

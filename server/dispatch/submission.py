@@ -31,16 +31,7 @@ from ...schema.states import EnvironmentState, Schedule
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials
 from ...system.text.units import near_matches, plural
-from ..errors import (
-    AmbiguousId,
-    ApiError,
-    CannotChange,
-    Invalid,
-    KeyReused,
-    NameTaken,
-    NotFound,
-    QueueFull,
-)
+from .. import errors
 from ..events import EventBus
 from ..operations import registry
 from ..operations.base import Operation
@@ -104,7 +95,7 @@ class Submitter:
                 await asyncio.to_thread(check_source, new.payload)
                 new = replace(new, payload=await self._pinned(new.payload))
             except EnvironmentsError as exc:
-                raise Invalid(exc.message, exc.hint, field="source") from exc
+                raise errors.Invalid(exc.message, exc.hint, field="source") from exc
         new = self.traces.traced(new)
         changes: dict[str, Any] = {}
         if new.operation == "launch":
@@ -112,14 +103,14 @@ class Submitter:
             try:
                 name = validate_name(str(new.environment))
             except EnvironmentsError as exc:
-                raise Invalid(str(exc), exc.hint, field="name") from exc
+                raise errors.Invalid(str(exc), exc.hint, field="name") from exc
             launched = Environment(name, new.payload, EnvironmentState.PENDING, now, now)
             changes["environment"] = launched
         elif new.operation == "down":
             environment = await self.environment(str(new.environment))
             # A request with a key may repeat the `down` that stopped it, so it is no error.
             if environment.state is EnvironmentState.STOPPED and new.idempotency_key is None:
-                raise NotFound(
+                raise errors.NotFound(
                     f"{new.environment} has been taken down already",
                     "openenv status lists the rest",
                 )
@@ -147,10 +138,10 @@ class Submitter:
         request = await self.find(request_id)
         if not request.state.is_final:
             text = f"request {request.id} is {request.state.lower()}: only what ended can run again"
-            raise Invalid(text, f"openenv wait {request.id}")
+            raise errors.Invalid(text, f"openenv wait {request.id}")
         for name in limits:
             if name not in request.payload:
-                raise Invalid(f"a {request.operation} has no such memory limit", field=name)
+                raise errors.Invalid(f"a {request.operation} has no such memory limit", field=name)
         payload = {**request.payload, **limits}
         if request.operation == "launch":
             running = await self.store.read(queries.environment(str(request.environment)))
@@ -206,7 +197,9 @@ class Submitter:
         """Cancel at once, never through the queue."""
         request = await self.find(request_id)
         if request.operation == "down" and not request.state.is_final:
-            raise Invalid("a `down` cannot be cancelled: half of it may be done", "launch it again")
+            raise errors.Invalid(
+                "a `down` cannot be cancelled: half of it may be done", "launch it again"
+            )
         cancelled = await self.store.write(submitting.cancel, request.id, time.time())
         if cancelled is None:
             raise _no_request(request_id)
@@ -223,7 +216,7 @@ class Submitter:
         if not found:
             raise _no_request(request_id)
         text = f"{request_id!r} fits {len(found)} requests"
-        raise AmbiguousId(text, "write more of the id", matches=list(found))
+        raise errors.AmbiguousId(text, "write more of the id", matches=list(found))
 
     async def environment(self, name: str) -> Environment:
         """Return the environment of this name."""
@@ -232,7 +225,7 @@ class Submitter:
             names = await self.store.read(queries.NAMES)
             none = "none runs; openenv launch SOURCE starts one"
             near, hint = near_matches(name, names, "openenv status lists them" if names else none)
-            raise NotFound(f"no environment is called {name!r}", hint, near=near)
+            raise errors.NotFound(f"no environment is called {name!r}", hint, near=near)
         return environment
 
 
@@ -243,14 +236,14 @@ def _refusal(
     | records.OtherSource
     | records.BeingUpdated
     | records.QueueFull,
-) -> ApiError:
+) -> errors.ApiError:
     """Return the error that says why nothing was written, and what to do."""
     match why:
         case records.KeyReused(first):
             asked = label_of(new)
             if asked == label_of(first):
                 asked = f"{asked} with another payload"
-            return KeyReused(
+            return errors.KeyReused(
                 f"the idempotency key {new.idempotency_key!r} is that of {label_of(first)} (request"
                 f" {first.id}); it cannot be used for {asked}",
                 "send another key with another request",
@@ -264,22 +257,22 @@ def _refusal(
             hint = f"launch it under another --name, or take it down: openenv down {name}"
             if holder.state in (EnvironmentState.PENDING, EnvironmentState.STARTING):
                 hint = f"wait for that: openenv wait {holder.request_id}"
-            return NameTaken(found, hint, address=address, environment=name)
+            return errors.NameTaken(found, hint, address=address, environment=name)
         case records.OtherSource(holder):
             name, address = holder.name, holder.address
             runs, wanted = (hide_credentials(s.get("source")) for s in (holder.spec, new.payload))
             found = f"{name} runs from another source: {runs}, not {wanted}"
             hint = f"launch this one under another --name; to update {name} to it, add --update"
-            return NameTaken(found, hint, address=address, environment=name)
+            return errors.NameTaken(found, hint, address=address, environment=name)
         case records.BeingUpdated(generation):
             name, launch = generation.environment, generation.request_id
             found = f"{name} is being updated to generation {generation.number} already"
             hint = f"wait for it (openenv status {name}), or cancel it: openenv cancel {launch[:8]}"
-            return NameTaken(
+            return errors.NameTaken(
                 f"{found} (request {launch})", hint, environment=name, request_id=launch
             )
         case records.QueueFull(pending):
-            return QueueFull(
+            return errors.QueueFull(
                 f"the queue has {plural(pending, f'{new.schedule} request')} already",
                 "wait for some to finish (openenv requests), or raise OPENENV_MAX_PENDING",
             )
@@ -287,10 +280,10 @@ def _refusal(
 
 def _cannot_change(
     environment: Environment, change: Request | None, *, launch_is_known: bool
-) -> CannotChange:
+) -> errors.CannotChange:
     name = environment.name
     if change is not None:
-        return CannotChange(
+        return errors.CannotChange(
             f"{name} is {_UNDER_WAY[change.operation]} already (request {change.id})",
             f"wait for that: openenv wait {change.id}",
             request_id=change.id,
@@ -305,8 +298,12 @@ def _cannot_change(
         if launch_is_known
         else "launch it again: openenv launch SOURCE"
     )
-    return CannotChange(f"{name} is {_NOT_SERVING[environment.state]}", hint, environment=name)
+    return errors.CannotChange(
+        f"{name} is {_NOT_SERVING[environment.state]}", hint, environment=name
+    )
 
 
-def _no_request(request_id: str) -> NotFound:
-    return NotFound(f"no request has the id {request_id!r}", "openenv requests lists them", near=[])
+def _no_request(request_id: str) -> errors.NotFound:
+    return errors.NotFound(
+        f"no request has the id {request_id!r}", "openenv requests lists them", near=[]
+    )

@@ -170,3 +170,14 @@ export function table(caption, columns, count = 0, sort = null) {
   const element = h("table", {}, h("caption", { class: "unseen" }, caption), h("thead", {}, head), body);
   return { element: h("div", { class: "scroll" }, element), body, table: element };
 }
+
+let styled = null;
+
+/** Load the style of pages; once. */
+export function pageStyle() {
+  styled ??= new Promise((loaded) => {
+    const link = h("link", { rel: "stylesheet", href: new URL("pages.css", import.meta.url).href, onload: loaded, onerror: loaded });
+    document.head.append(link);
+  });
+  return styled;
+}

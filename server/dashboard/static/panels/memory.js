@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory as one bar; what holds it, and the last hour, when it is short or the bar is opened.
 
-import { attribute, h, size, text } from "../dom.js";
-import { style } from "../later.js";
+import { attribute, h, pageStyle, size, text } from "../dom.js";
 
 const PARTS = [
   ["daemon", "Daemon"], ["workers", "Workers"], ["replicas", "Replicas"],
@@ -34,7 +33,7 @@ export default {
     let chart = null; // of the last hour, once it is asked for
 
     async function showHour() {
-      const [{ lineChart }] = await Promise.all([import("../charts.js"), style()]);
+      const [{ lineChart }] = await Promise.all([import("../charts.js"), pageStyle()]);
       if (!chart) details.append((chart = lineChart("The last hour", { unit: "MB", fromZero: true, names: ["openenvd and replicas", "replicas"] })).element);
       // A sample: limit, daemon, its starter of processes, workers, replicas, other, reserve, free.
       const samples = [...app.store.all("samples")].map(([at, sample]) => [Number(at), sample]).sort((a, b) => a[0] - b[0]);
