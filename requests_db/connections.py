@@ -21,18 +21,11 @@ commit that was acknowledged before it, waits for no writer (WAL), and leaves no
 would hold up a checkpoint. SQLAlchemy builds and compiles the statements (`sql/`); its asynchronous
 engine is not used: `docs/decisions/0010-aiosqlite-readers.md` has the figures.
 
-`WriteConnection`: a connection that writes, and the lock of all that do.
-
-    connection.write(dispatching.claim, schedule, 1, now)      functions of `transactions/`
-    connection.read(queries.RUNNING)                         of `sql/queries.py`
-
-The connection is opened when it is first used and again after an error; one thread uses it at a
+`WriteConnection` is opened when it is first used and again after an error; one thread uses it at a
 time. Errors of the driver are raised as ours. A transaction that raised has changed nothing, and
-the same call may be repeated.
-
-The lock: all connections that write to one file within this process share one `threading.Lock`,
-held from BEGIN to COMMIT. Nothing else is locked while it is held, and nothing waits for the event
-loop: a transaction is one function that runs on one thread from end to end.
+the same call may be repeated. All that write to one file within this process share one
+`threading.Lock`, held from BEGIN to COMMIT. Nothing else is locked while it is held, and nothing
+waits for the event loop: a transaction is one function that runs on one thread from end to end.
 
 `open_database`: makes a database at this code's version (SQLite's `user_version`) of what is there.
 

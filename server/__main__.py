@@ -7,14 +7,10 @@ pipe: a daemon that holds its starter's pipe would keep `openenv up | cat` from 
 Then it checks that it fits on this machine, and forks the zygote while it has one thread and has
 imported only what operations need. After that it imports the daemon (`daemon.py`).
 
-The daemon's own log:
-
-    text    2026-01-31 12:00:00,000 INFO    openenvd.server.daemon: openenvd N.N.N answers at …
-    json    {"time": "2026-01-31T11:00:00+00:00", "level": "INFO", "logger": "…", "message": "…",
-             "request_id": "…", "environment": "…"}: one object a line
-
-In the background the daemon writes `daemon.log` itself, and keeps it short; in the foreground it
-writes stderr. Uvicorn's records go to the same place.
+The daemon's own log has records as text, or as JSON: one object a line, with `time`, `level`,
+`logger`, `message`, `request_id` and `environment`. In the background the daemon writes
+`daemon.log` itself, and keeps it short; in the foreground it writes stderr. Uvicorn's records go to
+the same place.
 """
 
 from __future__ import annotations
@@ -94,9 +90,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         paths = Paths.from_environment()
         # Flags override variables; a value that cannot be is a `ValueError`.
-        flags = {item.name: getattr(options, item.name) for item in SETTINGS}
-        checked = {s.name: s.check(flags[s.name]) for s in SETTINGS if flags[s.name] is not None}
-        given = given_settings(paths, flags_of_killed(paths) | checked)
+        set_here = [(s, flag) for s in SETTINGS if (flag := getattr(options, s.name)) is not None]
+        flags = {setting.name: setting.check(flag) for setting, flag in set_here}
+        given = given_settings(paths, flags_of_killed(paths) | flags)
         settings = Settings(**{name: each.value for name, each in given.items()})
     except ValueError as exc:
         error = DaemonError("invalid", str(exc), "openenv up --help shows every setting")

@@ -162,8 +162,7 @@ def _recover(store: WriteConnection, traces: RequestTraces) -> None:
     for request in running:
         traces.lost(request, now, is_requeued=request.id in requeued)
     if requeued or failed:
-        text = "recovered: %d requests queued again, %d failed as lost"
-        log.warning(text, len(requeued), failed)
+        log.warning("recovered: %d requests queued again, %d failed", len(requeued), failed)
 
 
 def _learned_plan(

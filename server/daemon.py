@@ -52,7 +52,7 @@ from .dashboard.routes import add_dashboard
 from .dispatch.memory_estimates import NO_PROCESSES_HINT
 from .errors import DaemonError
 from .housekeeping import collect_daily, sweep_regularly
-from .listening import HomeLock, HttpServer, bind, hold_lock, identity_of, write_identity
+from .listening import HomeLock, bind, hold_lock, http_server, identity_of, write_identity
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class Daemon:
         sessions = BrowserSessions(token)
         app = create_app(deps)
         memory = add_dashboard(app, deps, sessions)
-        server = HttpServer(Guard(app, token, sessions), self.settings)
+        server = http_server(Guard(app, token, sessions), self.settings)
         serving = asyncio.create_task(server.serve(sockets=sockets), name="uvicorn")
         _write_ready_line(self.ready_fd, {"ready": True, **deps.identity})
         log.info("openenvd %s answers at %s", __version__, deps.identity["address"])

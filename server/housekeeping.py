@@ -166,9 +166,7 @@ class Sweeper:
             end()
 
     def _run_folders(self) -> list[Path]:
-        with contextlib.suppress(FileNotFoundError):
-            return [path for path in self._layout.runs.iterdir() if path.is_dir()]
-        return []
+        return [path for path in self._layout.runs.glob("*") if path.is_dir()]
 
 
 def _names(usable: list[run_files.RunFile], aside: list[run_files.SetAside]) -> set[str]:

@@ -183,30 +183,26 @@ def write_identity(paths: Paths, identity: dict[str, Any]) -> str:
     return token
 
 
-class HttpServer(EventDrivenServer):
-    """Uvicorn without ticks and signal handlers: the daemon has its own.
+def http_server(app: Any, settings: Settings) -> EventDrivenServer:
+    """Return uvicorn for `app`, without ticks and signal handlers: the daemon has its own.
 
-    Its two sockets have a quarter of the descriptors each; half of them are for requests that are
-    held (`server/reconcile/held_requests.py`). Every user of the machine can open TCP connections;
-    only the owner can open those of the Unix socket, for which there has to be room at all times.
-    There is no limit by peer: on loopback an address tells nothing.
+    Its two sockets, which are bound already, have a quarter of the descriptors each; half of them
+    are for requests that are held (`server/reconcile/held_requests.py`). Every user of the machine
+    can open TCP connections; only the owner can open those of the Unix socket, for which there has
+    to be room at all times. There is no limit by peer: on loopback an address tells nothing.
     """
-
-    def __init__(self, app: Any, settings: Settings) -> None:
-        """Configure uvicorn for `app`; it listens on sockets that are bound already."""
-        super().__init__(
-            Config(
-                app,
-                log_config=None,
-                log_level=settings.log_level,
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-            ),
-            max_connections=connections_within(raise_fd_limit(), shares=4),
-            # `openenv logs | less` reads no further while its user does not
-            timing=HttpTiming(response_seconds=float("inf")),
-        )
+    config = Config(
+        app,
+        log_config=None,
+        log_level=settings.log_level,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
+    # `openenv logs | less` reads no further while its user does not.
+    timing = HttpTiming(response_seconds=float("inf"))
+    connections = connections_within(raise_fd_limit(), shares=4)
+    return EventDrivenServer(config, max_connections=connections, timing=timing)

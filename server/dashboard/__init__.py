@@ -6,8 +6,8 @@
     live_state.py           `LiveState`: entities as JSON, and their changes for each viewer;
                             `Feed`: refreshes the sources and sends changes while a page is open
     play.py                 processes in which pages play an environment by hand
-    memory.py               `MemoryHistory`: memory by what holds it, over the last hour
-    environments.py, requests.py   sources, as in `memory.py`: read the daemon, put entities
+    memory.py, environments.py, requests.py     sources: each reads a part of the daemon, and puts
+                            its entities
     static/                 the page: HTML, CSS, JavaScript modules; nothing is built
 
 Signing in is in `server/api/security.py`, beside the guard that checks it.
@@ -62,14 +62,13 @@ Kinds, and the fields of their entities (times are seconds since the epoch, size
                             created_at, started_at, finished_at, error, report: as a row of
                             the history of `GET /v1/rollouts/{id}`
 
-How a source registers itself: a class with `async def refresh(self, state, turn)` (`Source` in
-`live_state.py`) and a line in `routes.py`. While a page is open, `refresh` is called after events,
+A source is a class with `async def refresh(self, state, turn)` (`Source` in `live_state.py`), and a
+line in `routes.py`. While a page is open, `refresh` is called after events,
 at most four times a second, and once a second (`turn.is_tick`). `turn.is_first` asks for all
 entities. A source does not block the loop: it reads files through `asyncio.to_thread`.
 
-How a part of the page registers itself: a module in `static/panels/` and a line in
-`static/panels.js`. A *panel* is a section of the overview, a *page* is shown alone at
-`#/<name>/<argument>`:
+A part of the page is a module in `static/panels/`, and a line in `static/panels.js`. A *panel* is a
+section of the overview, a *page* is shown alone at `#/<name>/<argument>`:
 
     export default {
       id: "memory", title: "Memory", kinds: ["memory", "samples"], place: "top",  // main, side

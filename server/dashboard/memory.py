@@ -21,6 +21,8 @@ import time
 from collections import deque
 from dataclasses import asdict, astuple, dataclass, fields
 
+import anyio
+
 from ...environments.shim.files import read_json, write_json
 from ...executor.messages import ExecutorStatus
 from ...requests_db.sql import queries
@@ -67,22 +69,30 @@ class MemoryHistory:
         self._file = str(deps.paths.home / "memory.json")
         self.now: MemoryUse | None = None
         self.replicas: dict[str, int] = {}  # by id, those whose memory is on this machine
-        self._next_look = 0.0  # monotonic
-        self._took_seconds = 0.0  # the last look
         self._has_failed = False  # and that was logged
-        self._looking = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None  # of `look_soon`
+        self._wanted = asyncio.Event()
 
     async def measure_regularly(self) -> None:
-        """Take a sample twice a minute."""
+        """Measure for a sample twice a minute, and as often as that is asked for."""
         await asyncio.to_thread(self._restore)
+        sample_at = 0.0
         while True:
-            self._next_look = 0.0
+            began = time.monotonic()
             await self.look()
-            if self.now is not None:
-                self.samples.append((int(time.time()), self.now))
-                await asyncio.to_thread(self._write)
-            await asyncio.sleep(max(SAMPLE_SECONDS, self._took_seconds / IDLE_SHARE))
+            took_seconds = time.monotonic() - began
+            if began >= sample_at:
+                sample_at = began + max(SAMPLE_SECONDS, took_seconds / IDLE_SHARE)
+                if self.now is not None:
+                    self.samples.append((int(time.time()), self.now))
+                    await asyncio.to_thread(self._write)
+            self._wanted.clear()
+            await asyncio.sleep(max(POLL_INTERVAL_SECONDS, took_seconds / MAX_SHARE))
+            with anyio.move_on_after(sample_at - time.monotonic()):
+                await self._wanted.wait()
+
+    def look_soon(self) -> None:
+        """Ask for a measurement, without waiting."""
+        self._wanted.set()
 
     def _restore(self) -> None:
         """Read the samples of the last hour; samples of another form are left out."""
@@ -95,27 +105,16 @@ class MemoryHistory:
             kept = [[at, *astuple(use)] for at, use in self.samples]
             write_json(self._file, {"samples": kept})
 
-    def look_soon(self) -> None:
-        """Begin to measure again, without waiting."""
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self.look(), name="memory")
-
     async def look(self) -> None:
-        """Measure again, unless that was done a moment ago."""
-        async with self._looking:
-            began = time.monotonic()
-            if began < self._next_look:
-                return
-            try:
-                live, executor = self._deps.reconciler.replicas.live, self._deps.executor.status()
-                await asyncio.to_thread(self._measure, live, executor)
-            except Exception:  # a defect costs this chart only; the next measurement may succeed
-                self.now = None
-                if not self._has_failed:
-                    log.exception("the memory could not be measured; it is tried again")
-                self._has_failed = True
-            self._took_seconds = time.monotonic() - began
-            self._next_look = began + max(POLL_INTERVAL_SECONDS, self._took_seconds / MAX_SHARE)
+        """Measure once."""
+        try:
+            live, executor = self._deps.reconciler.replicas.live, self._deps.executor.status()
+            await asyncio.to_thread(self._measure, live, executor)
+        except Exception:  # a defect costs this chart only; the next measurement may succeed
+            self.now = None
+            if not self._has_failed:
+                log.exception("the memory could not be measured; it is tried again")
+            self._has_failed = True
 
     def _measure(self, live: dict[str, StatusLine], executor: ExecutorStatus) -> None:
         sizes = {replica: replica_bytes(status) for replica, status in live.items()}

@@ -6,12 +6,6 @@ The headers isolate the page: nothing is loaded from elsewhere, nothing inline, 
 Starlette serves the files. A browser caches them, and asks each time whether they are current
 (`ETag`). The stream carries `version_of_files`, so that a page that was loaded from other files
 reloads.
-
-The sources of the entities each read a part of the daemon, and none blocks the loop:
-
-    memory.py          the daemon, memory, plan and workers
-    environments.py    environments, their replicas, and faults
-    requests.py        the queue, what runs and what ended lately; rollouts, with their last reports
 """
 
 from __future__ import annotations

@@ -60,17 +60,13 @@ class RestartPayload(create_model("Room", __base__=ChangePayload, **_ROOM)):  # 
 class ScalePayload(ChangePayload):
     """The environment, and how many replicas it is to have."""
 
-    replicas: int = Field(description="How many replicas it is to have.")
+    replicas: int = Field(le=MAX_REPLICAS, description="How many replicas it is to have.")
 
     @field_validator("replicas")
     @classmethod
     def _possible(cls, value: int) -> int:
         if value < 1:
             raise ValueError(f"{value} replicas would serve nobody; `openenv down` stops it")
-        if value > MAX_REPLICAS:
-            raise ValueError(
-                f"{value} replicas are more than the {MAX_REPLICAS} that one environment may have"
-            )
         return value
 
 

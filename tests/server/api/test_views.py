@@ -295,7 +295,8 @@ def test_an_update_that_waits_for_memory_says_that_it_needs_both_generations(
 def ended(
     operation: str, state: RequestState = RequestState.SUCCEEDED, request_id: str = "id"
 ) -> Request:
-    return Request(request_id, operation, Schedule.SHORT, {}, state, 1.0)
+    schedule = Schedule.LONG if operation in ("launch", "bench") else Schedule.SHORT
+    return Request(request_id, operation, schedule, {}, state, 1.0)
 
 
 @pytest.mark.parametrize("operation", ["check", "describe", "down", "probe"])

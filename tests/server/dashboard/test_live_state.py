@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from openenvd.server.dashboard import memory
 from openenvd.server.dashboard.environments import REPORT_SECONDS, SILENT_SECONDS, StepRate
 from openenvd.server.dashboard.live_state import MAX_WAITING_CHARACTERS, LiveState, Viewer
 from openenvd.server.dashboard.memory import MemoryHistory
@@ -123,10 +122,8 @@ def test_steps_a_second_are_told_by_totals(
 
 
 async def test_measuring_goes_on_after_a_failure(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(memory, "POLL_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr(memory, "MAX_SHARE", 1.0)
     asked = 0
 
     def status() -> object:

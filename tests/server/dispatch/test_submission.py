@@ -96,10 +96,13 @@ async def test_a_submitted_request_wakes_the_dispatcher_or_is_cancelled(desk: De
     assert [event.request_id for event in subscription.take()] == [request.id]
     with desk.bus.subscribe(request_id=request.id) as subscription:
         cancelled = await desk.submitter.cancel(request.id)
-    assert (cancelled.request.state, cancelled.is_done) == (RequestState.CANCELLED, True)
+    assert (cancelled.request.state, cancelled.before) == (
+        RequestState.CANCELLED,
+        RequestState.PENDING,
+    )
     assert (desk.cancelled, len(subscription.take())) == ([], 1)
     again = await desk.submitter.cancel(request.id)
-    assert (again.request, again.is_done) == (cancelled.request, False)
+    assert (again.request, again.before) == (cancelled.request, RequestState.CANCELLED)
 
 
 async def test_a_launch_takes_the_name_with_its_request(desk: Desk) -> None:
@@ -175,11 +178,11 @@ async def test_a_cancelled_request_that_succeeds_first_was_never_called_cancelle
     request = await desk.submit("check")
     desk.claim(Schedule.SHORT)
     asked = await desk.submitter.cancel(request.id)
-    assert (asked.is_done, asked.is_under_way) == (False, True)
+    assert asked.before is RequestState.RUNNING
     desk.succeed(request)
     assert (await desk.submitter.find(request.id)).state is RequestState.SUCCEEDED
     asked = await desk.submitter.cancel(request.id)
-    assert (asked.is_done, asked.is_under_way) == (False, False)
+    assert asked.before is RequestState.SUCCEEDED
 
 
 async def test_a_key_that_was_used_for_something_else_is_refused(desk: Desk) -> None:

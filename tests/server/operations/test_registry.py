@@ -127,7 +127,7 @@ def test_a_launch_that_makes_no_sense_is_refused(fields: dict[str, Any], words: 
     ("operation", "fields", "told"),
     [
         ("scale", {"replicas": 0}, "0 replicas would serve nobody; `openenv down` stops it"),
-        ("scale", {"replicas": 1001}, "more than the 1000 that one environment may have"),
+        ("scale", {"replicas": 1001}, "less than or equal to 1000"),
         ("restart", {"max_surge": 0}, "nothing could be replaced"),
     ],
 )
