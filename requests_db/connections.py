@@ -88,11 +88,9 @@ _ERRORS: dict[int, tuple[type[errors.DatabaseError], str]] = {
     sqlite3.SQLITE_READONLY: (errors.DatabaseUnwritable, "it may not be written"),
     sqlite3.SQLITE_CANTOPEN: (errors.DatabaseUnwritable, "it cannot be opened"),
     sqlite3.SQLITE_PERM: (errors.DatabaseUnwritable, "access is not permitted"),
-    sqlite3.SQLITE_AUTH: (errors.DatabaseUnwritable, "access is not permitted"),
     sqlite3.SQLITE_CORRUPT: (errors.DatabaseCorrupt, "the file is damaged"),
     sqlite3.SQLITE_NOTADB: (errors.DatabaseCorrupt, "the file is not a SQLite database"),
     sqlite3.SQLITE_BUSY: (errors.DatabaseBusy, "another process holds it"),
-    sqlite3.SQLITE_LOCKED: (errors.DatabaseBusy, "another connection holds it"),
 }
 
 

@@ -13,6 +13,7 @@ parameters to tuples. Lists (`IN`) cannot be parameters here: their length is pa
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -241,10 +242,19 @@ def generations(environment: str) -> Query[list[Generation]]:
     return Query(statements.GENERATIONS_OF, {"of_environment": environment}, GENERATIONS.read_all)
 
 
-def replicas(environment: str | None = None) -> Query[list[Replica]]:
-    """The replicas of one environment, or of all, by ordinal."""
-    if environment is None:
-        return Query(statements.ALL_REPLICAS, {}, REPLICAS.read_all)
+def _by_environment(rows: list[Row]) -> defaultdict[str, list[Replica]]:
+    found: defaultdict[str, list[Replica]] = defaultdict(list)
+    for replica in REPLICAS.read_all(rows):
+        found[replica.environment].append(replica)
+    return found
+
+
+# All replicas, by ordinal, of each environment.
+REPLICAS_OF_EACH = Query(statements.ALL_REPLICAS, {}, _by_environment)
+
+
+def replicas(environment: str) -> Query[list[Replica]]:
+    """The replicas of one environment, by ordinal."""
     return Query(statements.REPLICAS_OF, {"of_environment": environment}, REPLICAS.read_all)
 
 

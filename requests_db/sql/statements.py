@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every statement, built once. Portable SQL; only `connections.py` has SQLite's own.
+"""Every statement, built once. Portable SQL but for `OR REPLACE`; see also `connections.py`.
 
 Each UPDATE of a state repeats its rule as a guard (`WHERE state = …`). States that a partial index
 depends on are literals: see `tables.py`. SQLAlchemy leaves `FOR UPDATE` out for a database that
@@ -144,14 +144,10 @@ CURRENT = select(_r.id, _r.seq, _r.environment, _r.state, _r.cancel_requested_at
 
 # Memory estimates.
 
-_x = expectations.c
 # A row that replaces another one gets a higher number than all others.
 _row_number: ColumnElement[int] = literal_column("rowid")
 LATEST_ESTIMATES = _page(select(*rows.ESTIMATES.columns), _row_number.desc())
-DELETE_ESTIMATE = delete(expectations).where(
-    _x.operation == bindparam("of_operation"), _x.source == bindparam("of_source")
-)
-INSERT_ESTIMATE = insert(expectations)
+REPLACE_ESTIMATE = insert(expectations).prefix_with("OR REPLACE")
 _latest = _page(select(_row_number).select_from(expectations), _row_number.desc())
 DELETE_OLD_ESTIMATES = delete(expectations).where(_row_number.not_in(_latest))
 
@@ -231,7 +227,7 @@ NEVER_LAUNCHED = _requests.where(_r.seq.in_(_newest)).order_by(_r.seq.desc())
 NEVER_LAUNCHED_COUNT = select(func.count()).select_from(_failed_launches.subquery())
 LAUNCHED_ENVIRONMENTS = ENVIRONMENTS_NOT_STOPPED.where(~exists().where(_is_failed_launch))
 NAMES = select(_e.name).where(_is_live).order_by(_e.name)
-INSERT_ENVIRONMENT = insert(environments)
+REPLACE_ENVIRONMENT = insert(environments).prefix_with("OR REPLACE")
 DELETE_ENVIRONMENT = delete(environments).where(_e.name == bindparam("of_name"))
 _environment = update(environments).where(_e.name == bindparam("of_name"))
 MOVE_ENVIRONMENT = _environment.where(_e.state == bindparam("from_state")).values(

@@ -60,9 +60,6 @@ def _one_of(column: str, values: Iterable[StrEnum]) -> str:
 
 
 _FINAL = _one_of("state", [each for each in states.RequestState if each.is_final])
-_IS_PENDING = text("state = 'PENDING'")
-_IS_UNFINISHED = text("finished_at IS NULL")
-_IS_FAILED = text("state = 'FAILED'")
 _HAS_KEY = text("idempotency_key IS NOT NULL")
 _HAS_ENVIRONMENT = text("environment IS NOT NULL")
 
@@ -111,9 +108,9 @@ requests = Table(
 _r = requests.c
 Index("ix_requests_id", _r.id, unique=True)
 Index("ix_requests_idempotency_key", _r.idempotency_key, unique=True, sqlite_where=_HAS_KEY)
-Index("ix_requests_claim", _r.schedule, _r.rank, _r.seq, sqlite_where=_IS_PENDING)
-Index("ix_requests_unfinished", _r.seq, sqlite_where=_IS_UNFINISHED)
-Index("ix_requests_failed", _r.seq, sqlite_where=_IS_FAILED)
+Index("ix_requests_claim", _r.schedule, _r.rank, _r.seq, sqlite_where=text("state = 'PENDING'"))
+Index("ix_requests_unfinished", _r.seq, sqlite_where=text("finished_at IS NULL"))
+Index("ix_requests_failed", _r.seq, sqlite_where=text("state = 'FAILED'"))
 Index("ix_requests_environment", _r.environment, _r.seq, sqlite_where=_HAS_ENVIRONMENT)
 
 environments = Table(

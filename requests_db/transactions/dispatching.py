@@ -85,9 +85,7 @@ def record(
     ended = {outcome.request_id for outcome in outcomes}
     still = [{"of_id": i, **values} for i, values in workers.items() if i not in ended]
     queries.each(connection, statements.STARTED, still)
-    keys = [{"of_operation": each.operation, "of_source": each.source} for each in learned]
-    queries.each(connection, statements.DELETE_ESTIMATE, keys)
-    queries.each(connection, statements.INSERT_ESTIMATE, [ESTIMATES.values(e) for e in learned])
+    queries.each(connection, statements.REPLACE_ESTIMATE, [ESTIMATES.values(e) for e in learned])
     return journal.write(connection)
 
 

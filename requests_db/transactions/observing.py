@@ -15,7 +15,6 @@ Each is written in the transaction of the change that causes it, so that the two
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 from sqlalchemy import Connection
@@ -27,8 +26,6 @@ from ..records import Environment, Event, Generation, Replica, RequestError
 from ..sql import queries, statements
 from ..sql.rows import ENVIRONMENTS, GENERATIONS, REPLICAS
 from .journal import ENVIRONMENT_STATE, GENERATION_STATE, REPLICA_STATE, write_event
-
-log = logging.getLogger(__name__)
 
 _SHOWN_OF_REPLICA = ("id", "ordinal", "state", "pid", "restarts", "exit")
 
@@ -49,8 +46,6 @@ def set_environment_state(
         before.state is not to_state
         and to_state not in states.ENVIRONMENT_TRANSITIONS[before.state]
     ):
-        text = "environment %s: transition from %s to %s refused"
-        log.debug(text, name, before.state, to_state, extra={"environment": name})
         return None
     after = in_state(before, to_state, address, error)
     if after == before:
@@ -101,8 +96,7 @@ def switch_generation(
         error=None,
         updated_at=now,
     )
-    connection.execute(statements.DELETE_ENVIRONMENT, {"of_name": name})
-    connection.execute(statements.INSERT_ENVIRONMENT, ENVIRONMENTS.values(after))
+    connection.execute(statements.REPLACE_ENVIRONMENT, ENVIRONMENTS.values(after))
     move(connection, name, before.generation, states.GenerationState.DRAINING, now)
     move(connection, name, generation.number, states.GenerationState.SERVING, now)
     data = {"state": after.state.value, "address": address, "generation": after.generation}

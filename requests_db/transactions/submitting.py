@@ -95,11 +95,9 @@ def cancel(connection: Connection, request_id: str, now: float) -> Cancellation 
         return None
     if request.state.is_final:
         return Cancellation(request, request.state)
-    parameters = {"of_id": request_id, "now": now}
-    if request.state is states.RequestState.RUNNING:
-        connection.execute(statements.ASK_TO_CANCEL, parameters)
-    else:
-        connection.execute(statements.CANCEL_PENDING, parameters)
+    is_running = request.state is states.RequestState.RUNNING
+    statement = statements.ASK_TO_CANCEL if is_running else statements.CANCEL_PENDING
+    connection.execute(statement, {"of_id": request_id, "now": now})
     after = queries.request(request_id).run(connection) or request
     journal = Journal()
     if after.state is not request.state:
@@ -227,7 +225,6 @@ def _take_name(connection: Connection, environment: Environment, journal: Journa
     """Write the environment, with its generation, in the place of an ended one of its name."""
     environment = replace(environment, generation=observing.begin(connection, environment))
     connection.execute(statements.DELETE_REPLICAS_OF, {"of_environment": environment.name})
-    connection.execute(statements.DELETE_ENVIRONMENT, {"of_name": environment.name})
-    connection.execute(statements.INSERT_ENVIRONMENT, ENVIRONMENTS.values(environment))
+    connection.execute(statements.REPLACE_ENVIRONMENT, ENVIRONMENTS.values(environment))
     data = {"state": environment.state.value, "address": environment.address}
     journal.noted(ENVIRONMENT_STATE, environment.created_at, data, environment.name)

@@ -21,7 +21,7 @@ from ...executor.messages import ExecutorStatus
 from ...requests_db.records import Request
 from ...requests_db.sql import queries
 from ...schema.replica import StatusLine
-from ...schema.states import RequestState, Schedule
+from ...schema.states import FINAL_STATES, RequestState, Schedule
 from ...system.process.loop_lag import LagSnapshot
 from ...system.text.json_lines import Json
 from ...system.text.prometheus import Sample, metric_family
@@ -123,8 +123,7 @@ async def status(deps: Injected, all_failed: bool = False) -> Json:
     """
     store = deps.store
     active = await store.read(queries.list_requests(states=ACTIVE, limit=MAX_ACTIVE))
-    ended = [state for state in RequestState if state.is_final]
-    latest = await store.read(queries.list_requests(states=ended, limit=LOOKED_AT))
+    latest = await store.read(queries.list_requests(states=FINAL_STATES, limit=LOOKED_AT))
     count = await store.read(queries.NEVER_LAUNCHED_COUNT)
     # Recent requests may be more of them than those that are shown in any case.
     failed = await store.read(queries.never_launched(count if all_failed else RECENT))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,7 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
 from ...environments import run_files
-from ...requests_db.records import Environment, Replica
+from ...requests_db.records import Environment
 from ...requests_db.sql import queries
 from ...requests_db.sql.queries import Query
 from ...schema.states import EnvironmentState, ReplicaState
@@ -109,9 +108,7 @@ async def environment_views(deps: Dependencies, query: Query[list[Environment]])
     """Return the views of the environments that a query finds."""
     await deps.reconciler.queue.wait()
     found = await deps.store.read(query)
-    replicas: dict[str, list[Replica]] = defaultdict(list)
-    for replica in await deps.store.read(queries.replicas()):
-        replicas[replica.environment].append(replica)
+    replicas = await deps.store.read(queries.REPLICAS_OF_EACH)
     live = deps.reconciler.replicas.live
     return [environment_view(each, replicas[each.name], live) for each in found]
 

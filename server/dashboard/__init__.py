@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard: one page, and the stream that keeps it up to date.
 
-    routes.py               the page, signing in, the stream
-    followed_log.py         the log that a page shows, on its stream
+    routes.py               the page, signing in, the stream, playing by hand
     live_state.py           `LiveState`: entities as JSON, and their changes for each viewer;
-                            `Feed`: refreshes the sources and sends changes while a page is open
-    play.py                 processes in which pages play an environment by hand
+                            `Feed`: refreshes the sources and sends changes while a page is open,
+                            with the log that it shows
     memory.py, environments.py, requests.py     sources: each reads a part of the daemon, and puts
                             its entities
     static/                 the page: HTML, CSS, JavaScript modules; nothing is built

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
@@ -40,7 +40,6 @@ from .live_state import LiveState, Turn
 from .memory import MemoryHistory, coarse
 
 REPORT_SECONDS = 5.0  # between two reports of a replica with something to do (`env_host`)
-RATE_REPORTS = 4  # over which steps a second are counted
 SILENT_SECONDS = 12.0  # without a report: it has nothing to do
 WAITING_SECONDS = 60.0  # a request or a client that waits longer is a fault
 ABANDONED_SECONDS = 10.0  # a step that runs longer after the end of its session is one, too
@@ -51,26 +50,22 @@ _OF_ROWS = (ENVIRONMENT_STATE, GENERATION_STATE, REPLICA_STATE)
 
 @dataclass(slots=True)
 class StepRate:
-    """Steps a second of one replica, by the totals that it reports."""
+    """Steps a second of one replica, between the last two totals that it has reported."""
 
-    reports: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_REPORTS))
+    last: tuple[float, int] | None = None  # when, and how many steps by then
+    rate: float | None = None
 
     def note(self, steps: int, now: float) -> float | None:
         """Return the rate with this total; None before a second report."""
-        if self.reports and steps < self.reports[-1][1]:  # another server
-            self.reports.clear()
-        if not self.reports or steps != self.reports[-1][1]:
-            if self.reports and now - self.reports[-1][0] > SILENT_SECONDS:  # it begins again
-                last = self.reports[-1][1]
-                self.reports.clear()
-                self.reports.append((now - REPORT_SECONDS, last))
-            self.reports.append((now, steps))
-        if len(self.reports) < 2:
-            return None
-        (first_at, first), (last_at, last) = self.reports[0], self.reports[-1]
-        if now - last_at > SILENT_SECONDS:
-            return 0.0
-        return (last - first) / max(1.0, last_at - first_at)
+        at, before = self.last or (now, steps)
+        if self.last is None or steps < before:  # another server
+            self.last, self.rate = (now, steps), None
+        elif steps > before:
+            seconds = now - at if now - at <= SILENT_SECONDS else REPORT_SECONDS  # it begins again
+            self.last, self.rate = (now, steps), (steps - before) / max(1.0, seconds)
+        elif self.rate and now - at > SILENT_SECONDS:
+            self.rate = 0.0
+        return self.rate
 
 
 class EnvironmentSource:
@@ -99,10 +94,7 @@ class EnvironmentSource:
         read = self._deps.store.read
         # Other environments have nothing but a failed launch, which is shown as a request.
         self._environments = await read(queries.LAUNCHED_ENVIRONMENTS)
-        replicas: defaultdict[str, list[Replica]] = defaultdict(list)
-        for replica in await read(queries.replicas()):
-            replicas[replica.environment].append(replica)
-        self._replicas = dict(replicas)
+        self._replicas = await read(queries.REPLICAS_OF_EACH)
 
     def _put_all(self, state: LiveState, turn: Turn) -> None:
         live = self._deps.reconciler.replicas.live

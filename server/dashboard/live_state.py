@@ -12,6 +12,16 @@ Between two turns is a pause, so that many events are one change. A turn yields 
 each source.
 
 A snapshot taken during a turn shows the end of the turn before, which the next change updates.
+
+`FollowedLog`: the log that a page shows, on the page's one stream.
+
+    open_log(deps, "requests/ID")        what a request printed, until it is final
+    open_log(deps, "environments/NAME")  what the youngest replica prints; when it no longer serves,
+                                         the log of the replica that is then the youngest
+
+The log begins with its last lines, and continues as lines are written (`events.py`). A page that
+comes back states its last offset, and is sent the text after it. If there is too much text to send,
+the log begins again with the newest.
 """
 
 from __future__ import annotations
@@ -20,9 +30,11 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import anyio
@@ -31,8 +43,10 @@ from fastapi.sse import ServerSentEvent
 
 from ...requests_db.records import Event
 from ..api.dependencies import Dependencies
-from ..api.streams import sse
-from .followed_log import FollowedLog
+from ..api.routes_environments import POLL_INTERVAL_SECONDS, shown_log
+from ..api.streams import request_ends, sse
+from ..errors import ApiError
+from ..events import LogFile, followed, offset_of_last_lines
 
 MAX_WAITING_CHARACTERS = 1_000_000  # for one viewer that does not read
 
@@ -163,11 +177,115 @@ def _event(
     return sse(name, {"at": time.time(), "put": fragments, "drop": dropped})
 
 
+FIRST_LINES = 5000
+MAX_BEHIND_BYTES = 8_000_000  # the most that is sent at once; of more, only the newest
+
+
+class FollowedLog:
+    """One log, as events of the stream; until `show`, there is no file.
+
+    Args:
+        end: Done when nothing more is written.
+        place: `FILE:OFFSET` of the last event that the page has received; empty if none.
+    """
+
+    def __init__(self, end: asyncio.Future[Any], place: str = "") -> None:
+        self._log: LogFile | None = None
+        self._end = end
+        self._had, _, offset = place.rpartition(":")
+        self._had_to = int(offset or 0)
+        self._is_first = not self._had
+
+    @property
+    def file(self) -> str:
+        """The name of the shown file, or of the one that the page had before it came back."""
+        return self._log.path.name if self._log else self._had
+
+    async def show(self, path: Path, lines: int) -> None:
+        """Continue in this file, or begin with its last lines."""
+        offset = await asyncio.to_thread(offset_of_last_lines, path, lines)
+        self._is_first = self.file != path.name or self._had_to < offset
+        self._log = LogFile(path, offset if self._is_first else self._had_to)
+
+    def messages(self) -> Iterator[ServerSentEvent]:
+        """Yield what was written since the last call, in whole lines; at the end, all of it.
+
+        The first event has `is_first`: the page must discard its earlier text.
+        """
+        log = self._log
+        if log is not None and log.skip(MAX_BEHIND_BYTES):
+            self._is_first = True
+        if self._is_first:
+            self._is_first = False
+            yield _log_event("", log, is_first=True)
+        if log is not None:
+            is_over = self._end.done()
+            for text in log.pieces(final=is_over):
+                yield _log_event(text, log)
+
+
+@asynccontextmanager
+async def open_log(
+    deps: Dependencies, name: str, place: str, wake: asyncio.Event
+) -> AsyncIterator[FollowedLog]:
+    """Open the log `requests/ID` or `environments/NAME`; set `wake` when there is more of it.
+
+    It is empty if the request is unknown, or the environment has printed nothing. For `place` see
+    `FollowedLog`.
+    """
+    kind, _, key = name.partition("/")
+    async with AsyncExitStack() as stack:
+        ends: Callable[[], Coroutine[Any, Any, object]] = deps.stopping.wait
+        path = None
+        with suppress(ApiError):
+            if kind == "requests":
+                request = await deps.submitter.find(key)
+                path = deps.paths.request_log(request.id)
+                ends = partial(request_ends, deps, request)
+        end = asyncio.create_task(ends())
+        end.add_done_callback(lambda _: wake.set())
+        stack.callback(end.cancel)
+        log = FollowedLog(end, place)
+        if path is not None:
+            await log.show(path, FIRST_LINES)
+            stack.enter_context(followed(path, wake))
+        elif kind == "environments":
+            opened = asyncio.Event()
+            showing = asyncio.create_task(_show_what_serves(deps, key, log, wake, opened))
+            stack.callback(showing.cancel)
+            await opened.wait()
+        yield log
+
+
+async def _show_what_serves(
+    deps: Dependencies, name: str, log: FollowedLog, wake: asyncio.Event, opened: asyncio.Event
+) -> None:
+    """Follow the log of a serving replica, and of another one when it stops serving."""
+    path: Path | None = None
+    with ExitStack() as following:
+        while True:
+            try:
+                with suppress(ApiError):
+                    environment = await deps.submitter.environment(name)
+                    found = await shown_log(deps, environment, log.file)
+                    if found is not None and found != path:
+                        path = found
+                        await log.show(path, FIRST_LINES)
+                        following.close()
+                        following.enter_context(followed(path, wake))
+                        wake.set()
+            finally:
+                opened.set()
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
+
+
+def _log_event(text: str, log: LogFile | None, *, is_first: bool = False) -> ServerSentEvent:
+    place = f"{log.path.name}:{log.offset}" if log else ""
+    return sse("log", {"text": text, "is_first": is_first, "place": place})
+
+
 TICK_SECONDS = 0.7  # between two reads of what no event announces, such as the death of a shard
 PAUSE_SECONDS = 0.25  # between two turns, however much happens
-
-# A log, opened for a viewer whose event is set when there is more of it.
-LogOf = Callable[[asyncio.Event], AbstractAsyncContextManager[FollowedLog]]
 
 log = logging.getLogger(__name__)
 
@@ -183,12 +301,15 @@ class Feed:
         self._failed: set[str] = set()  # sources whose failure was logged
 
     async def messages(
-        self, log_of: LogOf | None = None, *, is_look: bool = False
+        self, log: str | None = None, place: str = "", *, is_look: bool = False
     ) -> AsyncIterator[ServerSentEvent]:
         """A snapshot, then changes and a log's text; with `is_look`, what there is by now."""
         async with AsyncExitStack() as stack:
             viewer = stack.enter_context(self._state.viewer())
-            followed = await stack.enter_async_context(log_of(viewer.wake)) if log_of else None
+            shown = None
+            if log is not None:
+                opened = open_log(self._deps, log, place, viewer.wake)
+                shown = await stack.enter_async_context(opened)
             if self._task is None:
                 self._task = asyncio.create_task(self._run(), name="dashboard")
             yield ServerSentEvent(comment="listening")
@@ -196,7 +317,7 @@ class Feed:
                 viewer.wake.clear()
                 for message in self._state.messages_for(viewer):
                     yield message
-                for message in followed.messages() if followed else ():
+                for message in shown.messages() if shown else ():
                     yield message
                 if is_look and not viewer.needs_snapshot:
                     return

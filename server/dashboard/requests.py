@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from ...requests_db.records import RETRYING, Event, Request
 from ...requests_db.sql import queries
 from ...requests_db.transactions.journal import REQUEST_PROGRESS, REQUEST_STATE
-from ...schema.states import ErrorKind, RequestState, Schedule
+from ...schema.states import FINAL_STATES, ErrorKind, RequestState, Schedule
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials
 from ...system.text.units import plural
@@ -34,7 +34,6 @@ MAX_FAILED = 100  # among which faults are looked for
 REASON_TICKS = 3  # between two looks at why requests wait, when none has changed
 
 _PROGRESS = ("message", "done", "total", "eta_seconds", "at_most_seconds")
-_FINAL = [state for state in RequestState if state.is_final]
 
 
 class RequestSource:
@@ -56,7 +55,7 @@ class RequestSource:
         if has_changed or self._ticks >= REASON_TICKS:
             self._ticks = 0
             await self._put_requests(state, turn.now)
-        if turn.is_first or any(e.data.get("state") in _FINAL for e in turn.events):
+        if turn.is_first or any(e.data.get("state") in FINAL_STATES for e in turn.events):
             await self._put_failed(state)
         again = {e.request_id for e in turn.events if e.data.get("phase") == RETRYING}
         if turn.is_first:
@@ -84,7 +83,7 @@ class RequestSource:
         self._faults.put(state, "queue", late)
         running = await read(queries.list_requests([RequestState.RUNNING], limit=MAX_RUNNING))
         await self._read_progress(running)
-        latest = await read(queries.list_requests(states=_FINAL, limit=LOOKED_AT))
+        latest = await read(queries.list_requests(states=FINAL_STATES, limit=LOOKED_AT))
         failed = await read(queries.never_launched(FAILED_LAUNCHES_SHOWN))
         for request in [*running, *worth_showing(latest, failed)]:
             shown[request.id] = self._view(request)

@@ -15,11 +15,14 @@ import contextlib
 import hashlib
 import os
 import shlex
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter, Body, FastAPI, Query, Request
 from fastapi import Path as PathParameter
 from fastapi.responses import JSONResponse
@@ -37,12 +40,10 @@ from ...system.text.safe_text import hide_credentials
 from ..api.dependencies import Dependencies, Injected
 from ..api.routes_environments import base_url
 from ..api.security import LINK_SECONDS, PAGE, PAGE_FILES, SIGN_IN, BrowserSessions
-from ..errors import Unauthorized
+from ..errors import NotFound, QueueFull, Unauthorized
 from .environments import EnvironmentSource, Faults
-from .followed_log import open_log
 from .live_state import Feed, Source
 from .memory import MachineSource, MemoryHistory
-from .play import Players
 from .requests import RequestSource, RolloutSource
 
 MAX_LAUNCHES = 50  # among which recent folders are looked for
@@ -79,6 +80,67 @@ def version_of_files() -> str:
     files = sorted(path for path in FOLDER.rglob("*") if path.is_file())
     known = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
+
+
+MAX_PLAYERS = 8
+ENDED = "this play has ended: nothing was done for 15 minutes", "a reset begins another"
+
+
+@dataclass
+class _Player:
+    process: Process
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one call at a time
+
+    async def ask(self, call: Json) -> bytes:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        async with self.turn:
+            try:
+                self.process.stdin.write(orjson.dumps(call) + b"\n")
+                size = int(await self.process.stdout.readline())
+                return await self.process.stdout.readexactly(size)
+            except (OSError, ValueError, asyncio.IncompleteReadError):
+                raise NotFound(*ENDED) from None
+
+
+class Players:
+    """The processes of all pages that play an environment, by an id that the page has chosen.
+
+    One ends when its page is closed, after 15 minutes without a call, and with the daemon, since
+    its input ends.
+    """
+
+    def __init__(self) -> None:
+        self._players: dict[str, _Player] = {}
+
+    async def ask(self, player_id: str, call: Json) -> bytes:
+        """Return the answer to a call as JSON; `begin` starts the process.
+
+        Raises:
+            NotFound: The process has ended.
+            QueueFull: Too many pages play.
+        """
+        if call["call"] == "begin":
+            self.end(player_id)
+            self._players[player_id] = await self._start()
+        if (player := self._players.get(player_id)) is None:
+            raise NotFound(*ENDED)
+        return await player.ask(call)
+
+    async def _start(self) -> _Player:
+        running = {i: p for i, p in self._players.items() if p.process.returncode is None}
+        self._players = running
+        if len(running) >= MAX_PLAYERS:
+            raise QueueFull(f"{MAX_PLAYERS} pages play already", "close one of them")
+        program = [sys.executable, "-P", "-m", "openenvd.rollouts.play"]
+        made = asyncio.create_subprocess_exec(*program, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+        return _Player(await made)
+
+    def end(self, player_id: str) -> None:
+        """End a process, and so its session."""
+        if (player := self._players.pop(player_id, None)) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                player.process.kill()
 
 
 LogName = Annotated[str | None, Query(pattern="^(requests|environments)/", max_length=300)]
@@ -209,8 +271,7 @@ async def stream(
     stream ends after the snapshot and what the log has by then.
     """
     feed: Feed = request.app.state.dashboard_feed
-    log_of = None if log is None else partial(open_log, deps, log, place)
-    async for message in feed.messages(log_of, is_look=is_look):
+    async for message in feed.messages(log, place, is_look=is_look):
         yield message
 
 

@@ -36,7 +36,6 @@ from ..operations.registry import OPERATIONS
 from .memory_estimates import asked_bytes
 from .outcomes import payload_of
 from .recorder import Ended, Recorder
-from .request_traces import WaitReason
 from .running import DispatchContext, log_fields
 
 log = logging.getLogger(__name__)
@@ -240,8 +239,8 @@ class Claimer:
 
     def _trace(self, queue: _Queue, request: Request, before: Mapping[str, Shortage]) -> None:
         """Add to the request's trace what it waited for; `before` are the shortages until now."""
-        reason = WaitReason.WORKER if request.created_at <= queue.full_at else WaitReason.NOTHING
-        self._context.traces.claimed(request, WaitReason.MEMORY if request.id in before else reason)
+        waited_for = "worker" if request.created_at <= queue.full_at else "nothing"
+        self._context.traces.claimed(request, "memory" if request.id in before else waited_for)
 
     def _release(self) -> None:
         """Requeue the requests without room; after a failed write, the next `claim` retries."""

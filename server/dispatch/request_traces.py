@@ -16,7 +16,6 @@ which is called before the dispatcher exists.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -35,14 +34,6 @@ _DAEMON_LOST = RequestError(ErrorKind.WORKER_LOST, "the daemon was lost while th
 _W3C = TraceContextTextMapPropagator()
 
 
-class WaitReason(StrEnum):
-    """The reason why a request waited in the queue."""
-
-    NOTHING = "nothing"  # it was claimed when the dispatcher first saw it
-    WORKER = "worker"  # all workers that may run it were busy
-    MEMORY = "memory"  # it was expected to need more than was free
-
-
 @dataclass(slots=True)
 class _Attempt:
     """One attempt at a request that runs."""
@@ -59,9 +50,7 @@ class RequestTraces:
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
         self.provider = provider
-        self._tracer = None
-        if provider is not None:
-            self._tracer = provider.get_tracer("openenvd", __version__)
+        self._tracer = None if provider is None else provider.get_tracer("openenvd", __version__)
         self._attempts: dict[str, _Attempt] = {}
         self._requeued_at: dict[str, float] = {}
 
@@ -91,13 +80,13 @@ class RequestTraces:
         """Drop the attempt at a request that found no room, and waits again."""
         self._attempts.pop(request_id, None)
 
-    def claimed(self, request: Request, reason: WaitReason) -> None:
+    def claimed(self, request: Request, waited_for: str) -> None:
         """End the wait of a request, which has a worker now."""
         since = self._requeued_at.pop(request.id, request.created_at)
         if self._tracer is not None and request.traceparent is not None:
             name, until = f"queue {request.operation}", request.started_at or since
             span = self._begin(name, _context_of(request), since, request)
-            span.set_attribute("openenvd.queue.wait_reason", reason.value)
+            span.set_attribute("openenvd.queue.wait_reason", waited_for)
             span.end(_nanoseconds(max(since, until)))
 
     def started(self, request_id: str, worker: str, pid: int | None, at: float) -> None:

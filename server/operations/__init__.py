@@ -3,5 +3,4 @@
 
 `base.py` says what an operation is made of; their options are in `schema/operation_options.py`.
 `testing/` has the checks of `environment_test.py`.
-`progress.py` estimates how long what runs takes yet.
 """

@@ -27,7 +27,6 @@ from ...system.net.access import without_token
 from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from . import base
-from .progress import eta_seconds
 
 if TYPE_CHECKING:
     from ...rollouts.bench.results import Summary, Target
@@ -92,7 +91,7 @@ class Benchmark(base.Operation):
 
         def report(message: str, done: int, total: int) -> None:
             counts: Json = {"phase": "measuring", "message": message, "done": done, "total": total}
-            left = eta_seconds(done, total, time.monotonic() - started_at)
+            left = base.eta_seconds(done, total, time.monotonic() - started_at)
             context.progress(counts if left is None else counts | {"eta_seconds": left})
 
         def log(summary: Summary) -> None:

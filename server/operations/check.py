@@ -8,6 +8,8 @@
     disk            projects' dependencies are installed there
 
 Each check reads the machine, and passes plain values to a function that judges them.
+
+`probe`: an environment answers; `describe`: its metadata and schemas.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from pydantic import Field
 
 from ...env_host.startup import sessions_of_process
 from ...environments import run_files
+from ...environments.access import ask, base_url_by_name
 from ...environments.engines.base import Check as EngineCheck
 from ...environments.engines.registry import check_engines, check_provider
 from ...environments.gateway import process as gateway_process
@@ -35,6 +39,7 @@ from ...schema.errors import EnvironmentsError
 from ...schema.layout import Layout
 from ...schema.protocol import DEFAULT_SESSIONS
 from ...system.memory.cgroups import CgroupManager
+from ...system.net.access import without_token
 from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from . import base
@@ -189,3 +194,44 @@ def _kernel_log_error() -> OSError | None:
 def is_in_container() -> bool:
     """Return whether this runs in a container, by the files that container runtimes leave."""
     return any(Path(file).exists() for file in ("/.dockerenv", "/run/.containerenv"))
+
+
+class AskPayload(base.Payload):
+    """The environment to ask."""
+
+    name: str = Field(min_length=1, description="The environment's name.")
+    timeout_seconds: float = Field(10.0, gt=0, le=600, description="Time limit.")
+
+
+class Probe(base.Operation):
+    """Asks `/health` once."""
+
+    name = "probe"
+    summary = "Check whether an environment answers, and how quickly."
+    Payload = AskPayload
+
+    @staticmethod
+    def run(payload: AskPayload, context: base.OperationContext) -> Json:
+        """`{"name", "address", "health", "seconds"}`: connecting included."""
+        return _ask(payload, context, "health")
+
+
+class Describe(base.Operation):
+    """Asks `/metadata` and `/schema`."""
+
+    name = "describe"
+    summary = "Return an environment's own description."
+    Payload = AskPayload
+
+    @staticmethod
+    def run(payload: AskPayload, context: base.OperationContext) -> Json:
+        """`{"name", "address", "metadata", "schema", "seconds"}`."""
+        return _ask(payload, context, "metadata", "schema")
+
+
+def _ask(payload: AskPayload, context: base.OperationContext, *pages: str) -> Json:
+    base_url = base_url_by_name(Layout(context.home).runs, payload.name)
+    started = time.monotonic()
+    found: Json = {page: ask(base_url, f"/{page}", payload.timeout_seconds) for page in pages}
+    found["seconds"] = time.monotonic() - started
+    return {"name": payload.name, "address": without_token(base_url)[0], **found}

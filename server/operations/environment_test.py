@@ -20,7 +20,6 @@ from ...schema.operation_options import CHECK_NAMES, EnvironmentTestOptions
 from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from . import base
-from .progress import eta_seconds
 
 if TYPE_CHECKING:
     from .testing.subject import CheckResult, Subject
@@ -106,7 +105,7 @@ class _Reporter:
         if now < self._tell_at and done < total:
             return
         self._tell_at = now + TELL_SECONDS
-        left = eta_seconds(done, total, now - self._since)
+        left = base.eta_seconds(done, total, now - self._since)
         progress = {"phase": self._check, "message": f"{self._check}: {message}"}
         self._context.progress({**progress, "done": done, "total": total, "eta_seconds": left})
 

@@ -43,7 +43,6 @@ from ...schema.protocol import LOOPBACK
 from ...schema.spec import EnvironmentSpec, LaunchOptions, name_of_source, validate_name
 from ...system.text.units import MB, plural
 from . import base
-from .progress import Phases
 
 LEFTOVER_GRACE_SECONDS = 2.0
 
@@ -137,7 +136,7 @@ class Launch(base.Operation):
             running = run_files.of_environment(layout.runs, payload.name)
             for note in losses(spec, [e for e in running if e.request_id == serving.request_id]):
                 base.say(note)
-        phases = Phases(context)
+        phases = base.Phases(context)
         validate_name(spec.name)
         stop = run_files.stop_environment
         if not is_update and (stopped := stop(layout.runs, spec.name, LEFTOVER_GRACE_SECONDS)):
@@ -212,7 +211,7 @@ class BuildImage(base.Operation):
         """`{"image": "openenvd/my-env:4f1d…"}`."""
         from ...environments.preparation import image_build as build
 
-        phases = Phases(context)
+        phases = base.Phases(context)
         phases.enter("building", "building the image")
         cwd = Path(payload.cwd) if payload.cwd else Path.cwd()
         source = _resolve(payload.source, cwd, Layout(context.home), base.say)

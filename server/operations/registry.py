@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from .base import Operation
 from .benchmark import Benchmark
-from .check import Check
+from .check import Check, Describe, Probe
 from .environment_test import EnvironmentTest
 from .launch import BuildImage, Launch
-from .probe import Describe, Probe
 from .replicas import Down, DownStrays, Prune, Restart, Scale
 from .rollout import Rollout
 

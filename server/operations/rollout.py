@@ -35,7 +35,6 @@ from ...system.net.access import with_token, without_token
 from ...system.text.units import MB, plural
 from ..tracing import start, stop
 from . import base
-from .progress import eta_seconds
 
 if TYPE_CHECKING:
     from ...rollouts.run import Report, RunConfig
@@ -209,7 +208,7 @@ class _ProgressReporter:
             "message": message,
             "done": there,
             "total": report.wanted,
-            "eta_seconds": eta_seconds(report.stats.trees, left, report.stats.seconds),
+            "eta_seconds": base.eta_seconds(report.stats.trees, left, report.stats.seconds),
             "rollout": report.to_json(),
         }
         self._context.progress(progress)

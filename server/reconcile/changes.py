@@ -52,8 +52,7 @@ from ...system.text.safe_text import without_secrets
 from ...system.text.units import plural
 from ..dispatch.running import STOPPING
 from ..errors import ApiError
-from ..operations.base import OperationContext
-from ..operations.progress import Phases, SessionsLeft
+from ..operations.base import OperationContext, Phases, SessionsLeft
 from ..operations.replicas import RestartPayload, ScalePayload
 from . import replacing
 from .gateway import GatewayManager

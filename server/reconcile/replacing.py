@@ -34,8 +34,7 @@ from ...system.files.log_files import last_lines
 from ...system.text.safe_text import without_secrets
 from ...system.text.units import plural
 from ..dispatch.running import STOPPING
-from ..operations.base import OperationContext
-from ..operations.progress import ReplicasAwaited, SessionsLeft
+from ..operations.base import OperationContext, ReplicasAwaited, SessionsLeft
 from .gateway import GatewayManager
 from .replica_watch import ReplicaWatch, is_over
 from .replicas import ReplicaManager, is_leaving

@@ -424,7 +424,8 @@ class Leftovers:
         The tables know that launch, and that it is not wanted. A launch that they do not know is
         adopted or, if another environment has its name, becomes a stray (`self.strays`).
         """
-        rows = {row.id for row in await self.store.read(queries.replicas())}
+        known = await self.store.read(queries.REPLICAS_OF_EACH)
+        rows = {row.id for replicas in known.values() for row in replicas}
         aside = self.replicas.observer.set_aside.values()
         self.strays += [a for a in aside if a.environment not in live or a.replica_id not in rows]
         left, live_rows = [], await self._live()

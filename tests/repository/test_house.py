@@ -14,9 +14,9 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_992,
-    "code lines": 47_786,
-    "modules": 387,
+    "shipped lines": 73_791,
+    "code lines": 47_648,
+    "modules": 382,
     "test lines": 67_914,
     "words of pages": 24_946,
     "words of decisions": 7_928,

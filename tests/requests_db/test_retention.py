@@ -116,7 +116,7 @@ async def test_environments_that_ended_long_ago_are_collected_with_their_replica
     assert collect_environments(queue, bound) == ["old"]
     environments = queue.read(EVERY_ENVIRONMENT)
     assert [environment.name for environment in environments] == ["live", "new"]
-    assert [replica.id for replica in queue.read(queries.replicas())] == ["live", "new"]
+    assert [*queue.read(queries.REPLICAS_OF_EACH)] == ["live", "new"]
     ages = retention.Ages(queue)
     list(ages.read())
     [last_events] = ages.of_logs(list(launches.values()))

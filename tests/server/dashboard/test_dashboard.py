@@ -18,10 +18,9 @@ from openenvd.client.following import wait
 from openenvd.client.http import parse_events
 from openenvd.schema.settings import Paths
 from openenvd.server.api.routes_environments import log_to_show
-from openenvd.server.dashboard.followed_log import MAX_BEHIND_BYTES, FollowedLog
-from openenvd.server.dashboard.play import MAX_PLAYERS
+from openenvd.server.dashboard.live_state import MAX_BEHIND_BYTES, FollowedLog
 from openenvd.server.dashboard.routes import FOLDER as STATIC
-from openenvd.server.dashboard.routes import SECURITY_HEADERS
+from openenvd.server.dashboard.routes import MAX_PLAYERS, SECURITY_HEADERS
 
 from ..conftest import WAIT_SECONDS
 

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from openenvd.requests_db.records import NewRequest, Request, RequestError
 from openenvd.schema.states import ErrorKind, RequestState, Schedule
-from openenvd.server.dispatch.request_traces import RequestTraces, WaitReason
+from openenvd.server.dispatch.request_traces import RequestTraces
 
 from ..conftest import oom_killed
 from ..tracing.conftest import KeptSpans, attributes_of, ids_of
@@ -39,15 +39,13 @@ def seconds(span: object) -> tuple[float, float]:
     return getattr(span, "start_time") / 1e9, getattr(span, "end_time") / 1e9  # noqa: B009
 
 
-def claim(
-    traces: RequestTraces, request: Request = REQUEST, reason: WaitReason = WaitReason.NOTHING
-) -> None:
+def claim(traces: RequestTraces, request: Request = REQUEST, reason: str = "nothing") -> None:
     traces.begin(request)
     traces.claimed(request, reason)
 
 
 def test_the_parts_of_a_request_follow_each_other(traces: RequestTraces, kept: KeptSpans) -> None:
-    claim(traces, REQUEST, WaitReason.MEMORY)
+    claim(traces, REQUEST, "memory")
     traces.started(REQUEST.id, "long-1", 4711, 104.0)
     for at, phase in ((104.5, "resolving"), (105.0, "starting"), (106.0, "starting")):
         traces.progressed(REQUEST.id, {"phase": phase}, at)
@@ -102,7 +100,7 @@ def test_a_second_attempt_waits_from_the_end_of_the_first(
 ) -> None:
     claim(traces)
     traces.ended(REQUEST, 105.0, state=RequestState.PENDING, exit_reason=KILLED)
-    claim(traces, replace(REQUEST, attempts=2, started_at=107.0), WaitReason.WORKER)
+    claim(traces, replace(REQUEST, attempts=2, started_at=107.0), "worker")
     first, second = kept.named("queue launch")
     assert seconds(second) == (105.0, 107.0)
     assert ids_of(first)[1] != ids_of(second)[1]

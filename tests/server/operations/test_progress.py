@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 
 from openenvd.environments.engines.started_replicas import StartedReplica
-from openenvd.server.operations import progress
-from openenvd.server.operations.base import OperationContext
-from openenvd.server.operations.progress import Phases, ReplicasAwaited, eta_seconds
+from openenvd.server.operations import base
+from openenvd.server.operations.base import OperationContext, Phases, ReplicasAwaited, eta_seconds
 
 CLOCK: Any = SimpleNamespace(now=100.0, monotonic=lambda: CLOCK.now)
 
 
 @pytest.fixture(autouse=True)
 def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "time", CLOCK)
+    monkeypatch.setattr(base, "time", CLOCK)
 
 
 def test_what_uv_says_is_a_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -992,15 +992,15 @@ async def test_an_event_has_the_environments_that_it_does_not_name_left_alone(
         servers[name] = await world.started(launch)
         await world.succeeds(launch)
         await world.becomes(S.READY, name)
-    read, environment, environments = list[str](), queries.environment, queries.environments
+    read, environment, read_store = list[str](), queries.environment, AsyncStore.read
 
     def note(name: str) -> Any:
         read.append(name)
         return environment(name)
 
-    def note_all() -> Any:
-        read.append("all")
-        return environments()
+    async def note_all(store: AsyncStore, query: queries.Query[Any]) -> Any:
+        read.extend(["all"] if query is queries.NOT_STOPPED else [])
+        return await read_store(store, query)
 
     async def restarted(times: int) -> None:
         with world.bus.subscribe() as subscription:
@@ -1011,7 +1011,7 @@ async def test_an_event_has_the_environments_that_it_does_not_name_left_alone(
 
     await restarted(1)  # by then, all that the launches have told of has been looked at
     monkeypatch.setattr(queries, "environment", note)
-    monkeypatch.setattr(queries, "environments", note_all)
+    monkeypatch.setattr(AsyncStore, "read", note_all)
     await restarted(2)
     endpoints = config_folder(folder) / "endpoints"
     if has_gateway:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One environment, reset and stepped by hand. The session is open as long as the page (server/dashboard/play.py).
+// One environment, reset and stepped by hand. The session is open as long as the page (server/dashboard/routes.py).
 
 import { short } from "../charts.js";
 import { h, plural, table, text } from "../dom.js";
