@@ -147,7 +147,6 @@ class _Screen:
                 self.status.console.print(coloured(line), soft_wrap=True)
 
     def phase(self, request: Json, progress: Json) -> None:
-        """Show the request's present phase."""
         if self.status is not None:
             self.status.update(Timed(drawn_phase(request, progress), self.started))
 

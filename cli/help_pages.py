@@ -181,6 +181,5 @@ def in_words(refused: ApiRefused, command: click.Command) -> ApiRefused:
 
 
 def _value_of(item: Option) -> str:
-    """Return the placeholder of the value on a help page."""
     shown = item.metavar or type_of(item)[1] or item.kind.__name__
     return _YES_OR_NO if item.kind is bool else shown

@@ -48,8 +48,6 @@ class DaemonClient:
         """End the calls that are under way in other threads; they raise `ConnectionLost`."""
         self._http.close()
 
-    # Requests.
-
     def submit(self, operation: str, payload: Json, **options: Any) -> Json:
         """Queue an operation; the request is durable when this returns.
 
@@ -137,8 +135,6 @@ class DaemonClient:
         """
         return self._http.text(f"{_request(request_id)}/logs", _log_query(tail, since, follow))
 
-    # Environments.
-
     def environments(self) -> list[Json]:
         """List every environment that is wanted, or that failed."""
         return cast("list[Json]", self._http.request("GET", "/v1/environments")["environments"])
@@ -198,13 +194,9 @@ class DaemonClient:
                 if piece:
                     yield piece
 
-    # The gateway.
-
     def gateway(self) -> Json:
         """Return `{"gateway"}`: its address, process and environments; null if none runs."""
         return self._http.request("GET", "/v1/gateway")
-
-    # The daemon.
 
     def status(self, *, all_failed: bool = False) -> Json:
         """Return `{"daemon", "environments", "requests"}`.

@@ -94,7 +94,6 @@ class _Connecting:
 
     @property
     def _lost_hint(self) -> str | None:
-        """The hint of an error if the session is lost."""
         return None if self.name is None else f"openenv status {self.name} tells what happened"
 
     def _raised(self, message: str, code: str | None, data: Json) -> SessionError:

@@ -46,8 +46,6 @@ class Client:
     def __repr__(self) -> str:
         return f"Client({str(self._paths.home)!r})"
 
-    # Requests.
-
     def launch(
         self,
         source: Folder,
@@ -128,8 +126,6 @@ class Client:
         data = self.daemon().submit(operation, given, **of_request)
         return Request(self, data, read_result)
 
-    # Lists.
-
     def environments(self) -> list[Environment]:
         """List every environment that is wanted, or that failed."""
         return [Environment(self, data) for data in self.daemon().environments()]
@@ -157,8 +153,6 @@ class Client:
     def info(self) -> Json:
         """Return what `openenv info --json` prints: limits, workers, settings."""
         return self.daemon().info()
-
-    # The daemon.
 
     def daemon(self) -> DaemonClient:
         """Find the daemon, or start it.

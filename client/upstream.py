@@ -84,8 +84,6 @@ class OpenEnvdProvider:
             raise RuntimeError("OpenEnvdProvider has not been started")
         return self._base_url
 
-    # Upstream's RuntimeProvider.
-
     def start(
         self,
         port: int | None = None,
@@ -137,8 +135,6 @@ class OpenEnvdProvider:
 
     def __exit__(self, *_exception: object) -> None:
         self.stop()
-
-    # Upstream's ContainerProvider.
 
     def start_container(
         self,

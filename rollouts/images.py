@@ -104,7 +104,6 @@ def image_of_file(data: bytes) -> Image | None:
 
 
 def _parse_header(data: bytes) -> tuple[str, int, int] | None:
-    """Return the type, width and height in a file's first bytes."""
     if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR":
         return "image/png", *struct.unpack_from(">II", data, 16)
     if data.startswith((b"GIF87a", b"GIF89a")):

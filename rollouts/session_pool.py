@@ -261,7 +261,6 @@ class SessionPool:
             raise _failure(exc) from exc
 
     def _close(self, session: EpisodeSession) -> None:
-        """Begin to close a session."""
         closing = asyncio.create_task(session.close(), name="closing a session")
         self._closing[closing] = session
         closing.add_done_callback(self._closing.pop)

@@ -326,7 +326,6 @@ def _run(client: DaemonClient, operation: str, payload: Json, output: Output) ->
 
 
 def _report_lines(report: Json) -> list[str]:
-    """Return the report of a test, for people."""
     width = max(len(each["check"]) for each in report["checks"])
     lines = []
     for each in report["checks"]:

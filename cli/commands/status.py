@@ -193,7 +193,6 @@ def _remarks(environment: Json, now: float, *, is_named: bool = True) -> Iterato
 
 
 def _strays(strays: list[Json]) -> Iterator[str]:
-    """Return lines about replicas that run but have no record in the database."""
     head = f"{plural(len(strays), 'stray')} without a record"
     yield f"{head}; openenv down --strays stops them:"
     for stray in strays:
@@ -232,7 +231,6 @@ Draw = Callable[[Json, float], list[Drawn]]
 
 
 def _watch(client: DaemonClient, found: Json, read: Read, draw: Draw) -> None:
-    """Draw what `status` shows until the command is interrupted."""
     from rich.live import Live
 
     console, changes = new_console(sys.stdout), Changes(client)

@@ -220,7 +220,6 @@ def _plan(plan: Json) -> str:
 
 
 def _not_in_force(asked: Json, info: Json) -> list[str]:
-    """Return the settings that were asked for and differ from those of the running daemon."""
     in_force = info.get("settings") or {}
     differing = [
         f"{item.flag} {value} (it has {in_force.get(item.name)})"

@@ -102,7 +102,6 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _row(group: Sequence[Summary]) -> tuple[str, ...]:
-    """Return one row: the medians of the repetitions."""
     first = group[0]
     p99 = [s.total_p99 for s in group]
     drops = [s.kernel_listen_drops for s in group if s.kernel_listen_drops is not None]

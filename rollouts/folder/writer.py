@@ -144,7 +144,6 @@ class Output:
             self._found.look()
 
     def _new_pack(self) -> tuple[Path, Path]:
-        """Return a pack's temporary and its final name."""
         return self.unfinished(), self.folder / PACKS / f"{next(self._packs):05}{FILE}"
 
     def unfinished(self) -> Path:
