@@ -107,24 +107,6 @@ def without_signal(group: Sequence[Finished]) -> list[bool]:
     return [same] * len(group)
 
 
-def sift(
-    group: Sequence[Finished], filters: Mapping[str, Filter]
-) -> tuple[list[Finished], dict[str, str]]:
-    """Return the kept episodes, and for each other one, by its id, the filter that dropped it.
-
-    Raises `ValueError`: a filter did not answer for each episode.
-    """
-    kept, dropped = list(group), dict[str, str]()
-    for name, drops in filters.items():
-        said = list(drops(kept))
-        if len(said) != len(kept):
-            raise ValueError(f"the filter {name} gave {len(said)} answers for {len(kept)} episodes")
-        answers = list(zip(kept, said, strict=True))
-        kept = [one for one, drop in answers if not drop]
-        dropped |= {one.episode.id: name for one, drop in answers if drop}
-    return kept, dropped
-
-
 MIN_PENDING_BYTES = 4096  # a smaller last observation waits in memory
 
 
@@ -247,9 +229,14 @@ def judge(
 
     Raises `ValueError`: a stage gave too few answers, too many, or one that is not a finite number.
     """
-    kept, dropped = sift(group, filters)
-    verdicts = {episode_id: Verdict(filtered=name) for episode_id, name in dropped.items()}
-    verdicts |= {one.episode.id: Verdict() for one in kept}
+    kept, verdicts = list(group), {one.episode.id: Verdict() for one in group}
+    for name, drops in filters.items():
+        said = list(drops(kept))
+        if len(said) != len(kept):
+            raise ValueError(f"the filter {name} gave {len(said)} answers for {len(kept)} episodes")
+        dropped = {one.episode.id for one, drop in zip(kept, said, strict=True) if drop}
+        verdicts |= dict.fromkeys(dropped, Verdict(filtered=name))
+        kept = [one for one in kept if one.episode.id not in dropped]
     if advantages is None:
         return verdicts
     compared = [one for one in kept if math.isfinite(one.episode.total_reward)]

@@ -23,7 +23,6 @@ from openenvd.rollouts.stages.sinks import (
     group_normalised,
     judge,
     leave_one_out,
-    sift,
 )
 
 from ..made import episode, step
@@ -72,17 +71,16 @@ def group(*rewards_and_steps: tuple[float, int]) -> list[Finished]:
     ],
 )
 def test_a_filter_drops_what_it_names(filter_: Filter, dropped: str) -> None:
-    kept, found = sift(group((1.0, 1), (0.0, 2), (2.0, 3)), {"it": filter_})
-    assert "".join(found) == dropped
-    assert set(found.values()) <= {"it"}
-    assert len(kept) == 3 - len(dropped)
+    verdicts = judge(group((1.0, 1), (0.0, 2), (2.0, 3)), {"it": filter_}, None)
+    expected = {name: "it" if name in dropped else None for name in "012"}
+    assert {name: verdict.filtered for name, verdict in verdicts.items()} == expected
 
 
 def test_filters_see_what_earlier_ones_kept_and_stages_answer_for_each_episode() -> None:
     members = group((1.0, 9), (1.0, 9), (2.0, 1))
     chosen = {"long": sinks.by_length(5), "same": sinks.without_signal}
-    kept, dropped = sift(members, chosen)
-    assert (kept, dropped) == ([], {"2": "long", "0": "same", "1": "same"})
+    filtered = {name: verdict.filtered for name, verdict in judge(members, chosen, None).items()}
+    assert filtered == {"2": "long", "0": "same", "1": "same"}
     verdicts = judge(group((1.0, 9), (3.0, 9), (99.0, 1)), {"long": sinks.by_length(5)}, centred)
     assert [verdicts[i].advantage for i in "012"] == [-1.0, 1.0, None]
     assert verdicts["2"].filtered == "long"
