@@ -85,8 +85,7 @@ def _install(command: str, output: Output) -> None:
     output.note(f"$ {command}")
     quiet = {**os.environ, "PIP_QUIET": "1"}  # pip names each package that is there already
     try:
-        argv = shlex.split(command)
-        code = subprocess.run(argv, stdout=2, env=quiet, check=False).returncode
+        code = subprocess.run(shlex.split(command), stdout=2, env=quiet, check=False).returncode
     except OSError as exc:
         raise click.ClickException(f"{command}: {exc.strerror}") from exc
     if code:

@@ -244,8 +244,7 @@ def _report(error: click.ClickException | ClientError, *, as_json: bool) -> None
         error.show()
         if lead:
             sys.stderr.write(f"{lead[0].upper()}{lead[1:]}\n")
-        hint = lead or "see --help"
-        details = {"kind": "usage", "message": error.format_message(), "hint": hint}
+        details = {"kind": "usage", "message": error.format_message(), "hint": lead or "see --help"}
         output.json({"error": details})
     elif isinstance(error, RequestFailed):
         output.note(*request_failure(error.request))

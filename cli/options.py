@@ -306,5 +306,4 @@ def find_target(client: DaemonClient, text: str) -> tuple[Json | None, Json | No
     near = unknown.details.get("near") or []
     hint = f"did you mean {' or '.join(near)}?" if near else "openenv status lists both"
     message = f"no environment and no request is called {text!r}"
-    details = {**unknown.details, "message": message, "hint": hint}
-    raise NotFound(unknown.status, details) from None
+    raise NotFound(unknown.status, {**unknown.details, "message": message, "hint": hint}) from None

@@ -114,8 +114,7 @@ class DaemonClient:
             logs: Whether log text is wanted.
             after: The id of the last event that was received; None: from the beginning.
         """
-        query = {"logs": logs}
-        return self._http.events(f"{_request(request_id)}/events", query, after=after)
+        return self._http.events(f"{_request(request_id)}/events", {"logs": logs}, after=after)
 
     def request_log(
         self,

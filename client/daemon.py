@@ -136,8 +136,7 @@ def find(
     from .api import DaemonClient
     from .http import HttpClient
 
-    socket_path = str(identity["socket"])
-    http = HttpClient(socket_path, token.strip(), answer_seconds=answer_seconds)
+    http = HttpClient(str(identity["socket"]), token.strip(), answer_seconds=answer_seconds)
     return DaemonClient(http, identity)
 
 

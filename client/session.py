@@ -27,7 +27,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property, partial
 from typing import Any, Self
 from weakref import WeakSet
@@ -185,8 +185,7 @@ class AsyncSession(_Connecting):
             message = "a replayed branch has the random numbers of its session, not fresh ones"
             raise SessionError(message, WSErrorCode.BRANCH_UNSUPPORTED)
         ids = [None] * count if answer is None else [each["session_id"] for each in answer]
-        options = self.base_url, self.connect_timeout, self.answer_timeout, self.name
-        made = [AsyncSession(*options) for _ in ids]
+        made = [AsyncSession(*astuple(self)) for _ in ids]
         beginning = map(partial(AsyncSession._begin_branch, parent=self), made, ids)
         for failure in await asyncio.gather(*beginning, return_exceptions=True):
             if failure is not None:
@@ -238,8 +237,7 @@ class AsyncSession(_Connecting):
         except (SessionFailed, ValueError) as exc:
             is_full = isinstance(exc, SessionFailed) and exc.reason is SessionEnd.NO_CAPACITY
             code = WSErrorCode.CAPACITY_REACHED if is_full else None
-            message = f"no session could be opened: {exc}"
-            raise SessionError(message, code, self._lost_hint) from exc
+            raise SessionError(f"no session could be opened: {exc}", code, self._lost_hint) from exc
         self._end, self._journal = None, branching.Journal()
 
     async def _copied(self, kind: str, data: Mapping[str, Any] | None) -> Any:
@@ -326,8 +324,7 @@ class Session(_Connecting):
 
     @cached_property
     def _session(self) -> AsyncSession:
-        options = self.connect_timeout, self.answer_timeout, self.name
-        return AsyncSession(self.base_url, *options)
+        return AsyncSession(*astuple(self))
 
     def __enter__(self) -> Self:
         thread = loop_thread()
@@ -384,7 +381,7 @@ class Session(_Connecting):
 
     @classmethod
     def _around(cls, session: AsyncSession, thread: LoopThread) -> Session:
-        made = cls(session.base_url, session.connect_timeout, session.answer_timeout, session.name)
+        made = cls(*astuple(session))
         made._session, made._thread = session, thread
         return made
 

@@ -123,8 +123,7 @@ class Client:
         of_request = {name: value for name, value in options.items() if name in _OF_REQUESTS}
         fields = {**payload, **{k: v for k, v in options.items() if k not in _OF_REQUESTS}}
         given = {name: value for name, value in fields.items() if value is not None}
-        data = self.daemon().submit(operation, given, **of_request)
-        return Request(self, data, read_result)
+        return Request(self, self.daemon().submit(operation, given, **of_request), read_result)
 
     def environments(self) -> list[Environment]:
         """List every environment that is wanted, or that failed."""

@@ -102,8 +102,7 @@ def _taken_apart(text: Message, reward: Any = None) -> Answer:
         said = (data.code, data.message, data.errors)
         code, message, errors = (orjson.loads(bytes(raw)) for raw in said)
         known = _REASONS.get(code) if isinstance(code, str) else None
-        reason = known or FailureReason.ENVIRONMENT_ERROR
-        raise EpisodeFailed(reason, error_text(message, errors))
+        raise EpisodeFailed(known or FailureReason.ENVIRONMENT_ERROR, error_text(message, errors))
     message = f"the server answered with a {frame.type!r} frame"
     raise EpisodeFailed(FailureReason.PROTOCOL_ERROR, message)
 

@@ -43,8 +43,7 @@ class BatchSink:
 
     async def finish(self, episode: Episode) -> None:
         """Add the episode; returns when there is room for it."""
-        steps = tuple(self._running.pop(episode.id, ()))
-        whole = replace(episode, steps=steps)
+        whole = replace(episode, steps=tuple(self._running.pop(episode.id, ())))
         reserved_bytes = await self._budget.reserve(whole.size_bytes)
         self._finished.put_nowait((whole, reserved_bytes))
 

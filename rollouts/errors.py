@@ -116,8 +116,7 @@ class StageError(RolloutError):
 def of_os_error(exc: OSError, path: object) -> OutputError:
     """Return the typed error for an `OSError` about `path`."""
     if disk_space.is_full(exc):
-        folder = Path(str(path))
-        text, hint = disk_space.full(folder)
+        text, hint = disk_space.full(Path(str(path)))
         return OutputFull(text, f"{hint}, and run the same command again: {_KEPT}")
     if exc.errno == errno.EFBIG:
         text = f"{path} is larger than a file may be here: {exc.strerror}"

@@ -245,8 +245,7 @@ class SessionPool:
         tls = None
         if environment_url(address).startswith("wss:"):
             if self._tls is None:  # takes 23 ms, and so runs on a thread
-                reading = asyncio.to_thread(ssl.create_default_context)
-                self._tls = asyncio.ensure_future(reading)
+                self._tls = asyncio.ensure_future(asyncio.to_thread(ssl.create_default_context))
             tls = await asyncio.shield(self._tls)
         try:
             return await EpisodeSession.open(

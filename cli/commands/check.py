@@ -283,8 +283,7 @@ def test(source: str, actions: tuple[str, ...], keep: bool, output: Output, **op
     }
     if not launch.get("serve_as_is"):
         launch["shards"] = 1
-    given = given_options(EnvironmentTestOptions, options)
-    payload = {"name": name, "actions": chosen, **given}
+    payload = {"name": name, "actions": chosen, **given_options(EnvironmentTestOptions, options)}
     client = connect(output, before_start=lambda: check_source(launch))
     with ended_by_signals():
         try:

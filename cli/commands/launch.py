@@ -239,8 +239,7 @@ def build(source: str, output: Output, is_async: bool, **options: Any) -> int:
     found = read_source(source, here)
     if found.note is not None:
         output.note(found.note)
-    given = given_options(ImageOptions, options)
-    payload = {"source": found.text, "cwd": str(here), **given}
+    payload = {"source": found.text, "cwd": str(here), **given_options(ImageOptions, options)}
     client = connect(output, before_start=lambda: check_source(payload))
     return carry_out(
         client, "build_image", payload, output, _print_image, is_async=is_async, options=options

@@ -193,8 +193,8 @@ def _remarks(environment: Json, now: float, *, is_named: bool = True) -> Iterato
 
 
 def _strays(strays: list[Json]) -> Iterator[str]:
-    head = f"{plural(len(strays), 'stray')} without a record"
-    yield f"{head}; openenv down --strays stops them:"
+    count = plural(len(strays), "stray")
+    yield f"{count} without a record; openenv down --strays stops them:"
     for stray in strays:
         why = f": {stray['problem']}" if stray.get("problem") else ""
         yield f"  {stray['replica']} ({stray['provider']}){why}"
@@ -203,8 +203,7 @@ def _strays(strays: list[Json]) -> Iterator[str]:
 def _headline(daemon: Json) -> str:
     up = phrases.duration(daemon["uptime_seconds"])
     sessions = plural(daemon["sessions"], "session")
-    text = f"openenvd {daemon['version']} at {daemon['address']}, up {up}, {sessions}"
-    return faint(text)
+    return faint(f"openenvd {daemon['version']} at {daemon['address']}, up {up}, {sessions}")
 
 
 def _failed(requests: list[Json], said: set[str]) -> tuple[list[Json], Counter[str]]:

@@ -287,8 +287,7 @@ class Generator:
 
         def check_admitted() -> None:
             if session.outcome.connect_seconds is None:
-                message = f"the handshake took over {seconds:g} s"
-                self._fail(session, "handshake_timeout", message)
+                self._fail(session, "handshake_timeout", f"the handshake took over {seconds:g} s")
 
         try:
             await self._room.acquire()

@@ -156,8 +156,7 @@ def step_row(episode_id: str, number: int, step: Step) -> Row:
         row += [b"," if at else b"", entry[:-1] + b',"data":"']
         view = memoryview(array.data).cast("B")
         for begin in range(0, len(view), _ENCODED_BYTES):
-            piece = view[begin : begin + _ENCODED_BYTES]
-            row.append(binascii.b2a_base64(piece, newline=False))
+            row.append(binascii.b2a_base64(view[begin : begin + _ENCODED_BYTES], newline=False))
         row.append(b'"}')
     row.append(b"]}\n")
     return row

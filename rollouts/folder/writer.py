@@ -343,11 +343,9 @@ class RolloutWriter:
             raise WriterClosed("the rollouts' writer is closed")
 
     def _file(self, episode_id: str) -> EpisodeFile:
-        found = self._files.get(episode_id)
-        if found is None:
-            found = EpisodeFile(episode_id, self._output.unfinished())
-            self._files[episode_id] = found
-        return found
+        if episode_id not in self._files:
+            self._files[episode_id] = EpisodeFile(episode_id, self._output.unfinished())
+        return self._files[episode_id]
 
     async def _ended_file(
         self, episode: Episode, verdict: Verdict, kept: Sequence[str]

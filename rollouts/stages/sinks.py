@@ -79,8 +79,7 @@ class Finished:
         """Return the episode with its last observation, which is read from a file."""
         if self.read_last is None:
             return self
-        last = self.read_last()
-        return replace(self, episode=replace(self.episode, final_observation_json=last))
+        return replace(self, episode=replace(self.episode, final_observation_json=self.read_last()))
 
 
 Filter = Callable[[Sequence[Finished]], Sequence[bool]]
