@@ -45,7 +45,7 @@ from load_tests.peers.cluster_servers import is_met, on_cluster, report_lines
 from load_tests.peers.scaling_servers import REPOSITORY, Arrangement, Started
 from load_tests.shared import chart
 from load_tests.shared.report import machine
-from openenvd.rollouts.bench import presentation
+from openenvd.rollouts.bench import results
 from openenvd.rollouts.bench.generator import HANDSHAKE_SECONDS
 from openenvd.rollouts.bench.results import Report, Summary, Target
 from openenvd.rollouts.bench.sweep import Plan, Sweep
@@ -170,7 +170,7 @@ def _measure(options: argparse.Namespace, plan: Plan, started: list[Started]) ->
     sweep.report.write()
     written += chart.draw_all(sweep.report, options.output_dir)
     for line in [
-        *presentation.lines_of(sweep.report),
+        *results.lines_of(sweep.report),
         *comparison(sweep.report),
         *missed(sweep.report),
     ]:
@@ -294,7 +294,7 @@ def is_ours(summary: Summary) -> bool:
 
 def comparison(report: Report) -> list[str]:
     """Compare our servers with each other server, cell by cell and repetition by repetition."""
-    groups = presentation.grouped(report.summaries)
+    groups = results.grouped(report.summaries)
     lines = []
     for mine in (group for group in groups if is_ours(group[0])):
         for other in groups:
@@ -332,7 +332,7 @@ def _spread(ratios: list[float]) -> str:
 
 
 def _tell(summary: Summary) -> None:
-    print(presentation.summary_line(summary), flush=True)
+    print(results.summary_line(summary), flush=True)
 
 
 if __name__ == "__main__":

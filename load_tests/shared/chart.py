@@ -15,7 +15,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from openenvd.rollouts.bench import presentation
+from openenvd.rollouts.bench import results
 from openenvd.rollouts.bench.results import Report, Summary, usable_cores
 
 COLOURS = ("#1f883d", "#bc4c00", "#8250df")
@@ -73,7 +73,7 @@ def _curves(figure: Figure, summaries: list[Summary]) -> None:
         axes.set_xticks(batches, [f"{n:,}" for n in batches])
         axes.set_xlabel("sessions at once")
         axes.grid(visible=True, alpha=0.3)
-    left.axhline(100 * presentation.SUCCESS_THRESHOLD, color="red", linestyle="--", alpha=0.5)
+    left.axhline(100 * results.SUCCESS_THRESHOLD, color="red", linestyle="--", alpha=0.5)
     left.set(ylabel="success (%)", ylim=(0, 105), title="Success")
     right.set(ylabel="total P99 (s)", title="Total P99, the wait included", yscale="log")
     for label, groups in _lines(summaries).items():
@@ -89,7 +89,7 @@ def _curves(figure: Figure, summaries: list[Summary]) -> None:
 def _max_batch(figure: Figure, summaries: list[Summary]) -> None:
     """Draw the largest batch with 95 % success, also per core: a bar per server and wait."""
     largest = {
-        label: presentation.max_batch(summaries, groups[0][0].server, groups[0][0].wait_seconds)
+        label: results.max_batch(summaries, groups[0][0].server, groups[0][0].wait_seconds)
         for label, groups in _lines(summaries).items()
     }
     axes, cores = figure.subplots(), usable_cores()
@@ -97,7 +97,7 @@ def _max_batch(figure: Figure, summaries: list[Summary]) -> None:
     axes.bar_label(bars, [f"{most:,}\n{most / cores:,.0f} a core" for most in largest.values()])
     axes.grid(visible=True, axis="y", alpha=0.3)
     axes.margins(y=0.15)
-    share = 100 * presentation.SUCCESS_THRESHOLD
+    share = 100 * results.SUCCESS_THRESHOLD
     title = f"Largest batch tried of which {share:g} % succeed ({cores} cores)"
     axes.set(ylabel="sessions at once", title=title)
 
@@ -105,7 +105,7 @@ def _max_batch(figure: Figure, summaries: list[Summary]) -> None:
 def _lines(summaries: list[Summary]) -> dict[str, list[list[Summary]]]:
     """Return the repetitions of each batch, by server and wait."""
     lines: dict[str, list[list[Summary]]] = {}
-    for group in presentation.grouped(summaries):
+    for group in results.grouped(summaries):
         label = f"{group[0].server}, {group[0].wait_seconds:g} s"
         lines.setdefault(label, []).append(group)
     return lines

@@ -70,7 +70,7 @@ class Benchmark(base.Operation):
     @staticmethod
     def run(payload: BenchmarkPayload, context: base.OperationContext) -> Json:
         """`{"name", "address", "folder", "files", "max_batch", "table"}`."""
-        from ...rollouts.bench import presentation
+        from ...rollouts.bench import results
         from ...rollouts.bench.sweep import Plan, Sweep  # here: it imports uvloop
 
         runs = Layout(context.home).runs
@@ -95,7 +95,7 @@ class Benchmark(base.Operation):
             context.progress(counts if left is None else counts | {"eta_seconds": left})
 
         def log(summary: Summary) -> None:
-            base.say(f"{presentation.summary_line(summary)} (load {os.getloadavg()[0]:.1f})")
+            base.say(f"{results.summary_line(summary)} (load {os.getloadavg()[0]:.1f})")
 
         plan = Plan(
             requests_grid=tuple(payload.requests_grid),
@@ -107,7 +107,7 @@ class Benchmark(base.Operation):
         )
         sweep = Sweep(plan, [target], folder, on_progress=report, on_summary=log)
         files = sweep.run()
-        lines = presentation.lines_of(sweep.report)
+        lines = results.lines_of(sweep.report)
         for line in lines:
             base.say(line)
         summaries = sweep.report.summaries
@@ -118,7 +118,7 @@ class Benchmark(base.Operation):
             "files": [str(path) for path in files],
             # By wait, the largest batch of which 95 % succeeded.
             "max_batch": [
-                {"wait_seconds": w, "sessions": presentation.max_batch(summaries, target.name, w)}
+                {"wait_seconds": w, "sessions": results.max_batch(summaries, target.name, w)}
                 for w in sorted({s.wait_seconds for s in summaries})
             ],
             "table": lines,

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from openenvd.rollouts.bench.presentation import lines_of
-from openenvd.rollouts.bench.results import Report, Summary, Target, cpu_seconds, processes_of
+from openenvd.rollouts.bench.results import (
+    Report,
+    Summary,
+    Target,
+    cpu_seconds,
+    lines_of,
+    processes_of,
+)
 from openenvd.rollouts.bench.sweep import Plan, crew_size
 
 PLAN = Plan((16384,))
