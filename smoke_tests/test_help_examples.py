@@ -37,11 +37,12 @@ LINES = list(dict.fromkeys(examples(cli)))
 # Why commands do not run here, by words that they have in common.
 NOT_RUN = {
     "openenv up --service": "needs systemd; tests/cli/test_service.py has a stand-in",
+    "--watch": "needs a terminal, or changes; tests/cli/test_watch.py, replicas/test_updates.py",
     "openenv image build": "needs Docker; test_images.py builds images",
     "--provider docker": "needs Docker; test_docker.py runs the same line of the README",
     "--provider slurm": "needs Slurm; test_slurm.py runs the same line of docs/how-to/slurm.md",
 }
-ENDLESS = {"openenv up --foreground", "openenv status --watch", "openenv logs -f my_env"}
+ENDLESS = {"openenv up --foreground", "openenv logs -f my_env"}
 IDS, PORT = ("7f3a91c2", "9b1d0c44"), "9000"  # ids of launches; a port without a listener
 # Options that follow the example's own, and override them.
 SHORTER = {
