@@ -188,10 +188,7 @@ def _discard(stream: TextIO) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line; returns its exit code.
-
-    Raises `BrokenPipeError`: stdout was closed early.
-    """
+    """Run one command line and return its exit code; `BrokenPipeError` if stdout was closed."""
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     if arguments and arguments[0] in passthrough.COMMANDS:

@@ -284,10 +284,7 @@ def _abort(sessions: Iterable[EpisodeSession]) -> None:
 
 
 def environment_url(address: str) -> str:
-    """Return the WebSocket URL at which a server begins sessions.
-
-    Raises `NoEnvironment`: The address is invalid.
-    """
+    """Return the WebSocket URL at which a server begins sessions, or raise `NoEnvironment`."""
     try:
         return session_url(address)
     except ValueError as exc:

@@ -44,10 +44,7 @@ class Tree:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `width=4,depth=3`.
-
-        Raises `ValueError`: it has another form.
-        """
+        """Read `width=4,depth=3`, or raise `ValueError`."""
         try:
             pairs = (part.split("=") for part in text.split(","))
             numbers = {name: int(number) for name, number in pairs}

@@ -80,10 +80,7 @@ def launch(source: str, output: Output, is_async: bool, watch: bool, **options: 
 
 
 def _watched_folder(payload: Json) -> Path:
-    """Return the folder of the payload's source.
-
-    Raises `click.UsageError`: the source is not in a folder.
-    """
+    """Return the folder of the payload's source, or raise `click.UsageError`: it is in none."""
     source = payload["source"]
     is_class = ":" in source and "://" not in source and not Path(source).is_absolute()
     folder = Path(payload["cwd"] if is_class else source)
@@ -162,10 +159,7 @@ def _payload(text: str, options: Json, output: Output) -> Json:
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it is valid.
-
-    Raises `click.BadParameter`: it is invalid; the message says why.
-    """
+    """Return a valid name, or raise `click.BadParameter` with the reason why it is none."""
     if (reason := why_not(name)) is None:
         return name
     text = f"{reason}; {suggest_name(name)!r} could be one"

@@ -157,10 +157,7 @@ class _Prompt:
         self._game, self._output = game, output
 
     def carry_out(self, line: str) -> None:
-        """Carry out a line.
-
-        Raises `FAILURES`: the line is wrong, or cannot be carried out.
-        """
+        """Carry out a line, or raise one of `FAILURES`."""
         word, _, rest = line.partition(" ")
         match word:
             case "help":

@@ -325,11 +325,7 @@ def new_socket(source: str = "") -> socket.socket:
 
 
 def parse_frame(data: bytes, start: int) -> tuple[int, bool, bytes, int] | None:
-    """Parse the server's frame that begins at `start`; None while it is incomplete.
-
-    Returns:
-        Opcode, whether the frame ends its message, payload, and where the frame ends.
-    """
+    """Parse a frame: opcode, whether it ends its message, payload, its end; None: incomplete."""
     if (head := websocket.parse_head(data, start)) is None or len(data) < head[3]:
         return None
     first, _, payload_at, end = head

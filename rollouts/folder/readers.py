@@ -48,10 +48,7 @@ def file_name(episode_id: str) -> str:
 
 
 def episodes_in(folder: Path) -> dict[str, Place]:
-    """Find all episodes of a folder, even while it is written.
-
-    Raises `OutputDamaged`: a pack has no index.
-    """
+    """Find all episodes of a folder, even while it is written; `OutputDamaged` without an index."""
     for _ in range(_LISTING_TRIES):
         packs = pack_names(folder)
         found = {unquote(path.stem): Place(str(path)) for path in loose_files(folder)}

@@ -68,10 +68,7 @@ class CpuThreads:
         self._abandoned: set[Future[Any]] = set()
 
     async def run(self, function: Callable[[], _T]) -> _T:
-        """Call a function off the loop, and return its result.
-
-        Raises `PolicyHangs`: too many functions hang.
-        """
+        """Call a function off the loop, and return its result; `PolicyHangs` if too many hang."""
         self._abandoned = {call for call in self._abandoned if call.running()}
         if (hung := len(self._abandoned)) >= self._max_hung:
             raise PolicyHangs(f"{hung} abandoned calls of the policy still hang")
@@ -140,10 +137,7 @@ def _outcome_of(call: Future[_T], function: Callable[[], _T]) -> Callable[[], No
 
 @asynccontextmanager
 async def at_most(seconds: float) -> AsyncIterator[None]:
-    """Limit one call of a policy, which is awaited in the block.
-
-    Raises `EpisodeFailed`: it took longer.
-    """
+    """Limit one call of a policy, which is awaited in the block, by `EpisodeFailed`."""
     timeout = asyncio.timeout(seconds)
     token = _clock.set(timeout)
     try:

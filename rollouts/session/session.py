@@ -70,10 +70,7 @@ class SessionFailed(Exception):
 
 
 def session_url(address: str) -> str:
-    """Turn `http://host:8000` into `ws://host:8000/ws`.
-
-    Raises `ValueError`: it is not the address of an environment.
-    """
+    """Turn `http://host:8000` into `ws://host:8000/ws`; `ValueError` if it is no address."""
     try:
         parts = urlsplit(address if "://" in address else f"http://{address}")
         named = (parts.hostname or "").encode("idna")  # the form that is resolved

@@ -133,10 +133,7 @@ class Stages:
 
 
 def _filter(text: str) -> Filter:
-    """Return the filter of a name, or the user's own.
-
-    Raises `ValueError`: there is none of this name, or its number is wrong.
-    """
+    """Return the filter of a name, or the user's own; `ValueError` for a wrong name or number."""
     if ":" in text:
         found: Filter = function_named(text, StageNotFound)
         return found
