@@ -13,8 +13,9 @@ import click
 
 from ...client.errors import ApiRefused
 from ...client.sources import check_source, read_source, working_folder
+from ...schema.errors import InvalidName
 from ...schema.operation_options import DrainOptions, ImageOptions, RequestOptions
-from ...schema.spec import LaunchOptions, suggest_name, why_not
+from ...schema.spec import LaunchOptions, validate_name
 from ...schema.states import RequestState
 from ...system.text.json_lines import Json
 from .. import completion, exit_codes, following, passthrough
@@ -143,7 +144,10 @@ def _payload(text: str, options: Json, output: Output) -> Json:
     """Return the payload, with given options only; print a note if the source is ambiguous."""
     here = working_folder()
     source = read_source(text, here)
-    name = source.name if options["name"] is None else check_name(options["name"])
+    try:
+        name = source.name if options["name"] is None else validate_name(options["name"])
+    except InvalidName as exc:
+        raise click.BadParameter(f"{exc}; {exc.hint}", param_hint="--name") from None
     given = given_options(LaunchOptions, options) | given_options(DrainOptions, options)
     if given.get("token", "").startswith("@"):
         path = given["token"][1:]  # `ps` shows other users this path, and not the token
@@ -156,14 +160,6 @@ def _payload(text: str, options: Json, output: Output) -> Json:
     if source.note is not None:
         output.note(source.note)
     return {"name": name, "source": source.text, "cwd": str(here), **given}
-
-
-def check_name(name: str) -> str:
-    """Return a valid name, or raise `click.BadParameter` with the reason why it is none."""
-    if (reason := why_not(name)) is None:
-        return name
-    text = f"{reason}; {suggest_name(name)!r} could be one"
-    raise click.BadParameter(text, param_hint="--name")
 
 
 def _conclude(final: Json, client: DaemonClient, output: Output) -> tuple[Json, list[str]]:

@@ -7,9 +7,9 @@ A line is a command of `_HELP`, or an action in one of three forms:
     message=hi count=3       fields of the action's schema, quoted as in a shell
     hi there                 the value of the schema's only field, if that is text
 
-Actions are checked against the schema before they are sent, so that an error names its field; the
-server has the final say. If stdin is not a terminal, lines are read without a prompt, and the first
-error ends the command with exit code 1.
+Values are read by the types of their fields. The server checks the action, and names a wrong field.
+If stdin is not a terminal, lines are read without a prompt, and the first error ends the command
+with exit code 1.
 """
 
 from __future__ import annotations
@@ -53,10 +53,7 @@ _KITTY_CHUNK = 4_096  # characters of one escape sequence
 
 
 def read_action(line: str, schema: Json) -> Json:
-    """Read an action from a line, in any of the three forms.
-
-    Raises `CallFailed`: it is not an action, or the schema refuses it; the message names the field.
-    """
+    """Read an action from a line in any of the three forms, or raise `CallFailed`."""
     fields = properties(schema)
     texts = [name for name, of in fields.items() if of.get("type") == "string"]
     if line.startswith("{"):
@@ -70,7 +67,6 @@ def read_action(line: str, schema: Json) -> Json:
         action = read_fields(line, fields)
     if not isinstance(action, dict):
         raise CallFailed("an action is a JSON object: {…}")
-    _check(action, fields, schema)
     return action
 
 
@@ -102,20 +98,6 @@ def _value(name: str, text: str, schema: Json) -> Any:
         if schema.get("type") in ("integer", "number", "boolean", "array", "object"):
             raise CallFailed(f"{name}: {text!r} is not of type {schema['type']}") from None
         return text
-
-
-def _check(action: Json, fields: Json, schema: Json) -> None:
-    """Raise `CallFailed` for unknown or missing fields, and for values outside an enum."""
-    missing = [name for name in schema.get("required", ()) if name not in action]
-    unknown = [name for name in action if name not in fields]
-    if missing:
-        raise CallFailed(f"missing: {', '.join(missing)}")
-    if unknown and schema.get("additionalProperties") is False:
-        raise CallFailed(f"unknown: {', '.join(unknown)}; the fields are: {', '.join(fields)}")
-    for name, value in action.items():
-        choices = fields.get(name, {}).get("enum")
-        if choices and value not in choices:
-            raise CallFailed(f"{name}: {value!r} is none of {', '.join(map(str, choices))}")
 
 
 def candidates(line: str, schema: Json) -> list[str]:

@@ -10,7 +10,6 @@ import click
 import pytest
 
 from openenvd.cli import exit_codes
-from openenvd.cli.commands.launch import check_name
 from openenvd.cli.options import read_env_files, read_variables
 from openenvd.environments.sources.resolve import check_source
 from openenvd.schema.errors import UnknownSource
@@ -97,9 +96,10 @@ def test_a_line_that_is_no_variable_is_refused_with_its_number(tmp_path: Path, l
 
 
 @pytest.mark.parametrize("name", ["../escape", "Ä", "", ".x", "a b", "a" * 64, "a\n"])
-def test_an_invalid_name_is_refused_with_one_that_is_allowed(name: str) -> None:
-    with pytest.raises(click.BadParameter, match=f"{suggest_name(name)!r} could be one"):
-        check_name(name)
+def test_an_invalid_name_is_refused_with_one_that_is_allowed(command: Command, name: str) -> None:
+    answer = command("launch", "echo", "--name", name)
+    assert answer.code == 2
+    assert f"--name {suggest_name(name)}" in answer.err
 
 
 @pytest.mark.parametrize("source", ["ech", "/nope", "nomodule:Class"])

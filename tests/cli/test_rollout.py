@@ -294,11 +294,7 @@ def test_an_action_is_read_by_its_schema(schema: Any, line: str, action: Any) ->
     ("schema", "line", "words"),
     [
         (TEXT, "{", "no JSON"),
-        (TEXT, '{"a": 1}', "missing: message"),
-        (MOVE, "row=1", "missing: side"),
-        (MOVE, "side=up", "side: 'up' is none of left, right"),
         (MOVE, "side=left row=x", "row: 'x' is not of type integer"),
-        (MOVE, "side=left col=1", "unknown: col; the fields are: row, side, is_last"),
         (MOVE, "left", "'left' is not FIELD=VALUE; the fields are"),
         (MOVE, "side='left", "quote as in a shell"),
         ({"oneOf": []}, "left", "write a JSON object"),
