@@ -113,8 +113,7 @@ class Step:
     @property
     def info(self) -> dict[str, Any]:
         """Return the policy's info and the environment's metadata; parsed each time."""
-        found: dict[str, Any] = parse(self.info_json)
-        return found
+        return dict(parse(self.info_json))
 
     @property
     def size_bytes(self) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import orjson
@@ -250,8 +250,7 @@ class StepRow:
     @property
     def reward(self) -> float | None:
         """The reward of the action."""
-        found: float | None = self["reward"]
-        return found
+        return cast("float | None", self["reward"])
 
     @property
     def done(self) -> bool:
@@ -261,8 +260,7 @@ class StepRow:
     @property
     def info(self) -> Mapping[str, Any]:
         """The policy's info and the environment's `metadata`."""
-        found: Mapping[str, Any] = self["info"]
-        return found
+        return cast("Mapping[str, Any]", self["info"])
 
     @property
     def arrays(self) -> dict[str, Array]:

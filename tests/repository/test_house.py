@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_791,
-    "code lines": 47_648,
-    "modules": 382,
-    "test lines": 67_914,
+    "shipped lines": 73_641,
+    "code lines": 47_600,
+    "modules": 381,
+    "test lines": 67_915,
     "words of pages": 24_946,
     "words of decisions": 7_928,
     "folders at the root": 15,
