@@ -32,10 +32,8 @@ def ask(
 ) -> Any:
     """Return the JSON that an environment answers to a request.
 
-    `base_url` contains its token, if it has one.
-
-    Raises:
-        NotAnswering: There is no answer, its status is not 200, or its body is not JSON.
+    `base_url` contains its token, if it has one. Raises `NotAnswering` if there is no answer, its
+    status is not 200, or its body is not JSON.
     """
     address, token = without_token(base_url)
     parts = urlsplit(address)
@@ -68,8 +66,7 @@ def read_answer(url: str, status: int, reason: str, body: bytes) -> Any:
 def base_url_by_name(runs: Path, name: str, *, for_sessions: bool = False) -> str:
     """Return the base URL, with its token, of the environment of this name on this machine.
 
-    Raises:
-        NotAnswering: It has no replica here; or it is wanted `for_sessions`, and has none.
+    Raises `NotAnswering` if it has no replica here; or is wanted `for_sessions`, and has none.
     """
     found = find_replica(runs, name, for_sessions=for_sessions)
     return with_token(found.address, found.token)

@@ -388,9 +388,7 @@ def revive(run_file: RunFile, fork: client.Fork | None = None) -> None:
     The shim is forked by `fork`, if that is possible. Its server accepts connections at once, since
     no replica is started again before its launch has ended. If no other replica can pass the
     sockets on, the address is bound again. A replica on an engine is adopted by an agent instead.
-
-    Raises:
-        OSError: It cannot be started; EADDRINUSE when another process has its port.
+    Raises `OSError` if it cannot be started; EADDRINUSE when another process has its port.
     """
     if not run_file.is_local:
         layout = Layout(run_file.run_dir.parent.parent)

@@ -80,10 +80,8 @@ def choose_app(
     """Return the app of the project in a folder; None when no file of it has one.
 
     `named` is the app in `openenv.yaml`, and `place` its line there, for messages. `scripts` are
-    the commands that the project declares: `module:function` by name.
-
-    Raises:
-        UnknownSource: It has one, which cannot be imported, or none of several is named.
+    the commands that the project declares: `module:function` by name. Raises `UnknownSource` if it
+    has an app that cannot be imported, or several of which none is named.
     """
     dockerfile = read_dockerfile(folder)
     commands = started(dockerfile, scripts)

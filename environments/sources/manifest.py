@@ -58,8 +58,7 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a folder, which is empty if the file cannot be used.
 
-    Raises:
-        ManifestError: It names a class, and a field is wrong.
+    Raises `ManifestError` if it names a class, and a field is wrong.
     """
     path = folder / MANIFEST_NAME
     try:
@@ -88,8 +87,7 @@ def _read(path: Path) -> str:
 def parse_manifest(path: Path, text: str) -> Manifest:
     """Return the manifest in a text; `path` is for messages.
 
-    Raises:
-        ManifestError: The text is not YAML; or it names a class, and a field is wrong.
+    Raises `ManifestError` if the text is not YAML, or names a class and has a wrong field.
     """
     data, lines = _load(path, text)
     fields = _Fields(path, data, lines)

@@ -137,11 +137,9 @@ def pin(source: str, fetched: Mapping[str, str]) -> str:
 def git_command(url: str) -> tuple[list[str], dict[str, str]]:
     """Return the beginning of git's command line, and its environment, to use a repository.
 
-    The repository's address is looked up once, and git connects to that address alone.
-
-    Raises:
-        OSError: The address is one of this machine or its link, or is not found.
-        FileNotFoundError: There is no git.
+    The repository's address is looked up once, and git connects to that address alone. Raises
+    `OSError` if that is one of this machine or its link, or is not found; `FileNotFoundError` if
+    there is no git.
     """
     if shutil.which("git") is None:
         raise FileNotFoundError("git is not installed")

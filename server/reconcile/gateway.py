@@ -6,6 +6,7 @@
                                                    └─ no replica: its requests are held
     a replica's status ──▶ note ──in a moment, if nothing much changes──▶ weights ──▶ files
     the gateway's shim ──▶ ReplicaWatch ──▶ start again, a new shim
+                               └─ given up ─▶ a pause, then a new watch
 
 It reads all environments at first, and whenever events were lost; after an event, those that the
 event names; in a home without a gateway, none. Only what has changed is written. See
@@ -19,20 +20,21 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import anyio
 
 from ...environments.gateway import envoy, process
 from ...environments.gateway.configuration import MAX_ASKED, Backend, Endpoint
 from ...environments.gateway.envoy import BackendFiles, EndpointStatus
-from ...environments.replica_policy import Load, is_calm, weights
+from ...environments.replica_policy import MAX_PAUSE_SECONDS, Load, is_calm, weights
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
-from ...requests_db.records import Environment, Event
+from ...requests_db.records import Environment, Event, Replica, RequestError
 from ...requests_db.sql import queries
 from ...schema.errors import EngineFailed, NotReady
 from ...schema.layout import Layout
@@ -41,9 +43,8 @@ from ...schema.states import SERVING, ReplicaState
 from ...system.net.access import is_loopback
 from ...system.text.json_lines import Json
 from ..events import EventBus
-from .gateway_process import GatewayProcess
 from .held_requests import HeldRequests
-from .replica_watch import ReplicaWatch
+from .replica_watch import ReplicaWatch, new_replica
 from .replicas import ReplicaManager
 from .work_queue import BackgroundTasks
 
@@ -62,6 +63,62 @@ ENVOY_POLL_INTERVAL_SECONDS = 0.02  # until Envoy has what was written
 Seen = list[EndpointStatus] | None  # None: Envoy does not answer
 
 _SERVING = (ReplicaState.READY, ReplicaState.DRAINING)
+
+
+@dataclass(eq=False)
+class GatewayProcess:
+    """Keeps the process running that a launch has started; owns the watch over it, and its port.
+
+    The port is kept from other users while the daemon runs, also when the shim has been killed.
+    """
+
+    tasks: BackgroundTasks
+    layout: Layout
+    begin_anew: Callable[[], Coroutine[Any, Any, None]]  # follows whatever runs by then
+    watch: ReplicaWatch | None = field(init=False, default=None)
+    _port_guard: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
+
+    async def follow(self) -> None:
+        """Watch the process of the gateway that a launch has started by now."""
+        found = await asyncio.to_thread(process.read_gateway, self.layout)
+        watch = self.watch
+        if found is None or (watch and watch.is_of(found.run_file) and not watch.task.done()):
+            return
+        await self._unwatch()
+        self._port_guard.close()
+        with contextlib.suppress(OSError):  # another user has it, so Envoy's start fails, too
+            self._port_guard.enter_context(process.hold_port(found))
+        self.watch = ReplicaWatch(
+            new_replica(found.run_file),
+            found.run_file,
+            _log_state,
+            self._give_up,
+            revive=lambda _: process.revive(self.layout),
+        )
+        self.watch.is_kept.set()
+        self.watch.task = self.tasks.spawn(self.watch.run(), "watch the gateway")
+
+    async def _give_up(self, _: Replica, error: RequestError) -> None:
+        """Pause, and begin again: environments have no other address."""
+        log.error("the gateway cannot be kept running: %s", error.message)
+        self.tasks.spawn(self._begin_anew(), "restart the gateway")
+
+    async def _begin_anew(self) -> None:
+        await asyncio.sleep(MAX_PAUSE_SECONDS)
+        await self._unwatch()
+        await self.begin_anew()
+
+    async def _unwatch(self) -> None:
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            watch.task.cancel()
+            await asyncio.gather(watch.task, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """End the process; the caller has its lock."""
+        await self._unwatch()
+        self._port_guard.close()
+        await asyncio.to_thread(process.stop, self.layout)
 
 
 @dataclass(eq=False)
@@ -263,11 +320,7 @@ class GatewayManager:
             self.tasks.spawn(self._reconcile_insistently({name}), f"weigh the replicas of {name}")
 
     async def until_served(self, name: str) -> str | None:
-        """Wait until Envoy has a replica of an environment that takes sessions.
-
-        Returns:
-            None when it has; otherwise why it has none.
-        """
+        """Return None once Envoy has a replica that takes sessions; otherwise why it has none."""
         well_at = time.monotonic()  # when it last had no problem that keeps replicas from starting
         try:
             async with asyncio.timeout(HOLD_SECONDS):
@@ -327,6 +380,10 @@ class GatewayManager:
             await self.process.stop()
         log.info("the gateway was stopped: no environment wants it")
         return True
+
+
+async def _log_state(replica: Replica) -> None:
+    log.info("the gateway is %s", replica.state.value, extra={"pid": replica.pid})
 
 
 async def gateway_problem(layout: Layout) -> str | None:

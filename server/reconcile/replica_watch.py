@@ -176,13 +176,10 @@ class ReplicaWatch:
             await self._send({"op": "serve"})
 
     async def drain(self, timeout_seconds: float, *, leaves: bool) -> None:
-        """Drain its server: the sessions end, then the server, and then `task` is done.
+        """Drain its server: the sessions end in time, then the server, and then `task` is done.
 
-        A shim or agent that does not answer now gets the request as soon as it does.
-
-        Args:
-            timeout_seconds: For the sessions to end, from now on.
-            leaves: Whether others have its address from now on.
+        A shim or agent that does not answer now gets the request as soon as it does. If the replica
+        `leaves`, others have its address from now on.
         """
         self.is_draining = True
         self._drain_op = "leave" if leaves else "drain"

@@ -14,16 +14,16 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_641,
-    "code lines": 47_600,
-    "modules": 381,
+    "shipped lines": 73_600,
+    "code lines": 47_586,
+    "modules": 380,
     "test lines": 67_915,
     "words of pages": 24_946,
     "words of decisions": 7_928,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
-    "dialect words": 7,
+    "dialect words": 8,
     "private names": 5,
 }
 
