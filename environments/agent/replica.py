@@ -259,8 +259,7 @@ class EngineReplica:
                 instance = await self._find() or instance
             await self._instance.finish_log()
             if self.status.known["exit"] is None:  # otherwise it had ended before
-                facts = exit_facts(instance, self.status.instance, self.run_file.provider)
-                self._note_exit(self._reason(facts, stopped_by_us=True))
+                self._note_end(instance, stopped_by_us=True)
             await self._instance.remove(instance)
         self._handle(Event.GONE)
         return 0.0
@@ -294,8 +293,7 @@ class EngineReplica:
 
     async def _report_exit(self, instance: base.Instance | None) -> float | None:
         await self._instance.finish_log()
-        facts = exit_facts(instance, self.status.instance, self.run_file.provider)
-        self._note_exit(self._reason(facts))
+        self._note_end(instance)
         self._handle(Event.EXITED)
         return None
 
@@ -303,14 +301,15 @@ class EngineReplica:
         tail = last_lines(self.run_file.log_path, LOG_TAIL_LINES)
         self.status.note_exit(reason, tail, time.time())
 
-    def _reason(self, facts: base.ExitFacts | None, *, stopped_by_us: bool = False) -> Json:
-        return exit_reason(
-            facts,
+    def _note_end(self, instance: base.Instance | None, *, stopped_by_us: bool = False) -> None:
+        reason = exit_reason(
+            exit_facts(instance, self.status.instance, self.run_file.provider),
             pid=self.status.pid or 0,
             stopped_by_us=stopped_by_us,
             limit_bytes=self.plan.memory_bytes,
             oom_reported_at=self.status.oom_reported_at,
-        ).to_json()
+        )
+        self._note_exit(reason.to_json())
 
     async def _read_capacity(self) -> Json | None:
         found = await self._server.read_capacity()

@@ -123,9 +123,8 @@ class LogPump:
                 if not failures:
                     log.exception("cannot follow the log of %s", self._instance.labels.replica)
                 failures += 1
-            self._stopped.wait(
-                backoff_seconds(failures, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)
-            )
+            pause = backoff_seconds(failures, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)
+            self._stopped.wait(pause)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.ended.set)
 

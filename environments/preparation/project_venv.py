@@ -96,12 +96,8 @@ def make_once(
 
     make_private(venv.parent)
     if os.statvfs(venv.parent).f_flag & getattr(os, "ST_NOEXEC", 0):
-        raise PreparationFailed(
-            f"{venv.parent} is on a file system that runs no programs (mounted noexec): compiled"
-            " packages cannot be loaded from there",
-            "mount it without noexec, or give the daemon a home elsewhere: openenv stop, and set"
-            " OPENENV_HOME",
-        )
+        text = f"{venv.parent} is on a file system mounted noexec: no package can be loaded from it"
+        raise PreparationFailed(text, "mount it otherwise; or openenv stop, and set OPENENV_HOME")
     if note_use(venv):
         return venv / "bin" / "python"
     lock = FileLock(venv.with_name(f"{venv.name}.lock"), mode=0o600)
