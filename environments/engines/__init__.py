@@ -7,7 +7,7 @@ docker/ swarm/ slurm/ ray/ kubernetes/
 
 base.py      the interface of an engine: `EngineEntry`, the `Engine` protocol and its values
 registry.py  finds the installed engines, their addresses, and whether each works here
-providers.py starts replicas and writes their run files; engine_provider.py: on an engine
+providers.py starts replicas, on an engine or here, and writes their run files
 started_replicas.py  reports about a replica until it serves
 host_options.py      reads, changes and checks the options of replicas; prepares programs on nodes
 instance_logs.py     copies the output of instances into the logs of replicas

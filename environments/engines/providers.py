@@ -3,7 +3,7 @@
 
     provider_named ─▶ Provider.start, .add ─▶ a run file for each replica ─▶ shim or agent
                         │ on this machine: local/provider.py
-                        └ on an engine: engine_provider.py
+                        └ on an engine: `EngineProvider`
 
 A replica's variables are a few inherited ones, ours, and the user's. No others are inherited: the
 daemon may have been started from any shell, whose tokens are private, and whose `PYTHONPATH` or
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import socket
 import sys
@@ -34,15 +35,16 @@ from ...schema.replica import RunFileData
 from ...schema.spec import EnvironmentSpec
 from ...system.process.descriptors import Message, send_message
 from ...system.text.json_lines import Json
+from ...system.text.options import options_of
 from ...system.text.units import MB
 from .. import run_files
 from ..replica_policy import share_sessions
 from ..run_files import LOCAL, RunFile, server_options
 from ..shim.client import Fork, read_run_file
 from ..shim.files import RUN_FILE_NAME, write_json
-from ..sources.program import HOST_PROGRAM, Prepared, Program
+from ..sources.program import HOST_PROGRAM, ContainerImage, Prepared, Program
 from .local.ports import PortOwner, open_listeners
-from .registry import check_provider
+from .registry import address_here, check_provider, entry_of
 
 # They name folders, proxies, certificates and accelerators.
 INHERITED = frozenset(
@@ -71,8 +73,6 @@ RunFiles = list[RunFile]
 def provider_named(name: str, home: Path, fork: Fork | None = None) -> Provider:
     """Return the provider of a name; `fork` forks local shims. Raises `UnknownProvider`."""
     if check_provider(name) != LOCAL:
-        from .engine_provider import EngineProvider
-
         return EngineProvider(name, home)
     from .local.provider import LocalProvider
 
@@ -273,6 +273,76 @@ class Provider:
         }
         changed = {"replica": number, "headers": headers, "max_sessions": share}
         return self._adapt(with_options(data, **changed), Path(common.get("run_dir", "")))
+
+
+class EngineProvider(Provider):
+    """Starts replicas on one engine, through its agent, which reports as shims do.
+
+        free ports ─▶ run files with plans ─▶ "adopt" ─▶ the engine's agent ─▶ instances
+
+    Instances cannot share a listening socket: each replica has a port of its own on this machine,
+    reserved by its run file, and several replicas are behind the gateway.
+    """
+
+    def _listen(
+        self, spec: EnvironmentSpec, count: int, port: int | None, known: RunFiles, shared: RunFiles
+    ) -> list[Listeners]:
+        return self._open(spec, count, port, {each.port for each in known})
+
+    def _begin(self, run_file: RunFile, listeners: Listeners) -> None:
+        """Write the run file: it reserves the port, and the daemon finds the replica by it."""
+        run_file.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(str(run_file.run_dir / RUN_FILE_NAME), run_file.data, sync=True)
+
+    def _finish(self, replica: RunFile) -> None:
+        """Make the agent start the replica; our sockets are closed, so the port is free."""
+        run_files.revive(replica)
+
+    def _what_runs(self, spec: EnvironmentSpec, prepared: Prepared) -> RunFileData:
+        base: dict[str, str] = {}
+        if isinstance(prepared, ContainerImage):  # contains all that its server needs
+            program: Json = {"image": prepared.reference, "image_name": prepared.name}
+        else:  # a program of a Python here
+            links = {name: str(folder) for name, folder in prepared.links.items()}
+            program = {"image": "", "command": prepared.argv, "links": links}
+            program["folder"] = str(prepared.folder)
+            base = self._program_environment(spec, prepared)
+        return {
+            "provider": self.name,
+            "engine_variables": dict(address_here(self.name).variables),
+            "is_elsewhere": entry_of(self.name).has_own_addresses,
+            "plan": {
+                **program,
+                "home": self._layout.home_label,
+                "memory_bytes": spec.memory_bytes,
+                "cpus": spec.cpus,
+                "gpus": spec.gpus or 0,
+                "sandbox": spec.sandbox,
+                "options": spec.options_of_engine,
+            },
+            "env": base | _engine_environment(spec),
+        }
+
+    def _adapt(self, data: RunFileData, _like_dir: Path) -> RunFileData:
+        data["env"].pop(protocol.TRIAL_VARIABLE, None)
+        if data["ordinal"] == 0 and "started_by" not in data:  # one replica of a launch tries
+            data["env"][protocol.TRIAL_VARIABLE] = "1"  # whether sessions can begin
+        return data
+
+
+def _engine_environment(spec: EnvironmentSpec) -> dict[str, str]:
+    """Return the variables of an engine's replicas: ours, and the user's, which win."""
+    options: Json = {}
+    for item in options_of(protocol.ServeOptions):  # the image has its own values of the others
+        value = getattr(spec, item.name)
+        if value != item.default and item.name != "gpus":  # the server sees those that it gets
+            options[item.name] = value
+    options |= {"max_sessions": spec.max_sessions, "memory_bytes": spec.memory_bytes}
+    options |= {"cores": spec.cpus and math.ceil(spec.cpus), "owns_cgroup": True}
+    ours = {protocol.HOST_OPTIONS_VARIABLE: json.dumps(options)}
+    if spec.max_sessions is not None:
+        ours[MAX_SESSIONS_VARIABLE] = str(spec.max_sessions)
+    return {**ours, **spec.env}
 
 
 def _of_launch(spec: EnvironmentSpec, launch_id: str, address: str | None) -> RunFileData:
