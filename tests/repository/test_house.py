@@ -14,9 +14,9 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_600,
-    "code lines": 47_586,
-    "modules": 380,
+    "shipped lines": 73_565,
+    "code lines": 47_560,
+    "modules": 379,
     "test lines": 67_915,
     "words of pages": 24_946,
     "words of decisions": 7_928,

@@ -114,12 +114,9 @@ class KubernetesEngine:
         mask = 1 << (number - 1) if number in _DRAIN_SIGNALS else 0
         command = ["sh", "-c", SIGNAL_SERVER, "sh", str(int(number)), str(mask)]
         namespace, name, _ = instance.id.split("/")
-        try:
+        code = None
+        with contextlib.suppress(NotThere):
             code = self._cluster.run(namespace, name, CONTAINER, command)
-        except NotThere:
-            if not self._runs(instance):
-                return
-            raise
         if code != 0 and self._runs(instance):
             raise base.EngineRefused(f"no signal was sent: its command ended with code {code}")
 
