@@ -74,12 +74,12 @@ def status(target: str | None, watch: bool, shows_all: bool, output: Output) -> 
       openenv status --watch  # redrawn when something changes
       openenv status --json   # for programs
     """
+    if watch and (output.as_json or not sys.stdout.isatty()):
+        raise click.UsageError("--watch needs a terminal, and goes without --json")
     client = connect(output)
     draw = overview if target is None else details
     found = read_status(client, target, shows_all=shows_all)
     if watch:
-        if output.as_json or not sys.stdout.isatty():
-            raise click.UsageError("--watch needs a terminal, and goes without --json")
         _watch(client, found, partial(read_status, target=target, shows_all=shows_all), draw)
     elif output.as_json:
         output.json(found)

@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 73_565,
     "code lines": 47_560,
     "modules": 379,
-    "test lines": 67_915,
+    "test lines": 67_914,
     "words of pages": 24_946,
     "words of decisions": 7_928,
     "folders at the root": 15,
