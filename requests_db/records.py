@@ -128,11 +128,6 @@ class Replica:
     restarts: int = 0
     exit: Json | None = None  # the last `ExitReason` as JSON
 
-    @property
-    def request_id(self) -> str:
-        """The launch that it belongs to."""
-        return launch_of(self.id)
-
 
 def launch_of(replica_id: str) -> str:
     """Return the launch that a replica belongs to."""

@@ -167,13 +167,6 @@ def new_request(request_id: str, new: NewRequest, now: float, arrival: float) ->
     return Request(id=request_id, state=state, created_at=now, rank=rank, **asked_for)
 
 
-def insert_values(request: Request) -> Values:
-    """The parameters of a new request's INSERT; the database gives it its `seq`."""
-    values = REQUESTS.values(request)
-    del values["seq"]
-    return values
-
-
 def arrival_of(request: Request) -> float:
     """Return when the request arrived, on the queue's clock."""
     return request.rank + PRIORITY_STEP_SECONDS * request.priority

@@ -18,7 +18,7 @@ from ...system.text.json_lines import Json
 from .. import records
 from ..records import Cancellation, Environment, Event, NewRequest, Refusal, Request, SubmitResult
 from ..sql import queries, statements
-from ..sql.rows import ENVIRONMENTS, REQUESTS, insert_values, new_request
+from ..sql.rows import ENVIRONMENTS, REQUESTS, new_request
 from . import observing
 from .journal import ENVIRONMENT_STATE, Journal
 
@@ -63,7 +63,9 @@ def submit(
         new = replace(new, payload={**new.payload, "replaces": replaces})
     request_id = secrets.token_hex(_ID_BYTES)
     draft = new_request(request_id, new, now, now if arrival is None else arrival)
-    seq = queries.scalar(connection, statements.INSERT_REQUEST, insert_values(draft))
+    values = REQUESTS.values(draft)
+    del values["seq"]  # the database gives it
+    seq = queries.scalar(connection, statements.INSERT_REQUEST, values)
     request = replace(draft, seq=seq)
     journal = Journal()
     journal.created(request, now)

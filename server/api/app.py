@@ -10,7 +10,6 @@ from __future__ import annotations
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -31,7 +30,15 @@ def create_app(deps: Dependencies) -> FastAPI:
         docs_url="/docs",
         redoc_url=None,
         redirect_slashes=False,  # an empty name is no request for the list
-        telemetry=_telemetry(deps),
+        telemetry={  # a span for each call that changes something (by POST), if traces are on
+            "auto_configure": False,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "tracing": deps.traces.provider is not None,
+            "tracer_provider": deps.traces.provider,
+            "exclude": lambda scope: scope.get("method") != "POST",
+        },
     )
     app.state.deps = deps
     app.add_middleware(_sampling, lag=deps.lag)
@@ -41,19 +48,6 @@ def create_app(deps: Dependencies) -> FastAPI:
         app.include_router(routes.router, prefix="/v1")
     app.include_router(routes_daemon.root)
     return app
-
-
-def _telemetry(deps: Dependencies) -> TelemetryConfig:
-    """Make a span for each call that changes something (by POST), if traces are on."""
-    return {
-        "auto_configure": False,
-        "metrics": False,
-        "logs": False,
-        "operation_spans": False,
-        "tracing": deps.traces.provider is not None,
-        "tracer_provider": deps.traces.provider,
-        "exclude": lambda scope: scope.get("method") != "POST",
-    }
 
 
 def _sampling(app: ASGIApp, lag: EventLoopLagMonitor) -> ASGIApp:

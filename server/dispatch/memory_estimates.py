@@ -137,18 +137,15 @@ class MemoryEstimates:
 
     def typical(self, schedule: str) -> int:
         """Estimate what a request commonly needs: the largest of its operations' medians."""
-        return max(
-            (self._median(name, d) for name, d in self._declared.items() if d.schedule == schedule),
-            default=MIN_BYTES,
-        )
-
-    def _median(self, operation: str, declared: type[Operation]) -> int:
-        known = [size for key, size in self._estimates.items() if key[0] == operation]
-        if not known:
-            return declared.expected_bytes + declared.leaves_bytes
         from statistics import median
 
-        return int(median(known))
+        sizes = []
+        for name, declared in self._declared.items():
+            if declared.schedule == schedule:
+                known = [size for key, size in self._estimates.items() if key[0] == name]
+                default = declared.expected_bytes + declared.leaves_bytes
+                sizes.append(int(median(known)) if known else default)
+        return max(sizes, default=MIN_BYTES)
 
     def peaks_of(self, request: Request) -> list[int]:
         """Return the peaks of the latest runs that were not killed, oldest first."""

@@ -193,18 +193,10 @@ class Recorder:
         self._ended.requests.append(ending.event.task_id)
         if request is None:
             return
-        self._trace_end(request, ending)
-        if ending.retry is not None:
-            self._ended.requeued.add(request.schedule)
-        if ending.reason is not None and ending.reason.is_oom:
-            self.kills[request.operation, str(ending.reason.detector or "unknown")] += 1
-            self.retries[request.operation] += ending.retry is not None
-        _log_end(request, ending)
-
-    def _trace_end(self, request: Request, ending: _Ending) -> None:
         outcome, retry = ending.outcome, ending.retry
         error = outcome.error if outcome is not None else None
         if retry is not None:
+            self._ended.requeued.add(request.schedule)
             error = RequestError(ErrorKind.OOM_KILLED, retry.message)
         self._context.traces.ended(
             request,
@@ -214,6 +206,10 @@ class Recorder:
             exit_reason=ending.reason,
             peak_bytes=getattr(ending.event, "peak_bytes", None),
         )
+        if ending.reason is not None and ending.reason.is_oom:
+            self.kills[request.operation, str(ending.reason.detector or "unknown")] += 1
+            self.retries[request.operation] += retry is not None
+        _log_end(request, ending)
 
     def _log_start(self, event: messages.Started) -> None:
         request = self._context.running.get(event.task_id)

@@ -110,6 +110,11 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+# uv reports the end of a phase; `_FOLLOWING` has the next one.
+_UV = re.compile(r"\s*uv: (Resolved|Prepared) (\d+) packages?\b")
+_FOLLOWING = {"Resolved": "downloading", "Prepared": "installing"}
+
+
 @dataclass(frozen=True, slots=True)
 class OperationContext:
     """The context of a running operation.
@@ -123,6 +128,22 @@ class OperationContext:
     home: Path  # OPENENV_HOME
     progress: Callable[[dict[str, Any]], None]
     say: Callable[[str], None] = say  # writes a line into the request's log
+
+    def enter(self, phase: str, message: str) -> None:
+        """Report that a phase begins, and with it the end of the one before."""
+        self.progress({"phase": phase, "message": message})
+
+    def enter_aloud(self, phase: str, message: str) -> None:
+        """Report that a phase begins, also in the request's log."""
+        self.say(message)
+        self.enter(phase, message)
+
+    def relay(self, line: str) -> None:
+        """Write a line to the log; if uv wrote it, enter the phase that it announces."""
+        self.say(line)
+        if found := _UV.match(line):
+            phase = _FOLLOWING[found[1]]
+            self.enter(phase, f"{phase} {plural(int(found[2]), 'package')}")
 
 
 class Operation:
@@ -161,10 +182,6 @@ class Operation:
 
 
 MAX_LINE = 100  # characters of a replica's log in a message
-
-# uv reports the end of a phase; `_FOLLOWING` has the next one.
-_UV = re.compile(r"\s*uv: (Resolved|Prepared) (\d+) packages?\b")
-_FOLLOWING = {"Resolved": "downloading", "Prepared": "installing"}
 
 
 def eta_seconds(done: float, total: float, seconds: float) -> float | None:
@@ -239,26 +256,3 @@ class SessionsLeft:
         if self._total:
             progress |= {"done": self._total - self._left, "total": self._total}
         self._context.progress(progress)
-
-
-class Phases:
-    """The phases of one request."""
-
-    def __init__(self, context: OperationContext) -> None:
-        self._context = context
-
-    def enter_aloud(self, phase: str, message: str) -> None:
-        """Report that a phase begins, also in the request's log."""
-        self._context.say(message)
-        self.enter(phase, message)
-
-    def enter(self, phase: str, message: str) -> None:
-        """Report that a phase begins, and with it the end of the one before."""
-        self._context.progress({"phase": phase, "message": message})
-
-    def relay(self, line: str) -> None:
-        """Write a line to the log; if uv wrote it, enter the phase that it announces."""
-        self._context.say(line)
-        if found := _UV.match(line):
-            phase = _FOLLOWING[found[1]]
-            self.enter(phase, f"{phase} {plural(int(found[2]), 'package')}")

@@ -136,13 +136,12 @@ class Launch(base.Operation):
             running = run_files.of_environment(layout.runs, payload.name)
             for note in losses(spec, [e for e in running if e.request_id == serving.request_id]):
                 base.say(note)
-        phases = base.Phases(context)
         validate_name(spec.name)
         stop = run_files.stop_environment
         if not is_update and (stopped := stop(layout.runs, spec.name, LEFTOVER_GRACE_SECONDS)):
             text = f"stopped replicas of an earlier attempt: {', '.join(stopped)}"
-            phases.enter_aloud("clearing", text)
-        source = _resolve(spec.source, cwd, layout, phases.relay)
+            context.enter_aloud("clearing", text)
+        source = _resolve(spec.source, cwd, layout, context.relay)
         if isinstance(source, Bundled | Project):
             asked = source.manifest
             spec = spec.or_else(
@@ -152,16 +151,16 @@ class Launch(base.Operation):
                 max_unavailable=asked.max_unavailable,
             )
             spec.check()
-        phases.enter_aloud("resolved", describe(source))
+        context.enter_aloud("resolved", describe(source))
         for note in source.notes(spec.env) if isinstance(source, Project) else ():
             base.say(note)
-        prepared, address = prepare(spec, source, phases, layout, cwd), None
+        prepared, address = prepare(spec, source, context, layout, cwd), None
         if spec.gateway:
             wanted = gateway_process.options_of_settings(os.environ)
             options = gateway_process.ensure_running(layout, wanted).options
             # Replicas judge requests by the gateway's address.
             spec = replace(spec, host=options.host).with_access(token)
-            phases.enter_aloud("gateway", f"the gateway listens at {options.address}")
+            context.enter_aloud("gateway", f"the gateway listens at {options.address}")
             address = options.address_of(spec.name)
         return {"spec": asdict(spec), "prepared": prepared.to_json(), "address": address}
 
@@ -211,8 +210,7 @@ class BuildImage(base.Operation):
         """`{"image": "openenvd/my-env:4f1d…"}`."""
         from ...environments.preparation import image_build as build
 
-        phases = base.Phases(context)
-        phases.enter("building", "building the image")
+        context.enter("building", "building the image")
         cwd = Path(payload.cwd) if payload.cwd else Path.cwd()
         source = _resolve(payload.source, cwd, Layout(context.home), base.say)
         base.say(describe(source))

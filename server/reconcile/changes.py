@@ -52,7 +52,7 @@ from ...system.text.safe_text import without_secrets
 from ...system.text.units import plural
 from ..dispatch.running import STOPPING
 from ..errors import ApiError
-from ..operations.base import OperationContext, Phases, SessionsLeft
+from ..operations.base import OperationContext, SessionsLeft
 from ..operations.replicas import RestartPayload, ScalePayload
 from . import replacing
 from .gateway import GatewayManager
@@ -224,7 +224,6 @@ class _Launch(replacing.Change):
         """Start what a worker has prepared; where the environment runs, replace its replicas."""
         began, self._prepared, self._payload = time.monotonic(), prepared, payload
         self._spec = spec = EnvironmentSpec(**prepared["spec"])
-        self._phases = Phases(self._context)
         if payload["replaces"] is None:
             await self._start_first()
         else:
@@ -233,7 +232,7 @@ class _Launch(replacing.Change):
             self._context.say(f"note: {note}")
         address, seconds = self._address, time.monotonic() - began
         self._context.say(f"{self.name} is ready at {address} ({seconds:.1f} s)")
-        self._phases.enter("ready", f"{self.name} is ready at {address}")
+        self._context.enter("ready", f"{self.name} is ready at {address}")
         return {
             "environment": {
                 "name": self.name,
@@ -270,7 +269,7 @@ class _Launch(replacing.Change):
         first = started[0]
         is_known = first.is_at_gateway or not first.is_elsewhere  # some engines report it later
         where = f" at {first.address}" if is_known else ""
-        self._phases.enter_aloud("starting", f"{plural(count, 'replica')} starting{where}")
+        self._context.enter_aloud("starting", f"{plural(count, 'replica')} starting{where}")
         await self._take_moves(0.0)
         self._divide(self._prepared["spec"], spec.replicas, self._roster.each(*self.models))
         return None

@@ -222,9 +222,10 @@ class _Sessions:
     async def play(self, count: int) -> None:
         """Play some sessions."""
         numbers = iter(range(self.played, self.played + count))
+        at_once = max(1, min(count, self.subject.plan.concurrency, self.subject.max_sessions))
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(count, self.subject.together)):
+                for _ in range(at_once):
                     group.create_task(self._one_after_another(numbers))
         except* SessionFailed as failed:
             first = failed.exceptions[0]

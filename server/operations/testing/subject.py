@@ -172,11 +172,6 @@ class Subject:
         """Return a session to enter."""
         return TrialSession(self.base_url, self.plan.step_timeout_seconds)
 
-    @property
-    def together(self) -> int:
-        """The number of sessions that are played at once."""
-        return max(1, min(self.plan.concurrency, self.max_sessions))
-
     def status(self) -> StatusLine:
         """Return what the shim says of the server; nothing while it cannot be asked. Blocks."""
         try:

@@ -9,7 +9,7 @@ import pytest
 
 from openenvd.environments.engines.started_replicas import StartedReplica
 from openenvd.server.operations import base
-from openenvd.server.operations.base import OperationContext, Phases, ReplicasAwaited, eta_seconds
+from openenvd.server.operations.base import OperationContext, ReplicasAwaited, eta_seconds
 
 CLOCK: Any = SimpleNamespace(now=100.0, monotonic=lambda: CLOCK.now)
 
@@ -21,9 +21,9 @@ def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_uv_says_is_a_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told: list[dict[str, Any]] = []
-    phases = Phases(OperationContext("id", tmp_path, told.append))
+    context = OperationContext("id", tmp_path, told.append)
     for line in ("  uv: Resolved 43 packages in 2s", "  uv: a note", "  uv: Prepared 1 package"):
-        phases.relay(line)
+        context.relay(line)
     assert [each["message"] for each in told] == ["downloading 43 packages", "installing 1 package"]
     assert capsys.readouterr().out.count("\n") == 3
 
