@@ -51,7 +51,7 @@ from .assembly import running_parts
 from .dashboard.routes import add_dashboard
 from .dispatch.memory_estimates import NO_PROCESSES_HINT
 from .errors import DaemonError
-from .housekeeping import collect_daily, sweep_regularly
+from .housekeeping import collect_daily, environment_names, sweep_regularly
 from .listening import HomeLock, bind, hold_lock, http_server, identity_of, write_identity
 
 log = logging.getLogger(__name__)
@@ -190,8 +190,7 @@ class Daemon:
 
     def _report_uninstalled(self) -> None:
         """Report what still runs in the log, and on the user's terminals, since no command can."""
-        usable, aside = run_files.look(self.paths.runs)
-        found = {each.environment for each in usable} | {each.environment for each in aside}
+        found = environment_names(*run_files.look(self.paths.runs))
         names = ", ".join(sorted(found)) or "none"
         text = (
             f"openenvd was uninstalled, and still runs: daemon (pid {os.getpid()}), environments: "

@@ -106,7 +106,7 @@ class Sweeper:
             return []
         usable, aside = run_files.look(self._layout.runs)
         renew_reservations(self._layout.runs, usable)
-        found = dict(self._ownerless(_names(usable, aside)))
+        found = dict(self._ownerless(environment_names(usable, aside)))
         taken = [name for name in found if name in self._suspects]
         for name in taken:
             log.warning("taken away: %s", name)
@@ -144,7 +144,7 @@ class Sweeper:
             yield f"socket {found[0]}, whose replica is gone", partial(self._remove, found)
 
     def _remove(self, found: tuple[Path, int]) -> None:
-        names = _names(*run_files.look(self._layout.runs))
+        names = environment_names(*run_files.look(self._layout.runs))
         if found in self._ownerless_sockets(names):  # a repeated launch may have begun meanwhile
             found[0].unlink(missing_ok=True)
 
@@ -169,7 +169,10 @@ class Sweeper:
         return [path for path in self._layout.runs.glob("*") if path.is_dir()]
 
 
-def _names(usable: list[run_files.RunFile], aside: list[run_files.SetAside]) -> set[str]:
+def environment_names(
+    usable: Iterable[run_files.RunFile], aside: Iterable[run_files.SetAside]
+) -> set[str]:
+    """Return the names of the environments that have run files."""
     return {each.environment for each in usable} | {each.environment for each in aside}
 
 

@@ -12,9 +12,6 @@ A view says why a request waits, and what its attempts died of, which no row has
     there is room for it and all before it    about to start
     others are before it                      queued behind 70 requests
     no other is before it                     waiting for a free worker
-
-A request that was killed for memory and queued again (`--retry-oom`) continues, and has no error;
-what its attempt died of is in the event log.
 """
 
 from __future__ import annotations

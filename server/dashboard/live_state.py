@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`LiveState`: entities by kind and id, rendered once, and their changes for each viewer.
 
-`Source` is the interface of the classes that read a part of the daemon.
-
 `Feed`: keeps `LiveState` up to date while a page is open.
 
     first viewer ──▶ run(): a first turn, then one after events and one each tick

@@ -8,8 +8,6 @@
 If the environment is not running, every replica with its name is stopped first, since an earlier
 attempt has left it. Replicas that an earlier attempt at an update (`replaces`) has left may serve
 already, so the daemon decides about them.
-
-What it prints is the request's log.
 """
 
 from __future__ import annotations
