@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A shim's clients: start a shim, talk to it, clean up after one that was killed.
 
-    start_shim(run_dir, run_file)        write the run file, start a shim that outlives its starter
-    ShimClient.connect(socket_path)      a blocking client for workers and tests
-    read_run_file, read_status_file      the files on disk, if no shim answers
-    clean_up_after_shim(run_dir)         end the processes that a killed shim left
-
-The protocol is one JSON object a line (`connections.py`); the daemon speaks it by asyncio streams.
+`connections.py` has the protocol; the daemon speaks it by asyncio streams (`replica_watch.py`).
 
 A shim and its server are two programs of 33 MB each, or forks of one process that has imported all
 that both need (`forked.py`). As forks they take 8 MB, the pages that they write, and are ready in

@@ -5,9 +5,8 @@
                                                           └── pages of what this imports ──┘ shared
 
 The zygote imports this module at the first launch, and with it all that a shim and a server need.
-The child that it forks has a session, signals and descriptors of its own. It enters the cgroup, and
-sets its score for the kernel's out-of-memory killer, as any shim does (`loop.py`); it ends neither
-with the zygote nor with the daemon. `client.py` lists the cases in which no shim is forked.
+The child that it forks has a session, signals and descriptors of its own, and ends neither with the
+zygote nor with the daemon. `client.py` lists the cases in which no shim is forked.
 """
 
 from __future__ import annotations

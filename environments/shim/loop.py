@@ -5,8 +5,8 @@
                                      ▲  │                    │ notify pipe
     daemon, workers ◀──JSON lines──▶─┘  └── status.json      └── log file (by descriptor)
 
-A shim is started as a program, or forked by the daemon's zygote (`forked.py`). A forked shim also
-forks its server, without exec, if the run file names the server's `entry`.
+A shim is a program, or a fork of the daemon's zygote (`forked.py`), which forks its server as well,
+without exec, if the run file names the server's `entry`.
 
 The shim has one thread and one `select`. It starts the server once; the daemon decides whether a
 server that exited is started again (`{"op": "start"}`). The shim holds the listening socket open

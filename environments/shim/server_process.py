@@ -1,15 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server of a shim as a process: its listening sockets, cgroup, log, pid, and notify pipe.
 
-    prepare    opens the sockets (kept open across restarts), and makes a new cgroup
-    start      forks, with the sockets and the writing end of the notify pipe
-    drain      sends SIGUSR1 to the server alone, or SIGUSR2 if an update has replaced it
-    terminate  sends SIGTERM to its group
-    kill_all   sends SIGKILL to all processes below the shim: its group, its cgroup, orphans
-    reap       reaps all children that have exited
-
-`server.py` calls each when the state machine says so. `schema/protocol.py` lists the messages of
-the server's pipe, one JSON object a line.
+`server.py` calls the methods when the state machine says so. `schema/protocol.py` lists the
+messages of the server's pipe, one JSON object a line.
 
 The module calls `fork` and `exec` itself: `subprocess` costs a shim 1.1 MB, and cannot make a child
 die with its parent, or enter a cgroup. That is safe because the shim has one thread. Shims import
@@ -89,7 +82,7 @@ class ServerProcess:
         }
 
     def prepare(self) -> None:
-        """Open the sockets, unless they are open, and make a cgroup; raises `OSError`."""
+        """Open the sockets, which stay open across restarts; make a cgroup; raises `OSError`."""
         if not self._listeners:
             inherited = files.inherited_sockets(files.LISTEN_FD_VARIABLE)
             address = self._run["host"], self._run["port"]
@@ -156,7 +149,7 @@ class ServerProcess:
         return spawn(self._run, environ, log_fd, fds, self.cgroup, title)
 
     def drain(self, *, is_replaced: bool) -> None:
-        """Ask the server to begin no sessions, and to exit when the last one has ended."""
+        """Ask the server alone to begin no sessions, and to exit when the last one has ended."""
         if self.runs:
             assert self.pid is not None
             os.kill(self.pid, signal.SIGUSR2 if is_replaced else signal.SIGUSR1)
@@ -166,7 +159,7 @@ class ServerProcess:
         self._signal_group(signal.SIGTERM)
 
     def kill_all(self) -> None:
-        """Send SIGKILL to all processes below the shim; later orphans need another call."""
+        """Send SIGKILL to all processes below the shim: group, cgroup, orphans there are by now."""
         if self.cgroup is not None:
             self.cgroup.kill()
         if self.runs:

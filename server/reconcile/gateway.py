@@ -142,9 +142,7 @@ class GatewayManager:
     _next_look: asyncio.Task[Seen] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        """Prepare to hold requests."""
-        begin_anew = self._reconcile_insistently
-        self.process = GatewayProcess(self.tasks, self.layout, begin_anew)
+        self.process = GatewayProcess(self.tasks, self.layout, self._reconcile_insistently)
         self._held = HeldRequests(self.layout.sockets / HOLDING_SOCKET, self.until_served)
         self._files = BackendFiles(process.config_folder(self.layout.run_dir(process.NAME)))
 

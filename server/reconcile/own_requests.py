@@ -89,7 +89,6 @@ class Autoscaler:
     _scaled: dict[str, _Scaled] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Begin without a timer."""
         self._timers = _Timers(self.note)
 
     def serve(self, environment: Environment, *, is_changing: bool = False) -> None:
@@ -174,7 +173,6 @@ class Successors:
     _seen: dict[str, dict[str, _End]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Begin without a timer."""
         self._timers = _Timers(self.look)
 
     def note(self, watch: ReplicaWatch) -> None:

@@ -73,7 +73,6 @@ class Change:
     _ended_by: float = 0.0  # monotonic: when the replicas drained last should have ended
 
     def __post_init__(self) -> None:
-        """Begin without a replica."""
         self._roster = Roster(self._part_of)
         self._note_start(READY_SECONDS, 0)
 

@@ -156,7 +156,6 @@ class ReplicaManager:
     observer: Observer = field(init=False)
 
     def __post_init__(self) -> None:
-        """Prepare to write what is observed."""
         self.observer = Observer(self.store, self.status, self.watches, self._moves)
 
     @property

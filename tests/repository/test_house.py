@@ -14,8 +14,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_524,
-    "code lines": 47_540,
+    "shipped lines": 73_505,
+    "code lines": 47_539,
     "modules": 379,
     "test lines": 67_914,
     "words of pages": 24_946,
