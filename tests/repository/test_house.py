@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_505,
-    "code lines": 47_539,
+    "shipped lines": 73_507,
+    "code lines": 47_541,
     "modules": 379,
-    "test lines": 67_914,
+    "test lines": 67_924,
     "words of pages": 24_946,
     "words of decisions": 7_928,
     "folders at the root": 15,

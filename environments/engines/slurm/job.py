@@ -93,7 +93,9 @@ class JobReport:
 def read_report(run_dir: Path, job: str) -> JobReport | None:
     """Return the report of a job; None when there is none yet, or it cannot be read."""
     try:
-        return JobReport(**json.loads((run_dir / report_name(job)).read_bytes()))
+        written = dict(json.loads((run_dir / report_name(job)).read_bytes()))
+        written.pop("runs", None)  # which jobs of 0.2.0 report
+        return JobReport(**written)
     except (OSError, ValueError, TypeError):
         return None
 

@@ -306,6 +306,16 @@ def test_a_job_that_waits_may_go_to_a_lost_node_again_when_what_was_left_there_h
     assert jobs.commands[1:] == [("scontrol", "update", "jobid=8", "ExcNodeList=n5")]
 
 
+def test_a_report_that_a_job_of_0_2_0_writes_is_read(
+    jobs: Jobs, plan: base.ReplicaPlan, tmp_path: Path
+) -> None:
+    jobs.put("7", "RUNNING")
+    report(tmp_path)
+    path = tmp_path / "slurm-7.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"runs": 0}))
+    assert found_by(SlurmEngine(), plan).state is base.InstanceState.RUNNING
+
+
 def test_a_job_whose_folder_is_gone_is_cancelled(jobs: Jobs, plan: base.ReplicaPlan) -> None:
     """As when a replica is stopped while it is started."""
     with pytest.raises(base.EngineRefused, match="folder cannot be written"):
