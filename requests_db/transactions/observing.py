@@ -81,7 +81,7 @@ def in_state(
 def switch_generation(
     connection: Connection, generation: Generation, *, now: float, spec: Json, address: str
 ) -> tuple[Event, ...]:
-    """Make a ready generation serve instead of the present one, unless all was taken down."""
+    """Make a ready generation serve, and the present one drain, unless it was taken down."""
     name = generation.environment
     before = queries.environment(name).run(connection)
     if before is None or before.state not in states.UPDATABLE:

@@ -69,7 +69,7 @@ class BrowserSessions:
         return code
 
     def begin(self, code: str) -> tuple[str, str] | None:
-        """Begin a session with a valid code: return the value of `Set-Cookie`, and the key."""
+        """Return a `Set-Cookie` and the session's key; None: the code is used, old or wrong."""
         ends = self._codes.pop(code, 0.0)
         if ends <= self._clock():
             return None

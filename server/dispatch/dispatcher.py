@@ -80,7 +80,7 @@ class Dispatcher:
         self._wake.set()
 
     def deliver(self, event: ExecutorEvent) -> None:
-        """Write what the executor reports, or go on with what a worker has only prepared."""
+        """Write what the executor reports, or go on with what is only prepared (any thread)."""
         if isinstance(event, Succeeded) and self.claimer.goes_on(event):
             self._wake.set()  # the worker is free
         else:
