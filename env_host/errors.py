@@ -131,10 +131,10 @@ class FactoryFailed(SessionError):
 class CallTimedOut(SessionError):
     """A call of the environment for one HTTP request took too long."""
 
-    def __init__(self, what: str, limit_seconds: float) -> None:
+    def __init__(self, what: str, limit_seconds: float, memory: str = "") -> None:
         super().__init__(
             f"{what} did not finish within {limit_seconds:g} s; `--step-timeout` at the launch "
-            "changes this limit."
+            f"changes this limit.{memory}"
         )
 
 

@@ -59,6 +59,7 @@ from ...system.net.http_limits import (
     Send,
     send_answer,
 )
+from ..environment.instances import failure_of
 from ..environment.upstream_project import answered_by
 from ..ipc.fd_messages import duplicate
 from ..websocket.handshake import Upgrade
@@ -71,6 +72,7 @@ ASK_SECONDS = 5.0  # for an app that is asked whether it has sessions
 _STATE: Message = {"type": "websocket.receive", "text": '{"type": "state"}'}
 _LOOPBACK = ("127.0.0.1", 80)
 _USUAL_HEADERS = {b"host": b"127.0.0.1", b"user-agent": b"openenvd", b"accept": b"*/*"}
+_FAILS = "a %s with a client's usual headers is answered 500: %s"
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 log = logging.getLogger("openenvd.env_host")
@@ -90,13 +92,14 @@ class AppAsItIs:
     _route: str | None
     _has_route: bool
     _has_sessions: bool | None = None  # None: it has not been asked
+    notes: tuple[str, ...] = ()  # for the user who launches it
 
     @property
     def how(self) -> Message:
         """Return how it is served, for the shim and an engine's agent."""
         if self._has_sessions is not False:
-            return {"serving": Serving.AS_IS}
-        notes = [f"{NO_SESSIONS}; it is served as it is"]
+            return {"serving": Serving.AS_IS, "notes": self.notes}
+        notes = (f"{NO_SESSIONS}; it is served as it is", *self.notes)
         return {"serving": Serving.HTTP, "route": self._route, "notes": notes}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -129,10 +132,14 @@ class AppAsItIs:
 
     async def _ask(self, lifespan: Message) -> None:
         if self._has_sessions is None:
-            transport = asyncio.Transport({"sockname": _LOOPBACK, "peername": _LOOPBACK})
-            scope = _scope(Upgrade("/ws", "", b"", _USUAL_HEADERS), transport)
-            scope["state"] = {**lifespan.get("state", {})}
+            given: Message = {"state": {**lifespan.get("state", {})}}
+            scope = _asking() | given
             self._has_sessions = await _may_have_sessions(self._app, scope, self._has_route)
+            # No route handles this method: only what stands around the routes runs.
+            given |= {"type": "http", "scheme": "http", "method": "OPTIONS"}
+            path = (self._route or "GET /health").split()[1]
+            if why := await _find_failure(self._app, _asking(path) | given):
+                self.notes = (_FAILS % ("request", why),)
 
     def _instead_of_404(self, send: Send) -> Send:
         is_missing = False
@@ -248,6 +255,20 @@ async def check_handshake(app: Any, upgrade: Upgrade, transport: asyncio.Transpo
     return lines.decode("latin-1")
 
 
+async def _find_failure(app: Any, scope: Message) -> str | None:
+    """Return one line that says why a request failed; other headers might change the answer."""
+    _, failure = await _exchange(scope, app, ASK_SECONDS)
+    if failure is None or isinstance(failure, TimeoutError):
+        return None
+    return failure_of(failure)
+
+
+async def try_handshake(app: Any) -> None:
+    """Log an error if an app's middleware fails at a handshake that the session route accepts."""
+    if why := await _find_failure(app, answered_by(_accept, _asking())):
+        log.warning(_FAILS, "handshake", why)
+
+
 async def _may_have_sessions(app: Any, scope: Message, has_route: bool) -> bool:
     """Begin a session and ask for its state.
 
@@ -278,12 +299,13 @@ def _is_message(said: str | bytes) -> bool:
 async def _exchange(
     scope: Message, app: Any, seconds: float, *more: Message
 ) -> tuple[list[Message], Exception | None]:
-    """Send a handshake and `more` messages, and leave; return what the app sent and raised."""
+    """Send a handshake or request, and `more`, and leave; return what the app sent and raised."""
     sent: list[Message] = []
-    received = iter([{"type": "websocket.connect"}, *more])
+    begins = "websocket.connect" if scope["type"] == "websocket" else "http.request"
+    received = iter([{"type": begins}, *more])
 
     async def receive() -> Message:
-        return next(received, {"type": "websocket.disconnect", "code": 1005})
+        return next(received, {"type": f"{scope['type']}.disconnect", "code": 1005})
 
     async def send(message: Message) -> None:
         sent.append(message)
@@ -314,6 +336,11 @@ def _refusal(sent: list[Message]) -> bytes:
     lines += [b"content-length: %d" % len(body), b"connection: close"]
     first = b"HTTP/1.1 %d %b" % (status, _PHRASES.get(status, b""))
     return b"%b\r\n\r\n%b" % (b"\r\n".join([first, *lines]), body)
+
+
+def _asking(path: str = "/ws") -> Message:
+    transport = asyncio.Transport({"sockname": _LOOPBACK, "peername": _LOOPBACK})
+    return _scope(Upgrade(path, "", b"", _USUAL_HEADERS), transport)
 
 
 def _scope(upgrade: Upgrade, transport: asyncio.Transport) -> Message:

@@ -30,7 +30,7 @@ from .access import Access, AccessGuard
 from .app import HostApp
 from .event_driven import EventDrivenServer
 from .mcp import McpSocket
-from .own_app import KeptConnection, check_handshake
+from .own_app import KeptConnection, check_handshake, try_handshake
 from .ws_session import SessionSocket
 
 BACKLOG = 4096  # a burst of clients must wait in the queue, not be refused
@@ -77,6 +77,8 @@ class Server(EventDrivenServer):
         self.config.load()
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup(sockets=[])
+        if self.config.lifespan == "auto" and self._service.checks_handshakes:
+            await try_handshake(self._service.table.definition.app)
         watch = SessionWatch(self._service.table)
         self._watch = asyncio.create_task(watch.run(), name="session-watch")
 

@@ -398,8 +398,8 @@ class SessionSocket(WebSocketProtocol):
     def _time_out(self, call: Call) -> None:
         if self._call is not call:
             return
-        limit = self._service.table.time_out(self._ready(), call.name)
-        text = f"The {call.name} did not finish within {limit:g} s; the session has ended."
+        limit, memory = self._service.table.time_out(self._ready(), call.name)
+        text = f"The {call.name} did not finish within {limit:g} s; the session has ended.{memory}"
         self._fail(SessionEnded(text, INTERNAL_ERROR_CLOSE))
 
     def _fail(self, exc: BaseException) -> None:

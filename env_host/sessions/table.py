@@ -122,6 +122,8 @@ class SessionTable:
         self.begun = self.steps = self.step_timeouts = 0  # since the start; time-outs of reset, too
         self._endings: set[asyncio.Task[None]] = set()  # the loop holds no reference to its tasks
         self._changed = asyncio.Event()  # a new one each time a slot or an environment is freed
+        # Returns what else to say to the client of a call that began then and has timed out.
+        self.memory_note: Callable[[float], str] = lambda _: ""
         # Called with 1 when a call with a time limit begins, with -1 when it ends.
         self.count_limited: Callable[[int], None] = lambda _: None
         self.abandoned = AbandonedCalls()
@@ -311,19 +313,19 @@ class SessionTable:
         await asyncio.wait({calling}, timeout=self.step_timeout_seconds)
         if not calling.done():
             self.abandoned.add(session)
-            raise CallTimedOut(what, self.time_out(session, what))
+            raise CallTimedOut(what, *self.time_out(session, what))
         if calling.cancelled():
             raise RuntimeError("the environment cancelled its own call")
         return calling.result()
 
-    def time_out(self, session: Session, what: str) -> float:
-        """Count and log a call that has timed out; return the limit."""
+    def time_out(self, session: Session, what: str) -> tuple[float, str]:
+        """Count and log a call that has timed out; return the limit, and a note about memory."""
         limit = self.step_timeout_seconds
         assert limit is not None
         self.step_timeouts += 1
         text, extra = "session %s: %s timed out after %g s", {"session": session.id}
         log.warning(text, session.id, what, limit, extra=extra)
-        return limit
+        return limit, self.memory_note(session.call_began)
 
     def _finish_later(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(ending)

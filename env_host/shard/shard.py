@@ -26,16 +26,19 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from ...system.memory.cgroups import own_group
 from ...system.net.connection_limit import closing_answer
 from ...system.net.websocket import GOING_AWAY_CLOSE
 from ...system.process.descriptors import Message
 from ...system.process.loop_lag import EventLoopLagMonitor, LagSnapshot
 from ...system.process.signal_pipe import STOP_SIGNALS, handler_before, take_over
+from ...system.text.units import MB, plural
 from ..errors import SessionEnded
 from ..ipc.fd_messages import MessageChannel, PeerReplicas, Unanswered, connections_in
 from ..ipc.reports import note_awake
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
 HEARTBEAT_SECONDS = 0.1
 STOP_SECONDS = 3.0  # for sessions to close their environments
 LAST_FRAME_ITERATIONS = 10
+SHORT_SHARE = 0.8  # of the memory limit: with less free, a time-out may be due to a lack of memory
 _DRAINING = "This replica is being drained: it accepts no new sessions."
 _FAILED = closing_answer(HTTPStatus.INTERNAL_SERVER_ERROR)
 
@@ -66,11 +70,16 @@ log = logging.getLogger("openenvd.env_host")
 
 @dataclass(eq=False, slots=True)
 class ProcessReport:
-    """Writes the state of a process to the scoreboard, and sends whether environments can begin."""
+    """Reports the state of a process to the supervisor, and to clients whose calls time out.
+
+    `owns_cgroup`: the cgroup is the replica's own.
+    """
 
     _table: SessionTable
+    _scoreboard: Scoreboard
     _counters: Counters
     _link: MessageChannel
+    _owns_cgroup: bool
     _failure: str | None = None  # as sent last
 
     def write_counts(self) -> None:
@@ -103,6 +112,33 @@ class ProcessReport:
         if (failure := self._table.failure) != self._failure:
             self._failure = failure
             self._link.send(Message({"sessions_fail": failure or None}))
+
+    def memory_note(self, began: float) -> str:
+        """Return sentences about memory for a call that has timed out; empty: it was not short."""
+        since = time.time() - (asyncio.get_running_loop().time() - began)
+        exits, *_ = self._scoreboard.read_news()
+        killed = sum(one.get("programs", 0) for one in exits if one["at"] >= since)
+        group = own_group(is_ours=not self._owns_cgroup)
+        held, limit = (0, 0) if group is None else (group.held_bytes(), group.limit_bytes())
+        return memory_sentences(killed, held or 0, limit or 0)
+
+
+def memory_sentences(killed: int, held_bytes: int, limit_bytes: int) -> str:
+    """Return sentences for the client of a call that has timed out; empty: memory was not short.
+
+    `killed` programs of the environment were killed for memory during the call. All processes of
+    the replica hold `held_bytes`; they may `limit_bytes` (0: any).
+    """
+    text = ""
+    if killed:
+        programs = plural(killed, "program")
+        text = f" Killed for memory meanwhile: {programs} that the environment had started."
+    if limit_bytes and held_bytes >= SHORT_SHARE * limit_bytes:
+        text += (
+            f" Memory was short: {held_bytes / MB:.0f} MB were held together with other processes "
+            f"of the replica, of {limit_bytes / MB:.0f} MB."
+        )
+    return text
 
 
 class Shard:
@@ -159,8 +195,11 @@ class Shard:
             unattached_seconds=config.http_session_idle_seconds or math.inf,
             reset_first=config.refuses_unreset,
         )
-        self._report = ProcessReport(self.table, self._counters, self.link)
+        self._report = ProcessReport(
+            self.table, scoreboard, self._counters, self.link, config.owns_cgroup
+        )
         self.table.abandoned.on_change = self._report.write_abandoned
+        self.table.memory_note = self._report.memory_note
         self.table.count_limited = lambda change: self._counters.add(Field.LIMITED, change)
         route = lambda *read: self._take_connection(Unanswered(now_microseconds(), *read))  # noqa: E731
         peers = Peers(

@@ -10,6 +10,7 @@ import pytest
 
 from openenvd.env_host.ipc.reports import abandoned_steps
 from openenvd.env_host.ipc.scoreboard import Counters, Field, now_microseconds
+from openenvd.env_host.shard.shard import memory_sentences
 from openenvd.env_host.supervisor.shard_policies import (
     PATIENCE_SECONDS,
     Replacement,
@@ -171,6 +172,26 @@ def test_what_a_session_has_left_behind_is_named_until_it_ends(serve: StartHost)
     assert (left["pid"], left["bytes"] >= 24 << 20) == (pid, True)
     psutil.Process(pid).kill()
     host.until(lambda capacity: not capacity["left"])
+
+
+SHORT = (
+    " Memory was short: 250 MB were held together with other processes of the replica, of 300 MB."
+)
+
+
+@pytest.mark.parametrize(
+    ("killed", "held", "expected"),
+    [
+        (0, 100, ""),
+        (0, 250, SHORT),
+        (1, 0, " Killed for memory meanwhile: 1 program that the environment had started."),
+        (2, 0, " Killed for memory meanwhile: 2 programs that the environment had started."),
+    ],
+)  # fmt: skip
+def test_a_client_whose_step_timed_out_is_told_what_memory_had_to_do_with_it(
+    killed: int, held: int, expected: str
+) -> None:
+    assert memory_sentences(killed, held << 20, 300 << 20) == expected
 
 
 def row(**values: int) -> Counters:

@@ -452,6 +452,29 @@ def test_an_app_may_be_made_by_a_function(serve: StartHost, tmp_path: Path) -> N
     assert host.http("POST", "/reset", {}) == (200, {"observation": 0})
 
 
+FAILS = """
+class Fails:
+    def __init__(self, app):
+        self.app = app
+    async def __call__(self, scope, *rest):
+        if scope["type"] != "lifespan":
+            raise RuntimeError("no licence")
+        await self.app(scope, *rest)
+app.add_middleware(Fails)
+"""
+
+
+@pytest.mark.parametrize(("made", "what"), [(FOREIGN, "request"), (UPSTREAMS, "handshake")])
+def test_a_launch_says_so_where_the_middleware_of_an_app_fails(
+    start: StartHost, upstream: Path, made: str, what: str
+) -> None:
+    (upstream / "app.py").write_text(made + FAILS)
+    host = start(None, app_candidates=("app:app",))
+    host.ready()
+    text = f"a {what} with a client's usual headers is answered 500: RuntimeError: no licence ("
+    assert text in host.log.read_text()
+
+
 def test_serve_as_is_does_not_change_the_projects_app(start: StartHost, upstream: Path) -> None:
     (upstream / "app.py").write_text(APP.format(name="Counter"))
     said = {"OpenEnvd-Environment": "counter"}
