@@ -70,6 +70,8 @@ def summary_lines(folder: str, found: Json) -> list[str]:
     lines += ["", f"rewards of {found['rewards_of']} episodes, mean {bars['mean']:.4g}"]
     width = bars["most"] / len(bars["counts"]) - bars["least"] / len(bars["counts"])
     for number, count in enumerate(bars["counts"]):
+        if not count:  # most spans of rewards that are 0 or 1
+            continue
         bar = "█" * -(-BAR_WIDTH * count // max(bars["counts"]))
         lines.append(f"  {bars['least'] + number * width:>10.4g}  {bar:{BAR_WIDTH}}  {count}")
     return lines
@@ -78,7 +80,8 @@ def summary_lines(folder: str, found: Json) -> list[str]:
 def episode_lines(found: Json) -> list[str]:
     """Return an episode step by step: what was observed, done and rewarded."""
     about = found["episode"]
-    which = f"episode {about['episode_id']} of {plain(about['environment'])}, seed {about['seed']}"
+    which = f"episode {about['episode_id']} of {plain(about['environment'])}"
+    which += "" if about["seed"] is None else f", seed {about['seed']}"
     steps = plural(about["steps"], "step")
     lines = [f"{which}: {about['status']}, {steps}, total reward {_number(about['total_reward'])}"]
     if about["failure_reason"]:

@@ -10,8 +10,10 @@ import pytest
 
 from openenvd.cli.commands.play import candidates, read_action, shown_image
 from openenvd.cli.commands.rollout import _conclude, _payload, _summary
+from openenvd.cli.commands.rollout_show import episode_lines, summary_lines
 from openenvd.rollouts.images import Image
 from openenvd.rollouts.play import CallFailed
+from openenvd.rollouts.replay import histogram
 
 from ..client.fake_daemon import Call, new_environment, new_request
 from ..rollouts.made import written
@@ -253,6 +255,23 @@ def test_a_folder_of_rollouts_is_shown_and_one_of_its_episodes(cli: Cli, tmp_pat
     assert cli("rollout", "show").code == 2
     told = cli("rollout", "echo").err
     assert "Missing option '--out'.\nFor example: openenv rollout echo --out episodes" in told
+
+
+def test_a_histogram_has_a_line_for_each_span_with_rewards_and_no_seed_is_not_named() -> None:
+    found: dict[str, Any] = {"episodes": 9, "steps": 9, "statuses": {"done": 9}, "failures": {}}
+    found |= {"episodes_with_odd_rewards": 0, "rewards_of": "done"}
+    lines = summary_lines("out", {**found, "histogram": histogram([0.0] * 3 + [1.0] * 6)})
+    assert [line.split()[-1] for line in lines[3:]] == ["3", "6"]
+    about: dict[str, Any] = {
+        "episode_id": "1",
+        "environment": "echo",
+        "seed": None,
+        "status": "done",
+        "steps": 1,
+    }
+    about |= {"total_reward": 1.0, "failure_reason": None}
+    [line] = episode_lines({"episode": about, "steps": []})
+    assert line == "episode 1 of echo: done, 1 step, total reward 1"
 
 
 # Lines of `openenv play`: actions by the schema, completion, pictures in a terminal.

@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_507,
-    "code lines": 47_541,
+    "shipped lines": 73_580,
+    "code lines": 47_592,
     "modules": 379,
-    "test lines": 67_924,
+    "test lines": 67_987,
     "words of pages": 24_946,
     "words of decisions": 7_928,
     "folders at the root": 15,
