@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 73_580,
     "code lines": 47_592,
     "modules": 379,
-    "test lines": 67_987,
+    "test lines": 67_989,
     "words of pages": 24_946,
     "words of decisions": 7_928,
     "folders at the root": 15,
