@@ -171,7 +171,8 @@ class Changes:
                 await self.replicas.status.insist(f"scale {name}", start)
             if tasks := [watch.task for watch in ending]:
                 await asyncio.wait(tasks, timeout=seconds + replacing.STOP_SECONDS)
-            status, stop = self.replicas.status, partial(self.replicas.stop_launch, name, launch)
+            status = self.replicas.status
+            stop = partial(self.replicas.stop_all, name, launch=launch)
             await status.insist(f"stop launch {launch} of {name}", stop)
             end = partial(status.end_generation, generation, error)
             await status.insist(f"write the end of launch {launch} of {name}", end)
@@ -288,7 +289,7 @@ class _Launch(replacing.Change):
                 await self._gateway.until_reached(self.name, watched, seconds)
         except BaseException:  # also if the daemon stops: the next daemon starts over
             with contextlib.suppress(EngineFailed):
-                await self._replicas.stop_launch(self.name, self._launch, 0.0)
+                await self._replicas.stop_all(self.name, 0.0, launch=self._launch)
             raise
 
     async def _update(self) -> None:

@@ -174,7 +174,7 @@ class Reconciler:
                 await self.replicas.stop_all(name, GRACE_SECONDS if grace is None else grace)
                 await self._status.set_environment(name, EnvironmentState.STOPPED)
             case Step.SWEEP:
-                await self.replicas.stop_launch(name, environment.request_id)
+                await self.replicas.stop_all(name, launch=environment.request_id)
             case Step.RELINQUISH:
                 self.replicas.let_go(name)
 

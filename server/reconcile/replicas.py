@@ -319,17 +319,21 @@ class ReplicaManager:
         name: str,
         grace_seconds: float = GRACE_SECONDS,
         on_sessions: Callable[[str, int], None] | None = None,
+        *,
+        launch: str | None = None,
     ) -> list[str]:
-        """Stop an environment; return the ids of its replicas once nothing of it is left.
+        """Stop an environment, or one launch of it; others of its name then continue.
 
-        `on_sessions` is called by another thread: with a replica's id, and its sessions.
+        Return the ids of its replicas once nothing of it is left. `on_sessions` is called by
+        another thread: with a replica's id, and its sessions.
         """
         self._read.pop(name, None)
-        await self._unwatch(self.watches.of(name))
-        stop = partial(run_files.stop_environment, on_sessions=on_sessions)
+        await self._unwatch(self.watches.of(name, launch))
+        stop = partial(run_files.stop_environment, request_id=launch, on_sessions=on_sessions)
         loop = asyncio.get_running_loop()
         stopped = await loop.run_in_executor(_THREADS, stop, self.runs, name, grace_seconds)
-        await self.store.write(observing.delete_replicas, name)
+        if launch is None:
+            await self.store.write(observing.delete_replicas, name)
         return stopped
 
     async def _stop_one(self, replica: Replica) -> None:
@@ -338,15 +342,6 @@ class ReplicaManager:
             watch.task.cancel()
         await self.stop([Path(replica.run_dir)])
 
-    async def stop_launch(
-        self, name: str, request_id: str | None, grace_seconds: float = GRACE_SECONDS
-    ) -> None:
-        """Stop one launch; return once nothing of it is left. Others of its name continue."""
-        self._read.pop(name, None)
-        await self._unwatch(self.watches.of(name, request_id))
-        stop = partial(run_files.stop_environment, request_id=request_id)
-        await asyncio.to_thread(stop, self.runs, name, grace_seconds)
-
     async def take_over(self, environment: Environment) -> None:
         """Restart the replicas of its launch from now on; those that are held may accept.
 
@@ -354,11 +349,8 @@ class ReplicaManager:
         """
         own = self.watches.of(environment.name, environment.request_id)
         left = [watch for watch in own if not watch.is_kept.is_set()]
-        found = [
-            await self.store.read(queries.request(request_id))
-            for request_id in {watch.run_file.data.get("started_by") for watch in left}
-            if request_id is not None
-        ]
+        starters = {watch.run_file.data.get("started_by") for watch in left}
+        found = [await self.store.read(queries.request(each)) for each in filter(None, starters)]
         under_way = {r.id for r in found if r is not None and not r.state.is_final}
         for watch in left:
             if watch.run_file.data.get("started_by") not in under_way:
@@ -437,9 +429,8 @@ class Leftovers:
                 self.strays.append(run_file)
             elif run_file.environment not in live:
                 log.warning("stopping replica %s, left over", run_file.replica_id, extra=extra)
-                left.append(run_file)
-        if left:
-            await self.replicas.stop([run_file.run_dir for run_file in left])
+                left.append(run_file.run_dir)
+        await self.replicas.stop(left)
 
 
 def is_leaving(watch: ReplicaWatch) -> bool:

@@ -14,8 +14,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_580,
-    "code lines": 47_592,
+    "shipped lines": 73_572,
+    "code lines": 47_585,
     "modules": 379,
     "test lines": 67_989,
     "words of pages": 24_946,
