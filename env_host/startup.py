@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
-from ..system.text.units import MB
+from ..system.text.units import MB, plural
 
 HOME = 0  # the shard that answers the project's own routes (`serving/own_app.py`)
 STOPPING = "This replica of the environment is stopping."  # why sessions end, or do not begin
@@ -201,11 +201,10 @@ def note_on_few_fds(
     """Return a note for the user if there will be fewer sessions than are wanted."""
     if fitting >= wanted:
         return None
-    a_few = "a file descriptor" if of_each == 1 else f"{of_each} file descriptors"
     return (
-        f"only {fitting} of {wanted} sessions are possible: each needs {a_few}, "
-        f"and each of {shards} processes may have {limit} (ulimit -Hn). Raise the limit, or use "
-        "more --shards"
+        f"only {fitting} of {wanted} sessions are possible: a session needs "
+        f"{plural(of_each, 'file descriptor')}, and each of {shards} processes may have {limit} "
+        "(ulimit -Hn). Raise the limit, or use more --shards"
     )
 
 

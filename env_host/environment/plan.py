@@ -2,12 +2,8 @@
 """Decides how many sessions are served, in how many processes, and whether each has its own.
 
 `plan_of` decides once, when the host starts, from the configuration, what the class allows and what
-the machine has; it takes plain values.
-
-If the class is not known, `try_factory` creates one environment in a process of its own. The end of
-the process also ends what the factory leaves behind (threads, connections, a browser). A factory
-that takes too long is not waited for, except by a launch: that is not ready before a session can
-begin.
+the machine has. `try_factory` creates one environment in a process of its own, whose end also ends
+what the factory leaves behind (threads, connections, a browser).
 """
 
 from __future__ import annotations
@@ -140,11 +136,11 @@ def supports_concurrency(
 ) -> tuple[bool, str]:
     """Return whether sessions may run side by side, and the name of the class that says so.
 
-    A factory that is not a class is tried once, for a limited time unless `seconds` is None. When
-    it fails, `sessions_fail` is called with the cause; when it was not ready in time, its code may
-    name the class. A class needs no trial for its answer: `tries_class` tries it for
-    `sessions_fail` only. `differs` is called with a sentence if the factory gives all sessions the
-    same environment.
+    A factory that is not a class is tried once, for a limited time unless `seconds` is None: a
+    launch is not ready before a session can begin. When it fails, `sessions_fail` is called with
+    the cause; when it was not ready in time, its code may name the class. A class needs no trial
+    for its answer: `tries_class` tries it for `sessions_fail` only. `differs` is called with a
+    sentence if the factory gives all sessions the same environment.
     """
     if definition.env_class is None or tries_class:
         trial = try_factory(definition, seconds)

@@ -13,10 +13,7 @@ They are read from the scoreboard. Any shard answers for all of them. A shard's 
 `GET /metrics` has the same as Prometheus metrics, read at scrape time. A new process of a
 shard starts its counters from zero.
 
-`exits` are the last exits of processes below the supervisor, as the notify pipe has them
-(`shard_exit` in `protocol.py`), with the counters by which they are explained elsewhere. `left` are
-programs that sessions have left behind (`supervisor/memory.py`). `sessions_fail` is why the
-last environment could not be created.
+`exits`, `left` and `sessions_fail` are those of the notify pipe (`schema/protocol.py`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from ...schema.protocol import HostConfig
-from ...system.net.connection_limit import connections_within, full_answer
+from ...system.net.connection_limit import FULL_ANSWER, connections_within
 from ...system.net.http_limits import MAX_HEAD_BYTES, limited
 from ...system.process.signal_pipe import DRAIN_SIGNALS, STOP_SIGNALS, take_over
 from ..sessions.session import SessionWatch
@@ -125,7 +125,7 @@ class Server(EventDrivenServer):
             transport.set_protocol(http)
             http.data_received(data)
         else:
-            transport.write(full_answer())
+            transport.write(FULL_ANSWER)
             transport.close()
 
     @property

@@ -134,8 +134,6 @@ class SessionSocket(WebSocketProtocol):
         self._is_attached = False  # to a session that was begun over HTTP
         self._is_over = False
 
-    # Beginning
-
     def begin(self, wanted: str | None) -> None:
         """Attach to the session that the address names, or begin a new one."""
         try:
@@ -170,8 +168,6 @@ class SessionSocket(WebSocketProtocol):
                 return
             self._session = session
         await session.begin()
-
-    # Conversing
 
     def text_received(self, payload: bytes) -> None:
         """Answer the message, or let it wait for its turn."""
@@ -310,8 +306,6 @@ class SessionSocket(WebSocketProtocol):
         assert self._session is not None
         return self._session
 
-    # Calling
-
     def is_waiting_for(self, call: Call) -> bool:
         """Return whether the outcome of `call` is still wanted."""
         return self._call is call
@@ -379,8 +373,6 @@ class SessionSocket(WebSocketProtocol):
             self._fail(exc)
         else:
             self.send_text(messages.refusal(kind, exc, self._log_fields()))
-
-    # Ending
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Drop the connection."""

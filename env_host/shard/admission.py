@@ -77,8 +77,6 @@ class Admission:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    # Before the handshake
-
     def consider(self, arrival: Arrival) -> None:
         """Serve a connection, hand it over, or let it wait."""
         bisect.insort(self._waiting, arrival, key=_place)
@@ -96,8 +94,6 @@ class Admission:
         self._publish()
         if self._waiting or self._local:
             self._check_in(0.0)
-
-    # After the handshake
 
     def take_promise(self) -> bool:
         """Take the slot that the next session was promised; False when it was promised none.
@@ -169,8 +165,6 @@ class Admission:
             timer.cancel()
             if future in self._local:
                 self._local.remove(future)
-
-    # Placement
 
     def _check_in(self, seconds: float) -> None:
         if self._timer is not None:

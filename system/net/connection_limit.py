@@ -162,12 +162,10 @@ def closing_answer(status: HTTPStatus, detail: str | None = None, *, headers: st
     ).encode()
 
 
-def full_answer(detail: str = FULL) -> bytes:
-    """Return the answer to a connection for which there is no room, or no server."""
-    return closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, detail)
+FULL_ANSWER = closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, FULL)
 
 
 def turn_away(accepted: socket.socket) -> None:
     """Answer that there is no room, without reading the request."""
     with accepted, contextlib.suppress(OSError):  # it may have left
-        accepted.send(full_answer())
+        accepted.send(FULL_ANSWER)

@@ -142,11 +142,9 @@ def open_fds() -> set[int]:
 
 def close_all_but(kept: Iterable[int]) -> None:
     """Close every descriptor but the standard three and these."""
-    keep = set(kept)
-    for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208
-        if int(name) >= _FIRST_FREE_FD and int(name) not in keep:
-            with contextlib.suppress(OSError):  # `listdir`'s own descriptor, which is closed by now
-                os.close(int(name))
+    for fd in open_fds().difference(kept):
+        if fd >= _FIRST_FREE_FD:
+            os.close(fd)
 
 
 def leave_parent(parent: int, name: str, kept: Iterable[int] | None) -> None:
