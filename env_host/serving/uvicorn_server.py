@@ -25,12 +25,12 @@ from ...system.net.connection_limit import FULL_ANSWER, connections_within
 from ...system.net.http_limits import MAX_HEAD_BYTES, limited
 from ...system.process.signal_pipe import DRAIN_SIGNALS, STOP_SIGNALS, take_over
 from ..sessions.session import SessionWatch
-from ..websocket.handshake import END_OF_HEAD, acceptance, parse_upgrade
+from ..websocket.handshake import END_OF_HEAD, Upgrade, acceptance, parse_upgrade
 from .access import Access, AccessGuard
 from .app import HostApp
 from .event_driven import EventDrivenServer
 from .mcp import McpSocket
-from .own_app import KeptConnection, check_handshake, try_handshake
+from .own_app import KeptConnection, try_handshake
 from .ws_session import SessionSocket
 
 BACKLOG = 4096  # a burst of clients must wait in the queue, not be refused
@@ -82,19 +82,10 @@ class Server(EventDrivenServer):
         watch = SessionWatch(self._service.table)
         self._watch = asyncio.create_task(watch.run(), name="session-watch")
 
-    def permits(self, head: bytes) -> bool:
-        """Return whether a handshake may begin a session."""
+    def permitted(self, head: bytes) -> Upgrade | None:
+        """Return the handshake in `head` if it may begin a session."""
         upgrade = parse_upgrade(head)
-        return upgrade is not None and self._access.permits(upgrade)
-
-    async def check(self, head: bytes, transport: asyncio.Transport) -> str | bytes:
-        """Ask the project's middleware about a handshake that is permitted here.
-
-        Returns further lines of the answer, for `serve_connection`; or the answer that refuses it.
-        """
-        upgrade = parse_upgrade(head)
-        assert upgrade is not None
-        return await check_handshake(self._service.table.definition.app, upgrade, transport)
+        return upgrade if upgrade is not None and self._access.permits(upgrade) else None
 
     def serve_connection(
         self, transport: asyncio.Transport, data: bytes, accepted: str | None
@@ -107,8 +98,8 @@ class Server(EventDrivenServer):
         upgrade = None
         is_checked = accepted is not None or not service.checks_handshakes
         if is_checked and b"websocket" in data[:end].lower():
-            upgrade = parse_upgrade(data[:end])
-        if upgrade and upgrade.path in service.paths and self._access.permits(upgrade):
+            upgrade = self.permitted(data[:end])
+        if upgrade and upgrade.path in service.paths:
             kind = SessionSocket if upgrade.path == SessionSocket.path else McpSocket
             opened = kind(service, self.server_state.connections)
             opened.connection_made(transport)

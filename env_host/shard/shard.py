@@ -45,6 +45,7 @@ from ..ipc.reports import note_awake
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
 from ..serving.app import HostApp
 from ..serving.mcp import Peers
+from ..serving.own_app import check_handshake
 from ..serving.uvicorn_server import Server
 from ..sessions.remote_session import ProcessEnds
 from ..sessions.table import SessionTable
@@ -359,7 +360,7 @@ class Shard:
     async def _check(self, arrival: connections.Arrival, head: connections.Head) -> None:
         """Route the connection of a session once the project's middleware has accepted it."""
         beginning, end, _ = arrival.data.partition(END_OF_HEAD)
-        if not self.server.permits(beginning + end):
+        if (upgrade := self.server.permitted(beginning + end)) is None:
             self._serve(arrival)
             return
         if self._counters[Field.OPEN] > self._most_connections:
@@ -367,7 +368,7 @@ class Shard:
             return
         self._checking.add(arrival)
         try:
-            answer = await self.server.check(beginning + end, arrival.transport)
+            answer = await check_handshake(self.table.definition.app, upgrade, arrival.transport)
         except Exception:
             log.exception("the middleware of this project gave no answer to a handshake")
             answer = _FAILED
@@ -392,7 +393,7 @@ class Shard:
             self.others.hand_over(arrival, index)
         elif head.session_id and (number := self.others.replica(head.session_id)) is not None:
             self.others.pass_on(arrival, number)
-        elif is_session and begins_session and self.server.permits(arrival.data):
+        elif is_session and begins_session and self.server.permitted(arrival.data):
             if 0 < self._counters[Field.DRAINING] < arrival.since:
                 if not self.others.ask_replica(arrival):
                     arrival.refuse(try_another(_DRAINING))
