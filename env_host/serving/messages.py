@@ -18,6 +18,7 @@ import json
 import logging
 import math
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -42,8 +43,8 @@ Writer = Callable[..., bytes]
 
 _OWN_FOLDERS = ("serving", "sessions", "environment", "shard")
 _NOT_THEIRS = ("<", *(str(Path(__file__).parents[1] / name) for name in _OWN_FOLDERS))
-_STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
-_INSTALLED = ("/site-packages/", "/dist-packages/")
+_STANDARD_LIBRARY = re.escape(f"{sysconfig.get_path('stdlib')}{os.sep}")
+_INSTALLED = re.compile(rf"^{_STANDARD_LIBRARY}|/(site|dist)-packages/")
 _BESIDE = {"reward", "done"}  # fields of an observation that a message has beside the others
 _BESIDE_OR_NOWHERE = {"reward", "done", "metadata"}
 OBSERVATION = b'{"type":"observation",'  # with which the message of an observation begins
@@ -156,7 +157,7 @@ def origin_of(exc: BaseException) -> dict[str, str]:
     """
     raised = exc if _frames(exc) else exc.__cause__ or exc  # the env host has raised `exc` from it
     origin, theirs = {"exception": type(raised).__name__}, _frames(raised)
-    inside = [each for each in theirs if not _is_installed(each[0].co_filename)]
+    inside = [each for each in theirs if not _INSTALLED.search(each[0].co_filename)]
     for code, line in (inside or theirs)[-1:]:
         origin["place"] = f"{code.co_filename}:{line}, in {code.co_name}"
     if isinstance(exc, NoObservation):
@@ -168,10 +169,6 @@ def _frames(exc: BaseException) -> list[tuple[CodeType, int]]:
     """Return the stack frames of an exception that are outside the env host: code and line."""
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(exc.__traceback__)]
     return [each for each in frames if not each[0].co_filename.startswith(_NOT_THEIRS)]
-
-
-def _is_installed(path: str) -> bool:
-    return path.startswith(_STANDARD_LIBRARY) or any(part in path for part in _INSTALLED)
 
 
 def text_of(exc: BaseException) -> str:

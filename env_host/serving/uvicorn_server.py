@@ -119,11 +119,6 @@ class Server(EventDrivenServer):
             transport.write(FULL_ANSWER)
             transport.close()
 
-    @property
-    def open_connections(self) -> int:
-        """Return how many connections it answers."""
-        return len(self.server_state.connections)
-
     async def stop(self) -> None:
         """Finish the current requests, close every connection, stop the application."""
         if self._watch is not None:

@@ -182,13 +182,11 @@ class SharedThread:
             seconds = time.perf_counter() - began
             if seconds >= FLUSH_SECONDS:
                 cpu_seconds = time.process_time() - cpu_began
-                self._report_wait(waited_seconds(seconds, cpu_seconds))
+                waited = waited_seconds(seconds, cpu_seconds)
+                tell_loop(self._loop, self._tell, self, waited)
                 began, cpu_began = time.perf_counter(), time.process_time()
         if self._outcomes:
-            self._report_wait(0.0)
-
-    def _report_wait(self, waited: float) -> None:
-        tell_loop(self._loop, self._tell, self, waited)
+            tell_loop(self._loop, self._tell, self, 0.0)
 
 
 class CallSharing:

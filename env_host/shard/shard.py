@@ -319,7 +319,7 @@ class Shard:
 
     def _count_connections(self) -> None:
         unanswered = len(self.arrivals) + len(self._checking) + len(self.admission)
-        self._counters[Field.OPEN] = self.server.open_connections + unanswered
+        self._counters[Field.OPEN] = len(self.server.server_state.connections) + unanswered
 
     def _count(self) -> None:
         """Record that the number of sessions has changed, or a slot is free."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from functools import partial
 
 MAX_TAIL_BYTES = 64 * 1024
 POLL_INTERVAL_SECONDS = 10.0  # between checks of a quiet log
@@ -62,7 +63,8 @@ class BoundedLog:
         if max(now - self._marked_at, at - self._mark_time) < MARK_SECONDS:
             return
         self._marked_size, self._marked_at, self._mark_time = size, now, at
-        with suppress(OSError), open(path, "a", opener=_open_privately) as file:
+        open_privately = partial(os.open, mode=0o600)
+        with suppress(OSError), open(path, "a", opener=open_privately) as file:
             file.write(f"{at:.3f} {size}\n")
             if file.tell() > _MAX_MARKS_BYTES:
                 file.flush()
@@ -117,10 +119,6 @@ def offset_since(path: str | os.PathLike[str], since: float) -> int:
         file.seek(before)
         return before + file.read(found - before).rfind(b"\n") + 1  # the mark may be within a line
     return 0
-
-
-def _open_privately(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _read_marks(path: str) -> list[tuple[float, int]]:

@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_572,
-    "code lines": 47_585,
+    "shipped lines": 73_526,
+    "code lines": 47_573,
     "modules": 379,
     "test lines": 67_989,
-    "words of pages": 24_946,
+    "words of pages": 24_940,
     "words of decisions": 7_928,
     "folders at the root": 15,
     "large classes": 2,
