@@ -81,8 +81,8 @@ def prepared_from_json(data: Json) -> Prepared:
 def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | None) -> Program:
     """Return the program for a source; `python` is the project's own, None: ours.
 
-    Raises `InvalidSpec` if it is to be served as it is, and has no app; `UnknownSource` if it is an
-    image.
+    Raises `InvalidSpec` if the specification says `serve_as_is`, and the source has no app;
+    `UnknownSource` if it is an image.
     """
     own = python or Path(sys.executable)
     links: dict[str, Path] = {}

@@ -37,7 +37,7 @@ from ..dispatch.outcomes import error_of_exit
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = MB
-LOOK_AGAIN_SECONDS = 1.0  # after a shim could not be followed
+SHIM_POLL_INTERVAL_SECONDS = 1.0  # after a shim could not be followed
 EXITS = ("exits", "exit_kinds")  # fields that a FAILED replica's exit has from its last status
 _GIVEN_UP_HINT = "fix what its log shows, then launch it again"
 
@@ -125,7 +125,7 @@ class ReplicaWatch:
             except Exception:
                 # An error of ours says nothing about the shim: look again.
                 log.exception("cannot follow replica %s", self.replica.id, extra=self._log_fields)
-                await asyncio.sleep(LOOK_AGAIN_SECONDS)
+                await asyncio.sleep(SHIM_POLL_INTERVAL_SECONDS)
 
     async def _follow_shim(self) -> None:
         path = self.run_file.socket_path
@@ -220,13 +220,13 @@ class ReplicaWatch:
         if status is None and not is_local:  # its agent may not have written one yet
             is_stopped = await asyncio.to_thread(run_files.read, run_dir) is None
         if status is not None and not is_stopped and is_alive(status):
-            await asyncio.sleep(LOOK_AGAIN_SECONDS)  # not reached, or cut off
+            await asyncio.sleep(SHIM_POLL_INTERVAL_SECONDS)  # not reached, or cut off
             return
         if not (is_local or is_stopped):
             # Another agent serves the replica, which outlives its agents. The answer to an exit may
             # not have reached the last one.
             self._handled_generation = 0
-            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            await asyncio.sleep(SHIM_POLL_INTERVAL_SECONDS)
             await asyncio.to_thread(run_files.revive, self.run_file)
             return
         if self.is_draining or (status is not None and status.get("is_draining")):
@@ -320,7 +320,7 @@ class ReplicaWatch:
             waiting = f"{await asyncio.to_thread(find_obstacle)}: waiting until that has changed"
             log.warning("replica %s: %s", self.replica.id, waiting, extra=self._log_fields)
             await self._set_state(ReplicaState.BACKING_OFF, exit={**exit_facts, WAITING: waiting})
-        await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        await asyncio.sleep(SHIM_POLL_INTERVAL_SECONDS)
 
 
 def new_replica(run_file: RunFile) -> Replica:

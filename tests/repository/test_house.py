@@ -23,8 +23,8 @@ BOUNDS = {
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
-    "dialect words": 8,
-    "private names": 5,
+    "dialect words": 7,
+    "private names": 0,
 }
 
 

@@ -377,7 +377,7 @@ async def test_a_replica_whose_port_was_taken_waits_for_it(
     """What it waits for is said, and is no exit: its budget is not spent."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    monkeypatch.setattr(replica_watch, "LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(replica_watch, "SHIM_POLL_INTERVAL_SECONDS", 0.01)
     await world.reconcile()
     launch = await world.launch()
     server = await world.started(launch, port=port)
@@ -406,7 +406,7 @@ async def test_a_replica_whose_installation_was_removed_is_started_again_from_th
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where that is removed as well, it waits, and spends no budget."""
-    monkeypatch.setattr(replica_watch, "LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(replica_watch, "SHIM_POLL_INTERVAL_SECONDS", 0.01)
     await world.reconcile()
     launch = await world.launch()
     await world.started(launch, words=["/gone/env_host/__main__.py"])
@@ -847,7 +847,7 @@ async def test_an_error_of_the_watch_is_not_taken_for_the_death_of_the_shim(
         return decode_line(line)
 
     monkeypatch.setattr(replica_watch, "decode_line", decode)
-    monkeypatch.setattr(replica_watch, "LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(replica_watch, "SHIM_POLL_INTERVAL_SECONDS", 0.01)
     await world.reconcile()
     [server] = await world.serving()
     assert not broken
