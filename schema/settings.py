@@ -250,7 +250,10 @@ class Paths(Layout):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Paths:
-        """Return those below `OPENENV_HOME` or the state folder; `ValueError`: it is an address."""
+        """Return the paths in `OPENENV_HOME` or the platform's state folder.
+
+        Raises `ValueError`: it is an address.
+        """
         environ = os.environ if environ is None else environ
         if named := environ.get("OPENENV_HOME"):
             if _ADDRESS.match(named):

@@ -168,7 +168,7 @@ class LaunchOptions(ServeOptions):
 
 
 def check_room(max_surge: str | None, max_unavailable: str | None) -> None:
-    """Check the room for replacements; raises `ValueError`: they are no numbers, or allow none."""
+    """Check the room for replacements; raises `ValueError` if it is no number, or too little."""
     for name, value in (("max_surge", max_surge), ("max_unavailable", max_unavailable)):
         if value is not None and not re.fullmatch(r"\d{1,4}%?", value):
             raise ValueError(f"{name}: {value!r} is not a number of replicas, nor a percentage")

@@ -42,6 +42,7 @@ from pydantic import ValidationError
 from ..environment.upstream_types import JsonRpcRequest, RpcCode, rpc_error, takes_tools
 from ..errors import BranchRefused, SessionError, UnknownSession
 from ..sessions.remote_session import RemoteSession
+from ..websocket.handshake import END_OF_HEAD
 from . import messages
 from .ws_session import SessionSocket
 
@@ -64,7 +65,6 @@ _HEAD = (
     b"POST /mcp HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n"
     b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 )
-_END_OF_HEAD = b"\r\n\r\n"
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -98,7 +98,7 @@ class Peers:
 
 def body_of(response: bytes) -> Json:
     """Parse the JSON object of a whole HTTP response of status 200; else raises `ValueError`."""
-    head, _, body = response.partition(_END_OF_HEAD)
+    head, _, body = response.partition(END_OF_HEAD)
     if b" 200 " not in head.partition(b"\r\n")[0]:
         raise ValueError("not a JSON answer: the status is not 200")
     found = json.loads(body)

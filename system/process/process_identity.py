@@ -84,7 +84,10 @@ class ProcessIdentity(NamedTuple):
         return None
 
     def signal(self, number: int) -> bool:
-        """Send a signal; False if the process is gone; `PermissionError` for another user's."""
+        """Send a signal; False if the process is gone, or another one has its pid.
+
+        Raises `PermissionError` when the process belongs to another user.
+        """
         if not hasattr(os, "pidfd_open"):  # the process may end between check and signal
             with contextlib.suppress(ProcessLookupError):
                 if self.is_alive():

@@ -14,7 +14,7 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_526,
+    "shipped lines": 73_532,
     "code lines": 47_573,
     "modules": 379,
     "test lines": 67_989,
