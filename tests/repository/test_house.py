@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 73_532,
     "code lines": 47_573,
     "modules": 379,
-    "test lines": 67_989,
+    "test lines": 67_993,
     "words of pages": 24_940,
     "words of decisions": 7_928,
     "folders at the root": 15,
