@@ -131,9 +131,15 @@ class LaunchOptions(ServeOptions):
                 " its own server is not run as it is"
             )
         if self.min_replicas:
-            raise ValueError(f"min_replicas: one that sleeps has none, not {self.min_replicas}")
+            raise ValueError(
+                "min_replicas: an environment that sleeps has no minimum; leave out"
+                f" {self.min_replicas}"
+            )
         if self.replicas > 1 and self.max_replicas is None:
-            raise ValueError("idle_timeout_seconds: of several, none sleeps without max_replicas")
+            raise ValueError(
+                "idle_timeout_seconds: several replicas do not sleep; set max_replicas, so that"
+                " they can scale down to one"
+            )
 
     def check(self) -> None:
         """Check the options against each other. Raises `ValueError`: two contradict each other."""

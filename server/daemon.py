@@ -26,6 +26,7 @@ import os
 import shlex
 import signal
 import socket
+import syslog
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -186,7 +187,9 @@ class Daemon:
             looks_gone = looks_gone + 1 if installation.is_removed() else 0
             if looks_gone == LOOKS_GONE:
                 await asyncio.to_thread(self._report_uninstalled)
-        log.critical("the state folder %s was removed; the daemon exits", self.paths.home)
+        text = f"the state folder {self.paths.home} was removed; the daemon exits"
+        log.critical("%s", text)
+        syslog.syslog(syslog.LOG_CRIT, f"openenvd: {text}")  # our own log went with the folder
 
     def _report_uninstalled(self) -> None:
         """Report what still runs in the log, and on the user's terminals, since no command can."""

@@ -92,8 +92,9 @@ def _is_asgi(app: Any) -> bool:
 def _no_asgi(candidate: str, app: Any) -> str:
     what = "a class" if inspect.isclass(app) else f"of the type {type(app).__qualname__}"
     return (
-        f"{candidate} is {what}, and no ASGI application, so it can answer no request; name an app "
-        "in openenv.yaml: it may have a router, or wrap a WSGI one, as asgiref.wsgi.WsgiToAsgi does"
+        f"{candidate} is {what}, and no ASGI application, so it can answer no request; name an "
+        "ASGI app in openenv.yaml: a FastAPI app that includes the router, or the WSGI app in "
+        "asgiref.wsgi.WsgiToAsgi"
     )
 
 

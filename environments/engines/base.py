@@ -241,7 +241,7 @@ class Check:
 
 
 class Engine(Protocol):
-    """One engine. Its agent makes it, without arguments, which neither connects nor fails."""
+    """One engine. Its constructor takes no arguments, and neither connects nor fails."""
 
     def check(self) -> Check:
         """Return the version and notes of an engine that works; raises why it does not."""

@@ -115,7 +115,7 @@ def build_dockerfile(
 
 
 class DockerCli:
-    """Runs `docker`, says its output, and explains its failures; `EngineFailed`: it is missing."""
+    """Runs `docker`, prints its output and explains its failures; `EngineFailed`: it is missing."""
 
     def __init__(self, say: Say) -> None:
         found = shutil.which("docker")

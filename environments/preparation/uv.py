@@ -120,7 +120,7 @@ class UvFailed(Exception):
 
 
 class Uv:
-    """Runs uv in one folder, and says its output; all methods raise `UvFailed`."""
+    """Runs uv in one folder, and prints its output; all methods raise `UvFailed`."""
 
     def __init__(self, folder: Path, say: Say) -> None:
         self._folder = folder

@@ -53,6 +53,10 @@ AbsolutePath = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_absolu
 Variables = Annotated[dict[str, str], AfterValidator(_variables)]
 
 
+# Fields of payloads that 0.2.0 has queued, and that no payload has now.
+_GONE = frozenset({"keep_cached", "max_loop_lag_seconds", "session"})
+
+
 class Payload(BaseModel):
     """Base of every operation's payload: unknown fields are refused by name."""
 
@@ -173,6 +177,7 @@ class Operation:
     ) -> Any:
         """Run the operation as the executor calls it, with its payload as JSON."""
         context = OperationContext(request_id, Path(home), progress)
+        payload = {name: value for name, value in payload.items() if name not in _GONE}
         return cls.run(cls.Payload.model_validate(payload), context)
 
     @staticmethod

@@ -99,7 +99,7 @@ class GatewayProcess:
         self.watch.task = self.tasks.spawn(self.watch.run(), "watch the gateway")
 
     async def _give_up(self, _: Replica, error: RequestError) -> None:
-        """Pause, and begin again: environments have no other address."""
+        """Pause, and begin again: clients reach these environments only by the gateway."""
         log.error("the gateway cannot be kept running: %s", error.message)
         self.tasks.spawn(self._begin_anew(), "restart the gateway")
 

@@ -30,7 +30,7 @@ Failure cases
     it is evicted, preempted   preStop drains it; then it has EXITED, as the pod's status says
     the next pod of a replica  it has a Secret of its own, because the old one may be collected
                                later; before Kubernetes 1.34 even if another pod owns it by then
-    several namespaces         each that replicas are in is listed, every second
+    several namespaces         the pods of each are listed once a second; they are not watched
 """
 
 from __future__ import annotations

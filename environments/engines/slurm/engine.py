@@ -66,7 +66,10 @@ READ_BYTES = 256 * 1024
 
 CONFIGURING = "CONFIGURING"
 _NOT_CONSIDERED = frozenset({"", "None"})  # reasons of a job that was not scheduled yet
-_NO_LIMITS = "TaskPlugin has no task/cgroup: --memory acts late (OverMemoryKill), or not at all"
+_NO_LIMITS = (
+    "nothing limits memory (TaskPlugin has no task/cgroup): a replica beyond its --memory is "
+    "killed late (OverMemoryKill), or harms its node"
+)
 
 
 class SlurmEngine:

@@ -52,10 +52,8 @@ def sbatch_arguments(
     Some `earlier` jobs may still run on nodes that do not answer: the new job has another name, so
     that it waits for none of them, and their nodes are `avoided`.
 
-    Raises:
-        EngineRefused: An option is openenvd's own.
+    The options were checked at the launch; `requeue`, which 0.2.0 accepted, is left out.
     """
-    check_options(plan.options, sandbox=plan.sandbox)
     options: dict[str, str] = {
         "job-name": f"{plan.name}-{earlier}" if earlier else plan.name,
         "comment": json.dumps(plan.labels.to_labels(), separators=(",", ":")),
@@ -66,10 +64,10 @@ def sbatch_arguments(
         "nodes": "1",
         "ntasks": "1",
         "export": "ALL",  # the few variables that `commands.run` passes on
-        "no-requeue": _TRUE,
         **_resources(plan),
         "signal": f"B:USR1@{WARNED_SECONDS}",
-        **plan.options,
+        **{name: value for name, value in plan.options.items() if not "requeue".startswith(name)},
+        "no-requeue": _TRUE,
     }
     if nodes := [*filter(None, [plan.options.get("exclude")]), *avoided]:
         options["exclude"] = ",".join(nodes)

@@ -327,7 +327,7 @@ def test_why_there_is_no_app_is_told(
         (upstream / "app.py").write_text(text)
     message, lines = failure(start(None, **{"app_candidates": ("app:app",), **config}))
     assert expected in message
-    assert ("asgiref.wsgi" in message) is (NO_ASGI in expected)
+    assert ("WSGI app in asgiref.wsgi.WsgiToAsgi" in message) is (NO_ASGI in expected)
     assert lines == [] or text == MISSING
 
 

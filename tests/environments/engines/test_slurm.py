@@ -25,7 +25,12 @@ from openenvd.environments.engines.slurm.job import (
     read_job,
     write_job,
 )
-from openenvd.environments.engines.slurm.options import job_script, sbatch_arguments, warned_seconds
+from openenvd.environments.engines.slurm.options import (
+    check_options,
+    job_script,
+    sbatch_arguments,
+    warned_seconds,
+)
 from openenvd.system.process.process_identity import boot_seconds
 from openenvd.system.text.units import MB
 
@@ -87,12 +92,19 @@ def test_a_job_that_was_left_is_replaced_for_ever(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["job-name", "comment", "output", "array", "wra", "requeue"])
 def test_options_by_which_jobs_are_found_are_refused(name: str) -> None:
     with pytest.raises(base.EngineRefused, match=name):
-        sbatch_arguments(plan_of(options={name: "x"}))
+        check_options({name: "x"}, sandbox=False)
+
+
+@pytest.mark.parametrize("name", ["requeue", "requ"])
+def test_a_job_of_an_environment_that_0_2_0_launched_to_be_requeued_is_not(name: str) -> None:
+    arguments = sbatch_arguments(plan_of(options={name: "true", "time": "1:00:00"}))
+    assert {"--no-requeue", "--time=1:00:00"} <= set(arguments)
+    assert f"--{name}" not in arguments
 
 
 def test_a_sandbox_is_refused_and_the_script_tells_no_secret() -> None:
     with pytest.raises(base.EngineRefused, match="sandbox"):
-        sbatch_arguments(plan_of(sandbox=True))
+        check_options({}, sandbox=True)
     script = job_script(plan_of(env={"TOKEN": "hunter2"}))
     assert "hunter2" not in script
     assert "exec " in script

@@ -104,7 +104,7 @@ print(*(set({heavy!r}.split()) & set(sys.modules)))
         ({"source": "echo", "min_replicas": 0}, ["it scales itself only with a max_replicas"]),
         (
             {"source": "echo", "idle_timeout_seconds": 1, "replicas": 2},
-            ["of several, none sleeps"],
+            ["several replicas do not sleep; set max_replicas, so that they can scale down to"],
         ),
         (
             {"source": "echo", "idle_timeout_seconds": 1, "serve_as_is": True},
@@ -112,7 +112,7 @@ print(*(set({heavy!r}.split()) & set(sys.modules)))
         ),
         (
             {"source": "echo", "idle_timeout_seconds": 1, "min_replicas": 1, "max_replicas": 2},
-            ["min_replicas: one that sleeps has none, not 1"],
+            ["min_replicas: an environment that sleeps has no minimum; leave out 1"],
         ),
     ],
 )

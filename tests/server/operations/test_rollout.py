@@ -66,6 +66,14 @@ def test_an_address_is_rolled_out_with_the_policys_variables(
     assert "5 episodes are in" in capfd.readouterr().out
 
 
+def test_a_rollout_that_0_2_0_has_queued_is_played(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "acting.py").write_text(POLICY)
+    more = {"policy": "acting:act", "cwd": str(tmp_path), "env": {VARIABLE: "go"}}
+    payload = payload_of(tmp_path, name=address_of(serve()), episodes=1, **more).model_dump()
+    payload |= {"keep_cached": False, "max_loop_lag_seconds": None}
+    assert Rollout.call(payload, "1" * 32, str(tmp_path), lambda _: None)["done"] == 1
+
+
 def test_a_rollout_tells_its_result_before_the_rest_of_its_traces_is_sent(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
