@@ -50,7 +50,7 @@ def http_routes() -> str:
     ]
     operations = [
         (f"`{op.name}`", f"`{op.schedule}`", _after_a_lost_daemon(op.idempotent), op.summary)
-        for op in OPERATIONS
+        for op in OPERATIONS.values()
     ]
     kinds = sorted(
         (str(kind.status), f"`{kind.kind}`", _one_line(kind.__doc__ or ""))

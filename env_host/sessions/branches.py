@@ -14,6 +14,7 @@ What happens when
     there are too few slots             CAPACITY_REACHED, and no branch at all
     there is too little memory          BRANCH_MEMORY, and no branch at all
     a copy fails, or the client leaves  the branches made so far end, their slots are free
+    a forked copy fails as it starts    its client is answered with the end of its process
     no client attaches to a branch      it ends after its `ttl_s`
     the client of a branch leaves       it ends as any session
     the parent ends                     its branches continue; its checkpoints are dropped

@@ -77,7 +77,7 @@ class ProcessEnd(asyncio.Protocol):
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
     async def open(self, pid: int = 0) -> ProcessEnd:
-        """Wait until the process has begun; a copy with this pid has.
+        """Wait until the process has begun. Give the `pid` of a copy, which has begun already.
 
         Raises `SessionEnded`: it could not begin, or has ended.
         """

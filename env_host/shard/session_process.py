@@ -299,7 +299,7 @@ class SessionProcess:
     def _copies(
         self, groups: list[Json | None], ends: list[socket.socket], *, is_new: bool
     ) -> Iterator[int]:
-        """Fork the copies, which serve until they exit; yields their pids, and raises `OSError`."""
+        """Fork the copies and yield their pids; raises `OSError`."""
         life_fd = self._life_fd
         assert life_fd is not None
         state = random.getstate()  # Python seeds its generator in each fork
@@ -307,9 +307,8 @@ class SessionProcess:
         gc.freeze()
         forking.flush_output()  # once, and not in each copy
         for group, end in zip(groups, ends, strict=True):
-            if (pid := forking.fork_sibling()) == 0:
-                self._become_copy(group, end, ends, life_fd, None if is_new else state)
-            yield pid
+            arguments = group, end, ends, life_fd, None if is_new else state
+            yield forking.fork_sibling(functools.partial(self._become_copy, *arguments))
 
     def _become_copy(
         self,

@@ -11,7 +11,7 @@ Each belongs to the shard that has its session (`Child.holder`), and is killed w
 
 A session's process adopts the orphans among its descendants and ends them with the session. When
 the session's process is killed, the supervisor adopts them, and `Orphans` kills them. Copies are
-its children before it knows their pids: meanwhile `Orphans` does nothing.
+the supervisor's children before it knows their pids; until then `Orphans` does nothing.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class SessionProcesses:
             new = self._spawner.session_child(holder, group)
             new.pid = pid
             self._children.add(new)
+            _set_apart(new)
         self._emptied += groups[len(pids) :]
 
     def ended(self, child: Child, text: str) -> None:
@@ -139,6 +140,17 @@ class SessionProcesses:
                     is_sent = send_message(shard.link, message)
             if not is_sent:
                 self._unsent.append((shard, message))
+
+
+def _set_apart(copy: Child) -> None:
+    """Give a copy its process group and cgroup, in case it has not run yet.
+
+    Until then it has those of its parent, with which it would be killed.
+    """
+    with contextlib.suppress(OSError):  # it has exited
+        os.setpgid(copy.pid, copy.pid)
+        if copy.group is not None:
+            copy.group.add(copy.pid)
 
 
 def _note(child: Child, what: str) -> None:

@@ -250,6 +250,10 @@ class ChildLinks:
         for child, status, peak_bytes in self._context.children.reap():
             if child.link is None:
                 self._ended_since = min(child.started_at, self._ended_since or child.started_at)
+                holder = child.holder
+                if holder is not None and self._context.children.find(holder.pid) is holder:
+                    with contextlib.suppress(EOFError):
+                        self._receive_all(holder)  # the pids of its copies
             else:
                 with contextlib.suppress(EOFError):
                     self._receive_all(child)

@@ -509,6 +509,8 @@ def main() -> int:
     titles = ("openenv", "install", "upstream", "ours", "equal", "branches by", "note")
     print(line_of(Row("environment", *titles)))
     with folder_for(options.work) as work, new_machine(work / "home") as machine:
+        # `git_env` writes git's settings of its user.
+        os.environ["GIT_CONFIG_GLOBAL"] = machine.environ["GIT_CONFIG_GLOBAL"] = f"{work}/gitconfig"
         if options.short:
             found = generated_subjects(work, only)
         else:

@@ -2,7 +2,7 @@
 """Prepares a process for forking, and forked children to run a program without exec.
 
     before the first fork              `preload`, `thread_count`
-    a fork whose parent is ours        `fork_sibling`
+    a fork whose parent is our own     `fork_sibling`
 
     what exec would do                 here
     descriptors close on exec          `close_all_but`
@@ -30,7 +30,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from .prctl import die_with_parent, set_thread_name
@@ -52,8 +52,14 @@ _CLONE = {
     "aarch64": (220, ("stack", "parent_tid", "tls", "child_tid")),
     "riscv64": (220, ("stack", "parent_tid", "tls", "child_tid")),
 }.get(os.uname().machine)
-CAN_FORK_SIBLINGS = sys.platform == "linux" and _CLONE is not None and sys.maxsize > 1 << 32
+# Looked up before any fork: an audit hook may refuse that, in a copy alone.
 _libc = ctypes.PyDLL(None, use_errno=True)
+_before_fork = ctypes.pythonapi.PyOS_BeforeFork
+_after_fork_in_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
+_after_fork_in_child = ctypes.pythonapi.PyOS_AfterFork_Child
+for _function in (_before_fork, _after_fork_in_parent, _after_fork_in_child):
+    _function.restype = None
+_ALL_SIGNALS = tuple(map(int, signal.valid_signals()))
 
 forks = 0  # the number of forks between the first process and this one
 
@@ -104,28 +110,52 @@ def thread_count() -> int:
         return 1
 
 
-def fork_sibling() -> int:
-    """Fork as `os.fork` does, but make the child one of this process's parent, which reaps it.
+def _tid_address() -> int | None:
+    """Return where the C library keeps the id of this thread; None: not known, as with musl."""
+    if sys.platform != "linux" or _CLONE is None or sys.maxsize < 1 << 32:
+        return None
+    address = ctypes.c_void_p()
+    _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0)
+    if not address.value:
+        return None
+    known = ctypes.c_int.from_address(address.value).value
+    return address.value if known == threading.get_native_id() else None
 
-    Returns 0 in the child, elsewhere its pid; raises `OSError`. For processes with one thread where
-    `CAN_FORK_SIBLINGS`: it calls no function that a C library has given to `pthread_atfork`.
+
+# Linux with glibc. gVisor, which takes CLONE_PARENT and ignores it, has no PR_GET_TID_ADDRESS.
+CAN_FORK_SIBLINGS = _tid_address() is not None
+
+
+def fork_sibling(run: Callable[[], object]) -> int:
+    """Fork; the child's parent is this process's parent, which reaps it. Returns the child's pid.
+
+    The child calls `run`, which exits; if `run` returns or raises, the exit code is 1. For
+    processes with one thread where `CAN_FORK_SIBLINGS`. Functions that C libraries have registered
+    by `pthread_atfork` are not called. Raises `OSError`.
     """
     assert _CLONE is not None
     number, names = _CLONE
-    flags = signal.SIGCHLD | _CLONE_PARENT
-    tid_address = ctypes.c_void_p()  # where the C library keeps the id of this thread
-    if _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(tid_address), 0, 0, 0) == 0:
-        flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
-    values = (tid_address if name == "child_tid" else ctypes.c_void_p() for name in names)
-    arguments = [ctypes.c_long(number), ctypes.c_ulong(flags), *values]
-    ctypes.pythonapi.PyOS_BeforeFork()
-    pid: int = _libc.syscall(*arguments)
-    if pid == 0:
-        ctypes.pythonapi.PyOS_AfterFork_Child()
-        return 0
-    code = ctypes.get_errno()
-    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    flags = signal.SIGCHLD | _CLONE_PARENT | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
+    values = (_tid_address() if name == "child_tid" else None for name in names)
+    arguments = [ctypes.c_long(number), ctypes.c_ulong(flags), *map(ctypes.c_void_p, values)]
+    sys.audit("os.fork")
+    # A signal's handler must not run, nor raise, while the interpreter is prepared for a fork.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+    try:
+        _before_fork()
+        pid: int = _libc.syscall(*arguments)
+        if pid == 0:
+            try:
+                _after_fork_in_child()
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                run()
+            finally:
+                os._exit(EXIT_UNCAUGHT)
+        _after_fork_in_parent()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if pid < 0:
+        code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return pid
 

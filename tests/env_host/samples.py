@@ -237,10 +237,10 @@ def refuse(module, name, refused):
     numbers, fork = iter(range(1, 1000)), getattr(module, name)
     refused = [int(number) for number in refused.split()]
 
-    def fork_if_there_is_room():
+    def fork_if_there_is_room(*run):
         if next(numbers) in refused:
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        return fork()
+        return fork(*run)
 
     setattr(module, name, fork_if_there_is_room)
 

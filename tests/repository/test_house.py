@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_548,
-    "code lines": 47_587,
+    "shipped lines": 73_594,
+    "code lines": 47_617,
     "modules": 379,
-    "test lines": 68_013,
-    "words of pages": 24_945,
+    "test lines": 68_051,
+    "words of pages": 24_971,
     "words of decisions": 7_928,
     "folders at the root": 15,
     "large classes": 2,

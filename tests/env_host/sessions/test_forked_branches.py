@@ -18,7 +18,7 @@ from . import test_branches
 from .test_branches import attach, branch, step
 
 MODULE = r"""
-import asyncio, os, random, signal, socket, sqlite3, subprocess, sys, tempfile, threading
+import asyncio, os, random, signal, socket, sqlite3, subprocess, sys, tempfile, threading, time
 import multiprocessing.shared_memory, mmap
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 
@@ -27,6 +27,9 @@ if "PATIENCE" in os.environ:
 
     remote_session.PATIENCE_SECONDS = float(os.environ["PATIENCE"])
     remote_session.SPARES = 0
+
+if "SLOW_COPIES" in os.environ:
+    os.register_at_fork(after_in_child=lambda: time.sleep(0.3))
 
 asyncio.set_event_loop(asyncio.new_event_loop())  # as gradio does, and with it most projects
 
@@ -269,6 +272,22 @@ def test_a_killed_branch_harms_neither_parent_nor_siblings_nor_does_a_killed_par
         with attach(host, *branch(other)) as grandchild:
             assert step(grandchild)["at"] == 2
     host.emptied()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_branches_outlive_their_parent_before_they_have_run(
+    serve: StartHost, is_killed: bool
+) -> None:
+    with ExitStack() as stack:
+        host = serve("forked:Forked", isolate=True, max_sessions=10, env={"SLOW_COPIES": "1"})
+        with host.open() as parent:
+            parent.ask("reset", {})
+            pid = step(parent)["pid"]
+            ids = branch(parent, count=8)
+            if is_killed:
+                psutil.Process(pid).kill()
+        clients = [stack.enter_context(attach(host, each)) for each in ids]
+        assert [step(client)["at"] for client in clients] == [2] * 8
 
 
 def test_a_signal_to_its_own_process_group_ends_one_branch_alone(host: Host) -> None:

@@ -7,30 +7,47 @@ import pytest
 from openenvd.system.process import forking
 
 PROGRAM = """
-import ctypes, os, random, threading
+import ctypes, os, random, signal, threading
 from openenvd.system.process import forking
 
 called = []
 for when in ("before", "after_in_parent", "after_in_child"):
     os.register_at_fork(**{when: lambda when=when: called.append(when)})
+def run():
+    assert os.getppid() == parent
+    assert called == ["before", "after_in_child"]
+    assert threading.get_native_id() == os.getpid()
+    address = ctypes.c_void_p()
+    assert ctypes.CDLL(None).prctl(40, ctypes.byref(address), 0, 0, 0) == 0
+    assert ctypes.c_int.from_address(address.value).value == os.getpid()
+    assert random.getstate() != state
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+    thread = threading.Thread(target=called.append, args=("ran",))
+    thread.start(), thread.join()
+    os._exit(7 if called[-1] == "ran" else 8)
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
 if not (middle := os.fork()):
     called.clear()
     parent, state = os.getppid(), random.getstate()
-    if (pid := forking.fork_sibling()) == 0:
-        assert os.getppid() == parent
-        assert called == ["before", "after_in_child"]
-        assert threading.get_native_id() == os.getpid()
-        address = ctypes.c_void_p()
-        assert ctypes.CDLL(None).prctl(40, ctypes.byref(address), 0, 0, 0) == 0
-        assert ctypes.c_int.from_address(address.value).value == os.getpid()
-        assert random.getstate() != state
-        thread = threading.Thread(target=called.append, args=("ran",))
-        thread.start(), thread.join()
-        os._exit(7 if called[-1] == "ran" else 1)
+    assert forking.fork_sibling(run) not in (0, os.getpid())
     assert called == ["before", "after_in_parent"]
-    os._exit(0)
-codes = {os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)}
-assert codes == {0, 7}, codes
+    signal.signal(signal.SIGALRM, interrupt)
+    os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGALRM))
+    try:
+        forking.fork_sibling(lambda: os._exit(9))
+    except KeyboardInterrupt:  # after the fork, and in this process alone
+        os._exit(0)
+    os._exit(1)
+codes = []
+while True:
+    try:
+        codes.append(os.waitstatus_to_exitcode(os.wait()[1]))
+    except ChildProcessError:
+        break
+assert sorted(codes) == [0, 7, 9], codes
 """
 
 
@@ -45,7 +62,7 @@ def test_a_sibling_that_cannot_be_forked_raises() -> None:
         "import os, resource\nfrom openenvd.system.process import forking\n"
         "if os.getuid() == 0: os.setuid(65534)\n"  # root has no limit
         "resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))\n"
-        "try:\n  forking.fork_sibling()\n"
+        "try:\n  forking.fork_sibling(os.abort)\n"
         "except BlockingIOError: os._exit(5)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 5
