@@ -18,7 +18,7 @@ BOUNDS = {
     "code lines": 47_617,
     "modules": 379,
     "test lines": 68_051,
-    "words of pages": 24_971,
+    "words of pages": 24_984,
     "words of decisions": 7_928,
     "folders at the root": 15,
     "large classes": 2,
