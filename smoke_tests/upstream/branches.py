@@ -31,8 +31,8 @@ def unbranched(address: str, calls: Calls) -> list[Any]:
         return _play(session, calls[1:])
 
 
-def branched(address: str, calls: Calls) -> tuple[str, list[list[Any]]]:
-    """Branch a session; return the tier, with the reason of a refusal, and all answers.
+def branched(address: str, calls: Calls) -> tuple[str, str, list[list[Any]]]:
+    """Branch a session; return the tier, or `no`, the reason against a better one, and all answers.
 
     The answers are those of the parent and of each branch.
     """
@@ -42,11 +42,10 @@ def branched(address: str, calls: Calls) -> tuple[str, list[list[Any]]]:
             branches = session.branch(BRANCHES)
             tier, refusal = str(session.branched_by), session.branch_refusal
         except SessionError as exc:
-            branches, tier, refusal = [], f"no: {exc.code}", session.branch_refusal
-        reason = refusal and REASON.search(refusal.message)
-        if refusal:
-            tier += f" ({reason[1] if reason else refusal.message})"
-        return tier, [_play(each, calls[1:]) for each in (session, *branches)]
+            branches, tier, refusal = [], "no", session.branch_refusal or exc
+        found = refusal and REASON.search(refusal.message)
+        reason = found[1] if found else refusal.message if refusal else ""
+        return tier, reason, [_play(each, calls[1:]) for each in (session, *branches)]
 
 
 def _play(session: Session, calls: Calls) -> list[Any]:

@@ -79,6 +79,6 @@ def test_a_branch_that_shares_state_with_its_session_answers_differently(
     address = str(machine.environment("shared")["address"])
     calls = [("reset", {"episode_id": "one"}), ("step", {"message": "a"}), ("state", {})]
     alone = unbranched(address, calls)
-    tier, (parent, *branches) = branched(address, calls)
-    assert (tier, parent) == ("copy", alone)
+    tier, reason, (parent, *branches) = branched(address, calls)
+    assert (tier, reason, parent) == ("copy", "", alone)
     assert not any(answers == alone for answers in branches)

@@ -93,6 +93,7 @@ class Row:
     ours: str = "-"
     equal: str = "-"
     branches_by: str = ""  # without and with `--isolate`
+    no_better_tier: str = ""  # a note with the reasons
     note: str = ""
     differences: list[str] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
@@ -161,7 +162,7 @@ class Examination:
 
     def _branch(self, row: Row) -> None:
         """Branch a session of the environment as it runs, and of a second, isolated launch."""
-        tiers, calls = [], self._conversation.calls
+        tiers, reasons, calls = [], set(), self._conversation.calls
         for options in ((), ("--isolate",)):
             if options:
                 self._machine.run("down", self._name)
@@ -169,8 +170,9 @@ class Examination:
                     row.differences.append(f"{options[0]}: {cause_of(failure)}")
                     break
             address = str(self._machine.environment(self._name)["address"])
-            tier, copies = branched(address, calls)
+            tier, reason, copies = branched(address, calls)
             tiers.append(tier)
+            reasons.add(reason)
             plain = [unbranched(address, calls) for _ in range(2)]
             for number, answers in enumerate(copies):
                 while not (found := Comparison(plain, answers)).is_equal:
@@ -180,6 +182,8 @@ class Examination:
                 which = f"branch {number} by {tier}: " if number else f"after a {tier}: "
                 row.differences += [which + each for each in found.differences]
         row.branches_by = "; ".join(tiers)
+        if reasons := reasons - {""}:
+            row.no_better_tier = f"no better tier: {', '.join(sorted(reasons))}"
 
     def _launch(self, *options: str) -> str | None:
         variables = [word for k, v in self._variables.items() for word in ("-e", f"{k}={v}")]
@@ -220,7 +224,8 @@ class Examination:
         for name, run in (("upstream", theirs[0]), ("ours", ours)):
             setattr(row, name, "no" if run.why_not else "works")
             row.why |= {name: run.why_not} if run.why_not else {}
-        row.note = row.why.get("ours", row.why.get("upstream", ""))
+        why = row.why.get("ours", row.why.get("upstream", ""))
+        row.note = "; ".join(filter(None, [why, row.no_better_tier]))
         if row.upstream == row.ours and theirs[0].answers and ours.answers:
             if len(theirs) < 2:
                 theirs.append(self._on_upstream(python))
