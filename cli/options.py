@@ -60,7 +60,7 @@ def reconnect() -> DaemonClient | None:
 
 
 def megabytes(text: str) -> int:
-    """Read `512M`, `2G` or plain megabytes, or raise `click.BadParameter`."""
+    """Return the megabytes of `512M`, `2G` or a plain number; raises `click.BadParameter`."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise click.BadParameter(f"{text!r} is not a size; write 512M or 2G")
@@ -71,7 +71,7 @@ def megabytes(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Read `90`, `60s`, `5m` or `2h`, or raise `ValueError`."""
+    """Return the seconds of `90`, `60s`, `5m` or `2h`; raises `ValueError`."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a duration; write 90, 60s, 5m or 2h")
@@ -118,7 +118,7 @@ class Duration(click.FloatRange):
 
 
 def count_or_auto(text: str) -> int | None:
-    """Read a number from 1 or `auto`, which is None, or raise `click.BadParameter`."""
+    """Return a positive number, or None for `auto`; raises `click.BadParameter`."""
     if text.strip().lower() == "auto":
         return None
     if not text.isdecimal() or int(text) < 1:
@@ -127,7 +127,7 @@ def count_or_auto(text: str) -> int | None:
 
 
 def read_action(text: str | None) -> Json | None:
-    """Read the value of `--action`, a JSON object, or raise `click.BadParameter`."""
+    """Parse the value of `--action`, a JSON object; raises `click.BadParameter`."""
     if text is None:
         return None
     try:

@@ -52,7 +52,7 @@ class SystemdUnit:
             raise
 
     def check(self) -> None:
-        """Raise `DaemonNotStarted` if the user's service manager does not answer."""
+        """Check that the user's service manager answers; raises `DaemonNotStarted`."""
         _run("systemctl", "--user", "show-environment")
 
     def resume(self) -> None:

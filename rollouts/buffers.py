@@ -40,7 +40,7 @@ class ByteBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def reserve(self, size_bytes: int) -> int:
-        """Reserve `size_bytes`, after waiting in order of arrival; returns the reserved bytes."""
+        """Wait in order of arrival, then reserve and return `size_bytes`, at least `MIN_BYTES`."""
         size_bytes = max(size_bytes, MIN_BYTES)
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size_bytes, admitted))

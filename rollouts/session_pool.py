@@ -284,7 +284,7 @@ def _abort(sessions: Iterable[EpisodeSession]) -> None:
 
 
 def environment_url(address: str) -> str:
-    """Return the WebSocket URL at which a server begins sessions, or raise `NoEnvironment`."""
+    """Return the WebSocket URL at which a server begins sessions; raises `NoEnvironment`."""
     try:
         return session_url(address)
     except ValueError as exc:

@@ -44,7 +44,7 @@ class Tree:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `width=4,depth=3`, or raise `ValueError`."""
+        """Parse `width=4,depth=3`; raises `ValueError`."""
         try:
             pairs = (part.split("=") for part in text.split(","))
             numbers = {name: int(number) for name, number in pairs}

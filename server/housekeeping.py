@@ -257,7 +257,7 @@ _NO_LISTENER = (errno.ECONNREFUSED, errno.ENOENT)
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Make the folder, and keep it within the block; an `OSError`: it cannot be ours."""
+    """Make the folder, and keep it within the block; raises `OSError` if it cannot be ours."""
     with contextlib.ExitStack() as stack:
         for attempt in range(MAX_REMOVALS):
             try:

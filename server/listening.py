@@ -63,7 +63,7 @@ class HomeLock:
 
 @contextmanager
 def hold_lock(paths: Paths) -> Iterator[HomeLock]:
-    """Make the home's folders, and hold its lock; a `DaemonError` says why not."""
+    """Make the home's folders, and hold its lock; raises `DaemonError`."""
     try:
         _make_folders(paths)
         descriptor = os.open(paths.daemon_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

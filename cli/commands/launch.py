@@ -81,7 +81,7 @@ def launch(source: str, output: Output, is_async: bool, watch: bool, **options: 
 
 
 def _watched_folder(payload: Json) -> Path:
-    """Return the folder of the payload's source, or raise `click.UsageError`: it is in none."""
+    """Return the folder of the payload's source; raises `click.UsageError` if there is none."""
     source = payload["source"]
     is_class = ":" in source and "://" not in source and not Path(source).is_absolute()
     folder = Path(payload["cwd"] if is_class else source)

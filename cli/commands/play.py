@@ -53,7 +53,7 @@ _KITTY_CHUNK = 4_096  # characters of one escape sequence
 
 
 def read_action(line: str, schema: Json) -> Json:
-    """Read an action from a line in any of the three forms, or raise `CallFailed`."""
+    """Parse an action from a line in any of the three forms; raises `CallFailed`."""
     fields = properties(schema)
     texts = [name for name, of in fields.items() if of.get("type") == "string"]
     if line.startswith("{"):
@@ -139,7 +139,7 @@ class _Prompt:
         self._game, self._output = game, output
 
     def carry_out(self, line: str) -> None:
-        """Carry out a line, or raise one of `FAILURES`."""
+        """Carry out a line; raises one of `FAILURES`."""
         word, _, rest = line.partition(" ")
         match word:
             case "help":

@@ -53,7 +53,7 @@ class Refusal:
 
 
 class Access:
-    """The rules of one environment; headers are given once, by their names in lower case."""
+    """Decides which requests an environment permits; names of headers are in lower case."""
 
     def __init__(self, config: HostConfig) -> None:
         self._bound = config.host

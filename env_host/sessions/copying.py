@@ -94,7 +94,7 @@ def choose_tier(env: Any, contents: Contents) -> Tier:
 
 
 def unsupported(reason: Reason, found: Iterable[str]) -> BranchRefused:
-    """Make the refusal of a session that cannot branch."""
+    """Build the refusal of a session that cannot branch."""
     names = list(dict.fromkeys(found))[:MAX_NAMED]
     text = f"This session cannot be copied safely ({reason}): {', '.join(names)}."
     hint = (

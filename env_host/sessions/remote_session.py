@@ -165,7 +165,7 @@ class ProcessEnd(asyncio.Protocol):
         return made
 
     def close(self) -> asyncio.Future[None]:
-        """Close the environment after the current call; the future is done at the process's end."""
+        """Close the environment after the current call; the future ends when the process does."""
         if not (self._is_closing or self.ended.done()):
             self._is_closing = True
             self._timer = self._loop.call_later(PATIENCE_SECONDS, self._end_late)
@@ -192,7 +192,7 @@ class ProcessEnd(asyncio.Protocol):
         self._timer = self._loop.call_later(STACKS_SECONDS, self._ends.report, "end", self)
 
     def write_stacks(self) -> None:
-        """Make the process write its stacks to the log."""
+        """Send the process the signal at which it writes its stacks to the log."""
         if self.pid and not self.is_lost and (number := stacks_signal()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -222,7 +222,7 @@ class ProcessEnd(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Handle the answers that have been received completely."""
+        """Handle each complete answer, and keep the rest until more is received."""
         unread = self._unread
         unread += data
         while len(unread) >= HEAD.size:

@@ -179,7 +179,7 @@ class Session:
         await self.begin()
 
     def cancel_expiry(self) -> None:
-        """Let a branch that has got its client, or has ended, live on without a time limit."""
+        """Remove the time limit of a branch whose client has connected, or that has ended."""
         if self.expiry is not None:
             self.expiry.cancel()
             self.expiry = None

@@ -60,7 +60,7 @@ class Admission(Protocol):
 
 
 class Registry(Protocol):
-    """Is notified of what happens to sessions (`shard/connections.py`)."""
+    """Receives the events of sessions (`shard/connections.py`)."""
 
     on_change: Callable[[], None]  # the number of sessions has changed, or a slot is free
 

@@ -130,7 +130,7 @@ class Arrival(asyncio.Protocol):
         return not isinstance(self.transport.get_extra_info("sockname"), tuple)
 
     def serve_by(self, serve: Callable[[asyncio.Transport, bytes, str | None], None]) -> None:
-        """Have the connection answered, from what was read of it on."""
+        """Answer the connection, beginning with the bytes that were read from it."""
         if not self.transport.is_closing():
             self._is_waiting = False
             if len(self.data) > MAX_HEAD_BYTES:

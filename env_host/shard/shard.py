@@ -143,7 +143,7 @@ def memory_sentences(killed: int, held_bytes: int, limit_bytes: int) -> str:
 
 
 class Shard:
-    """One of the processes that take connections from the supervisor. Within a running loop."""
+    """A process that takes connections from the supervisor. Needs a running event loop."""
 
     def __init__(
         self,

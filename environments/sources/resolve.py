@@ -46,7 +46,7 @@ _REFERENCE = re.compile(
 
 
 def image_of(source: str) -> str | None:
-    """Return the image that a source names, if it names one; raises as `check_reference` does."""
+    """Return the image that a source names, or None; raises as `check_reference` does."""
     if not source.startswith(SCHEME):
         return None
     return check_reference(source.removeprefix(SCHEME))

@@ -7,5 +7,5 @@ generator.py  one generator (a process): its share of a batch, session by sessio
 results.py    the server under test, its CPU time, what the kernel dropped; the results:
               `raw.jsonl`, `summary.csv`, `summary.json`, and a table
 
-The protocol is that of https://github.com/burtenshaw/openenv-scaling.
+The measurement follows the protocol of https://github.com/burtenshaw/openenv-scaling.
 """

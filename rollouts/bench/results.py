@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server under test, and the results: a row per session and one per batch, and a table of all.
+"""Describes the server under test, and writes a row for each session and batch, and a table.
 
 `raw.jsonl` and `summary.csv` begin with the seed's fields, in its order
 (https://github.com/burtenshaw/openenv-scaling, `tests/test_scaling.py`), so that its analysis reads
@@ -297,7 +297,7 @@ def grouped(summaries: Iterable[Summary]) -> list[list[Summary]]:
 
 
 def max_batch(summaries: Iterable[Summary], server: str, wait_seconds: float) -> int:
-    """Return the largest batch of which, on average of all repetitions, 95 % succeeded."""
+    """Return the size of the largest batch whose repetitions succeeded to 95 % on average."""
     fitting = [s for s in summaries if (s.server, s.wait_seconds) == (server, wait_seconds)]
     good = [
         group[0].num_requests

@@ -246,7 +246,7 @@ async def _reasons(deps: Dependencies, requests: Sequence[Request]) -> dict[str,
 
 
 def reason_of(ahead: int, *, room: int, is_short: bool) -> str:
-    """Return why a request waits, by how many are ahead, and how many workers are free."""
+    """Return why a request waits, from the numbers of requests ahead and of free workers."""
     if ahead < room and not is_short:
         return "about to start"
     if not ahead:

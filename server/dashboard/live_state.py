@@ -301,7 +301,7 @@ class Feed:
     async def messages(
         self, log: str | None = None, place: str = "", *, is_look: bool = False
     ) -> AsyncIterator[ServerSentEvent]:
-        """A snapshot, then changes and a log's text; with `is_look`, what there is by now."""
+        """Yield a snapshot, then changes and a log's text; if `is_look`, only the present ones."""
         async with AsyncExitStack() as stack:
             viewer = stack.enter_context(self._state.viewer())
             shown = None

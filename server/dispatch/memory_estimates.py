@@ -136,7 +136,7 @@ class MemoryEstimates:
         return self._largest[schedule]
 
     def typical(self, schedule: str) -> int:
-        """Estimate what a request commonly needs: the largest of its operations' medians."""
+        """Estimate the bytes of an average request: the largest median of the operations."""
         from statistics import median
 
         sizes = []

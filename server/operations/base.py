@@ -190,7 +190,7 @@ MAX_LINE = 100  # characters of a replica's log in a message
 
 
 def eta_seconds(done: float, total: float, seconds: float) -> float | None:
-    """Return how long the rest takes at the speed until now; None when there is none yet."""
+    """Estimate the remaining seconds from the speed so far; None before any progress."""
     return seconds / done * (total - done) if 0 < done <= total else None
 
 
@@ -235,7 +235,7 @@ class ReplicasAwaited:
 
 
 class SessionsLeft:
-    """Reports how many sessions are left on replicas that are being ended within `seconds`."""
+    """Reports the number of sessions on replicas that must end within `seconds`."""
 
     def __init__(self, context: OperationContext, sessions: dict[str, int], seconds: float) -> None:
         self._context = context

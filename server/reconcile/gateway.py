@@ -79,7 +79,7 @@ class GatewayProcess:
     _port_guard: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
 
     async def follow(self) -> None:
-        """Watch the process of the gateway that a launch has started by now."""
+        """Watch the process of a gateway that a launch has started meanwhile."""
         found = await asyncio.to_thread(process.read_gateway, self.layout)
         watch = self.watch
         if found is None or (watch and watch.is_of(found.run_file) and not watch.task.done()):

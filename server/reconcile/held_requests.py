@@ -163,7 +163,7 @@ class _Connection(asyncio.Protocol):
         self._timer = loop.call_later(HEAD_SECONDS, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Have the request held once its head is complete; ignore the rest."""
+        """Hold the request once its head is complete; ignore the rest."""
         if self._is_read:
             return
         self._head += data

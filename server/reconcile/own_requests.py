@@ -216,7 +216,7 @@ class Successors:
 
 
 def _end_of(watch: ReplicaWatch) -> _End | None:
-    """Return the end of a replica that is replaced before; None: another cannot take its place."""
+    """Return the end of the replica to replace first; None if no other can take its place."""
     replica, status = watch.replica, watch.status
     at, replace_at = status.get("ends_at"), status.get("replace_at")
     can_be_replaced = replica.state is ReplicaState.READY and watch.run_file.is_at_gateway

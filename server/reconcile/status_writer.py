@@ -68,7 +68,7 @@ class StatusWriter:
         return True
 
     async def end_generation(self, generation: Generation, error: str | None) -> None:
-        """Write that nothing of a generation runs any more; `error`: why it has never served."""
+        """Record that a generation has ended; `error` says why it has never served."""
         state = GenerationState.RETIRED if error is None else GenerationState.FAILED
         work, now = observing.end_generation, time.time()
         self.bus.publish(await self.store.write(work, generation, state, now=now, error=error))

@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 73_594,
     "code lines": 47_617,
     "modules": 379,
-    "test lines": 68_051,
+    "test lines": 68_055,
     "words of pages": 24_984,
     "words of decisions": 7_928,
     "folders at the root": 15,

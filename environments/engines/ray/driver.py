@@ -145,7 +145,7 @@ class _Process:
         threading.Thread(target=self._read, name="ray answers", daemon=True).start()
 
     def ask(self, function: str, arguments: tuple[Any, ...], seconds: float) -> Any:
-        """Return the answer to one question; raises `DriverEnded` if there is none in time.
+        """Return the answer to one request; raises `DriverEnded` if it does not come in time.
 
         Also raises the `EngineGone` or `EngineRefused` of the function in the driver.
         """

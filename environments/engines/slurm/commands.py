@@ -136,7 +136,7 @@ def jobs() -> Iterator[Row]:
 
 
 def job_fields(job: str) -> dict[str, str]:
-    """Return a job's fields by their names in `scontrol`; none if Slurm has forgotten the job."""
+    """Return a job's fields by their names in `scontrol`; empty if Slurm does not know the job."""
     try:  # text in the job's comment that looks like fields comes after Slurm's own
         return read_fields(run("scontrol", "--oneliner", "show", "job", job))
     except EngineRefused:

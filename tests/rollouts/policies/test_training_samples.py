@@ -28,7 +28,7 @@ def experts(first: int, rows: int) -> Array:
 
 
 def conversation(turns: int, prompt: int = 3, answer: int = 2) -> list[Any]:
-    """Each turn's prompt has all that came before; there is no row for a turn's last token."""
+    """Return steps whose prompts repeat all earlier turns; a turn's last token has no row."""
     steps, history = [], list[int]()
     for _ in range(turns):
         history += range(len(history), len(history) + prompt)
