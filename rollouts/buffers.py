@@ -15,7 +15,6 @@ episode so far. Until one has ended, their length is unknown and assumed to be `
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -37,39 +36,23 @@ class ByteBudget:
             raise ValueError(f"a budget needs room: {limit_bytes} bytes")
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._first = asyncio.Lock()  # held by the first waiter; the lock admits in order
+        self._changed = asyncio.Event()
 
     async def reserve(self, size_bytes: int) -> int:
         """Wait in order of arrival, then reserve and return `size_bytes`, at least `MIN_BYTES`."""
         size_bytes = max(size_bytes, MIN_BYTES)
-        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size_bytes, admitted))
-        self._admit()
-        try:
-            await admitted
-        except asyncio.CancelledError:
-            if admitted.cancelled():
-                self._admit()  # admit waiters behind it
-            else:
-                self.change(-size_bytes)
-            raise
+        async with self._first:
+            while self.used_bytes and self.used_bytes + size_bytes > self.limit_bytes:
+                self._changed.clear()
+                await self._changed.wait()
+            self.used_bytes += size_bytes
         return size_bytes
 
     def change(self, difference_bytes: int) -> None:
         """Let a reservation grow without waiting, or release bytes if it is negative."""
         self.used_bytes += difference_bytes
-        self._admit()
-
-    def _admit(self) -> None:
-        """Admit waiters in order, as long as there is room."""
-        while self._waiting:
-            size_bytes, admitted = self._waiting[0]
-            if not admitted.cancelled():
-                if self.used_bytes and self.used_bytes + size_bytes > self.limit_bytes:
-                    return
-                self.used_bytes += size_bytes
-                admitted.set_result(None)
-            self._waiting.popleft()
+        self._changed.set()
 
 
 # Called with the size in bytes of a step, and of the observation that the step returned.

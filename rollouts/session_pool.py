@@ -19,7 +19,7 @@ import asyncio
 import itertools
 import ssl
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -140,7 +140,7 @@ class SessionPool:
         self._idle: dict[str, list[EpisodeSession]] = defaultdict(list)
         self._in_use: dict[str, set[EpisodeSession]] = defaultdict(set)
         self._closing: dict[asyncio.Task[None], EpisodeSession] = {}
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = defaultdict(deque)
+        self._returned: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(0))
 
     async def take(self, address: str, *, fresh: bool = False) -> tuple[EpisodeSession, bool]:
         """Return a session, and whether it has served an episode before."""
@@ -197,14 +197,7 @@ class SessionPool:
         if not self._in_use[address]:
             await asyncio.sleep(self._timing.pause_seconds)
             return False
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiting[address].append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self._wake(address)  # the next one in the queue
-            raise
+        await self._returned[address].acquire()
         return True
 
     async def _wait_for_reconnection(self, address: str) -> bool:
@@ -265,12 +258,9 @@ class SessionPool:
         closing.add_done_callback(self._closing.pop)
 
     def _wake(self, address: str) -> None:
-        waiting = self._waiting[address]
-        while waiting:
-            waiter = waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+        """Let the first waiting episode continue; without one, the next that waits."""
+        if (returned := self._returned[address]).locked():  # no permit is left from before
+            returned.release()
 
 
 def _named(server: Server) -> str:

@@ -57,8 +57,7 @@ async def test_a_cancelled_reservation_is_released_and_who_waits_behind_it_admit
     first = await budget.reserve(10 * KB)
     gone = asyncio.create_task(budget.reserve(9 * KB))
     await asyncio.sleep(0)
-    budget.change(-first)  # admits it; it has not run yet
-    assert budget.used_bytes == 9 * KB
+    budget.change(-first)  # there is room for it; it has not run yet
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
