@@ -33,7 +33,7 @@ from .folder.readers import has_rollouts
 from .folder.writer import RolloutWriter
 from .session_pool import Followed
 from .stages.named_parts import CHAT_PREFIX, FAILED, Stages, check_group, policy_named
-from .stages.sinks import FailedEpisodeSink, Say
+from .stages.sinks import GroupSink, Say
 
 RECORD = "rollout.json"
 REPORT_SECONDS = 1.0
@@ -193,7 +193,7 @@ async def roll_out(
         if earlier:
             say(f"{earlier} of {plural(config.episodes, config.unit)} are there already")
         keeps_failed = config.keep_failed or FAILED in config.stages.filters
-        sink = FailedEpisodeSink(
+        sink = GroupSink(
             writer,
             config.stages.size,
             filters=filters,

@@ -5,7 +5,7 @@ In a `GroupSink` episodes wait for their group, of which all of a tree count as 
 
     collector ─ put_step ─────────────────────────────▶ writer (its files have the steps meanwhile)
               ─ finish ─▶ group ─ complete ─▶ filters, advantages ─ finish_together ─▶ writer
-              ─ leave_out ─▶ the group is dropped: none of it is written
+              ─ finish, failed ─▶ the group is dropped: none of it is written
 
 Only the summaries of episodes wait here, a few hundred bytes each: a large last observation is
 written behind the steps while the episode waits, and read again for the stages. The stages run in
@@ -18,7 +18,7 @@ Advantages map the rewards of a group to as many numbers; the advantage of a sin
 filter maps a group to one answer for each episode: True drops it, and it is recorded without its
 steps, so that it is not played again. A later filter gets the episodes that the earlier ones kept.
 
-A rollout's own sink is a `FailedEpisodeSink`; without `--group` each episode is a group.
+Without `--group` each episode is a group.
 """
 
 from __future__ import annotations
@@ -107,10 +107,17 @@ def without_signal(group: Sequence[Finished]) -> list[bool]:
 
 
 MIN_PENDING_BYTES = 4096  # a smaller last observation waits in memory
+HOPELESS_EPISODES = 16  # failures without a success that end the rollout
+MAX_TRACEBACKS = 20  # in the log
+
+Say = Callable[[str], None]
 
 
 class GroupSink:
-    """A `StepSink` that passes episodes on in groups of `size`, with their verdicts."""
+    """A `StepSink` that passes episodes on in groups of `size`, with their verdicts.
+
+    It logs failed episodes, and drops their groups unless they are kept.
+    """
 
     def __init__(
         self,
@@ -120,6 +127,9 @@ class GroupSink:
         filters: Mapping[str, Filter] | None = None,
         advantages: Advantages | None = group_normalised,
         counts: ProgressStats | None = None,
+        say: Say = lambda _: None,
+        hints: Mapping[FailureReason, str] | None = None,
+        keeps_failed: bool = True,
     ) -> None:
         """Make a sink in front of a writer.
 
@@ -129,6 +139,9 @@ class GroupSink:
             filters: The filters in order, by the name that is recorded for a dropped episode.
             advantages: Computes advantages from a group's rewards; None: only filter.
             counts: Counts that are updated as groups are written.
+            say: Called with each line for the log.
+            hints: By the reason of the last failure, the hint if all episodes fail.
+            keeps_failed: Whether failed episodes are written.
         """
         if size < 1:
             raise ValueError(f"a group has at least one episode, not {size}")
@@ -140,6 +153,14 @@ class GroupSink:
         self._steps: Counter[str] = Counter()
         self._waiting: dict[int, list[Finished]] = {}
         self._given_up: set[int] = set()
+        self._say = say
+        self._hints = hints or {}
+        self._logged: set[str] = set()  # tracebacks of the policy, without the errors' texts
+        self._keeps_failed = keeps_failed
+        self._last_failure = ""
+        self._hint: str | None = None
+        self._failed = 0
+        self._is_well = False  # whether an episode has succeeded
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout-stages")
 
     async def put_step(self, episode_id: str, number: int, step: Step) -> None:
@@ -153,10 +174,35 @@ class GroupSink:
         await self._writer.discard(episode_id)
 
     async def finish(self, episode: Episode) -> None:
-        """Add an episode to its group; the last one passes the whole group on.
+        """Add an episode to its group, or drop the group; the last one passes the group on.
 
-        Raises `StageError`: a stage failed on the group.
+        Raises:
+            StageError: A stage failed on the group.
+            AllFailed: The first `HOPELESS_EPISODES` episodes have failed.
         """
+        if (failure := episode.failure) is None:
+            self._is_well = True
+            await self._add(episode)
+            return
+        self._failed += 1
+        self._last_failure = f"{failure.reason}: {failure.message}"
+        self._hint = self._hints.get(failure.reason)
+        self.counts.last_failures[failure.reason.value] = failure.message
+        at = f" at step {failure.step}" if failure.step else ""
+        self._say(f"episode {episode.id} failed{at}: {self._last_failure}")
+        frames = failure.traceback.rstrip().rpartition("\n")[0]
+        if frames and frames not in self._logged and len(self._logged) < MAX_TRACEBACKS:
+            self._logged.add(frames)
+            self._say(failure.traceback.rstrip())
+        if self._keeps_failed:
+            await self._add(episode)
+        else:
+            await self._leave_out(episode)
+        if self._failed == HOPELESS_EPISODES and not self._is_well:
+            text = f"the first {self._failed} episodes failed; the last: {self._last_failure}"
+            raise AllFailed(text, self._hint)
+
+    async def _add(self, episode: Episode) -> None:
         key = number_of(episode.id) // self._size
         steps = self._steps.pop(episode.id, 0) or len(episode.steps)
         one = Finished(episode, steps + (episode.branched_at or 0))
@@ -177,8 +223,7 @@ class GroupSink:
             del self._waiting[key]
             await self._hand_on(group)
 
-    async def leave_out(self, episode: Episode) -> None:
-        """Drop the group of an episode that failed for good and is not kept."""
+    async def _leave_out(self, episode: Episode) -> None:
         key = number_of(episode.id) // self._size
         self._given_up.add(key)
         await self.discard(episode.id)
@@ -187,7 +232,7 @@ class GroupSink:
             await self.discard(one.episode.id)
 
     async def close(self) -> None:
-        """Pass incomplete groups on as they are, and close the next sink."""
+        """Pass incomplete groups on as they are, and close the writer."""
         try:
             while self._waiting:
                 await self._hand_on(self._waiting.pop(next(iter(self._waiting))))
@@ -196,8 +241,21 @@ class GroupSink:
             await self._writer.close()
 
     def stop(self) -> None:
-        """End the thread; waiting episodes are dropped with the next sink."""
+        """End the thread of the stages; episodes that wait for their group are dropped."""
         self._thread.shutdown()
+
+    def raise_if_all_failed(self, earlier: int) -> None:
+        """Raise if the rollout has no result."""
+        finished = self.counts.finished
+        played, failed = finished.total(), finished[EpisodeStatus.FAILED]
+        if not failed or earlier:
+            return
+        if failed == played:
+            which = "the only episode" if played == 1 else f"all {played} episodes"
+            raise AllFailed(f"{which} failed; the last with {self._last_failure}", self._hint)
+        if not self.counts.written:
+            which = f"{failed} of {played} episodes failed, at least one of each group"
+            raise AllFailed(f"{which}; the last with {self._last_failure}", self._hint)
 
     async def _hand_on(self, group: list[Finished]) -> None:
         if self._filters or self._advantages or self._size > 1:
@@ -247,76 +305,3 @@ def judge(
     for one, advantage in zip(compared, found, strict=True):
         verdicts[one.episode.id] = Verdict(advantage)
     return verdicts
-
-
-HOPELESS_EPISODES = 16  # failures without a success that end the rollout
-MAX_TRACEBACKS = 20  # in the log
-
-Say = Callable[[str], None]
-
-
-class FailedEpisodeSink(GroupSink):
-    """A sink that logs failed episodes, and leaves them out unless they are kept.
-
-    The last failure's hint, by its reason, is that of a rollout in which all episodes fail.
-    """
-
-    def __init__(
-        self,
-        writer: RolloutWriter,
-        size: int,
-        *,
-        filters: Mapping[str, Filter],
-        advantages: Advantages | None,
-        counts: ProgressStats,
-        say: Say,
-        hints: Mapping[FailureReason, str],
-        keeps_failed: bool,
-    ) -> None:
-        super().__init__(writer, size, filters=filters, advantages=advantages, counts=counts)
-        self._say = say
-        self._hints = hints
-        self._logged: set[str] = set()  # tracebacks of the policy, without the errors' texts
-        self._keeps_failed = keeps_failed
-        self._last_failure = ""
-        self._hint: str | None = None
-        self._failed = 0
-        self._is_well = False  # whether an episode has succeeded
-
-    async def finish(self, episode: Episode) -> None:
-        """Add an episode to its group, unless it failed and failed ones are not kept."""
-        if episode.failure is None:
-            self._is_well = True
-            await super().finish(episode)
-            return
-        failure = episode.failure
-        self._failed += 1
-        self._last_failure = f"{failure.reason}: {failure.message}"
-        self._hint = self._hints.get(failure.reason)
-        self.counts.last_failures[failure.reason.value] = failure.message
-        at = f" at step {failure.step}" if failure.step else ""
-        self._say(f"episode {episode.id} failed{at}: {self._last_failure}")
-        frames = failure.traceback.rstrip().rpartition("\n")[0]
-        if frames and frames not in self._logged and len(self._logged) < MAX_TRACEBACKS:
-            self._logged.add(frames)
-            self._say(failure.traceback.rstrip())
-        if self._keeps_failed:
-            await super().finish(episode)
-        else:
-            await self.leave_out(episode)
-        if self._failed == HOPELESS_EPISODES and not self._is_well:
-            text = f"the first {self._failed} episodes failed; the last: {self._last_failure}"
-            raise AllFailed(text, self._hint)
-
-    def raise_if_all_failed(self, earlier: int) -> None:
-        """Raise if the rollout has no result."""
-        finished = self.counts.finished
-        played, failed = finished.total(), finished[EpisodeStatus.FAILED]
-        if not failed or earlier:
-            return
-        if failed == played:
-            which = "the only episode" if played == 1 else f"all {played} episodes"
-            raise AllFailed(f"{which} failed; the last with {self._last_failure}", self._hint)
-        if not self.counts.written:
-            which = f"{failed} of {played} episodes failed, at least one of each group"
-            raise AllFailed(f"{which}; the last with {self._last_failure}", self._hint)
