@@ -81,24 +81,13 @@ def seconds(text: str) -> float:
 class WholeNumber(click.IntRange):
     """The type of an option that is a whole number."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number, which is within the range."""
-        if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value) is None:
-            self.fail(f"{value!r} is not a whole number", param, ctx)
-        return int(super().convert(value, param, ctx))
+    name = "whole number"
 
 
 class Number(click.FloatRange):
     """The type of an option that is a number."""
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the number, which is within the range."""
-        try:
-            return float(super().convert(float(value), param, ctx))
-        except ValueError:
-            self.fail(f"{value!r} is not a number", param, ctx)
+    name = "number"
 
 
 class Duration(click.FloatRange):
