@@ -24,6 +24,7 @@ from ...client.api import DaemonClient
 from ...client.errors import ApiRefused, ClientError, ConnectionLost
 from ...schema.states import EnvironmentState, RequestState
 from ...system.text.json_lines import Json
+from ...system.text.safe_text import coloured
 from ...system.text.units import plural
 from .. import completion
 from ..options import connect, find_target, json_option, reconnect
@@ -36,15 +37,16 @@ from ..output.output import (
     environments_table,
     failures_table,
     faint,
-    for_rich,
     generations_table,
+    lines_of,
     new_console,
     replicas_table,
     requests_table,
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console, Group
+    from rich.console import Console
+    from rich.text import Text
 
 REQUESTS_OF_ENVIRONMENT = 10
 FAILURES_SHOWN = 3  # of one environment, in full; the table has the messages of the others
@@ -249,17 +251,18 @@ def _watch(client: DaemonClient, found: Json, read: Read, draw: Draw) -> None:
                     problem = exc
 
 
-def _screen(console: Console, found: Json, draw: Draw, problem: ClientError | None) -> Group:
+def _screen(console: Console, found: Json, draw: Draw, problem: ClientError | None) -> Text:
     """Return what fits the terminal: the oldest requests are left out first."""
-    from rich.console import Group
+    from rich.text import Text
 
     notice = [] if problem is None else [bad(f"{problem.message}; waiting for it to come back"), ""]
     while True:
-        group = Group(*map(for_rich, [*notice, *draw(found, time.time())]))
-        excess = len(console.render_lines(group, pad=False)) - console.height
+        lines = lines_of([*notice, *draw(found, time.time())], console.width)
+        screen = Text.from_ansi(coloured("\n".join(lines)))
+        excess = len(console.render_lines(screen, pad=False)) - console.height
         requests = found["requests"]
         if excess <= 0 or len(requests) <= MIN_REQUESTS:
-            return group
+            return screen
         found = {**found, "requests": requests[: max(MIN_REQUESTS, len(requests) - excess)]}
 
 

@@ -4,8 +4,8 @@
 With `--json`, stdout has only JSON, and all text is on stderr. Colour is used only if the stream is
 a terminal and `NO_COLOR` is not set.
 
-A table is aligned here if every line fits, which takes microseconds a line and no import. One that
-must be folded to fit a terminal, or is not plain ASCII, is left to rich (0.6 ms a line, and 30 ms).
+Tables are aligned here, which takes microseconds a line; rich takes 0.6 ms, and 30 ms to import
+(docs/decisions/0029-aligned-tables.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
@@ -27,8 +28,7 @@ from ...system.text.safe_text import coloured, plain
 from . import phrases
 
 if TYPE_CHECKING:
-    import rich.table
-    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.console import Console
 
 # Without a terminal nothing is wrapped: programs that read the output split lines themselves.
 _UNWRAPPED_COLUMNS = 10_000
@@ -48,10 +48,9 @@ _COLOURS: dict[str, str] = {
     GenerationState.DRAINING: "cyan",
 }
 
-_WHOLE = ("ID", "STATE", "ADDRESS")  # folded last, because they are copied or scanned
 _LEFT_OUT = ("SOURCE", "AGE", "REPLICAS", "WHEN")  # dropped in this order from a wide table
 _REPLICA_FAILED = re.compile(r"^replica \d+ of \S+ failed to start: ")
-_MIN_REMARK = 12  # columns, in which a remark is folded
+_MIN_REMARK = 12  # columns, in which a remark (the last cell, without a heading) is folded
 
 
 class Cell(NamedTuple):
@@ -72,104 +71,63 @@ class Table:
     def add_row(self, *cells: str | Cell) -> None:
         """Add a row: a cell for each heading."""
         row = (c if isinstance(c, Cell) else Cell(c, {}) for c in cells)
-        self._rows.append(tuple(cell._replace(text=plain(cell.text)) for cell in row))
+        self._rows.append(tuple(cell._replace(text=_one_line(cell.text)) for cell in row))
 
-    def lines(self, columns: int) -> list[str] | None:
-        """Return the aligned lines; None if they do not fit, or only rich knows their width."""
-        widths = self._widths()
-        if sum(widths) + len(_GAP) * len(widths) > columns:
-            return None
-        if not all(_is_plain(cell.text) for row in self._rows for cell in row):
-            return None
+    def lines(self, columns: int) -> list[str]:
+        """Return the aligned lines, without some columns if a terminal is too narrow for all."""
+        widths = [
+            max(_width(cell.text) for cell in cells) for cells in zip(*self._rows, strict=True)
+        ]
+        remark = widths[-1]
+        if not self._headings[-1]:
+            widths[-1] = min(remark, _MIN_REMARK)
+        kept = list(range(len(widths)))
+        for heading in _LEFT_OUT:
+            if sum(widths[number] + len(_GAP) for number in kept) > columns + len(_GAP):
+                kept = [number for number in kept if self._headings[number] != heading]
+        others = sum(widths[number] + len(_GAP) for number in kept[:-1])
+        widths[-1] = max(widths[-1], min(remark, columns - others))
         lines = []
         for row in self._rows:
-            parts = []
-            for (text, style, _), width in zip(row, widths, strict=True):
-                styled = click.style(text, **style) if style and text else text
-                parts.append(styled + " " * (width - len(text)))
-            lines.append(_GAP.join(parts).rstrip(" "))
+            folded = (_folded(row[number], widths[number]) for number in kept)
+            for texts in zip_longest(*folded, fillvalue=""):
+                parts = []
+                for number, text in zip(kept, texts, strict=True):
+                    styled = click.style(text, **row[number].style) if text else text
+                    parts.append(styled + " " * (widths[number] - _width(text)))
+                lines.append(_GAP.join(parts).rstrip(" "))
         return lines
 
-    def _widths(self) -> list[int]:
-        return [max(len(cell.text) for cell in cells) for cells in zip(*self._rows, strict=True)]
 
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[rich.table.Table]:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, pad_edge=False, padding=(0, len(_GAP), 0, 0), header_style="bold")
-        kept, do_fit = self._fitting(options.max_width)
-        for number in kept:
-            heading = self._headings[number]
-            is_whole = heading in _WHOLE or (do_fit and bool(heading) and self._is_plain(number))
-            table.add_column(heading, overflow="fold", no_wrap=is_whole)
-        for row in self._rows[1:]:
-            shown = (row[number] for number in kept)
-            texts = []
-            for cell in shown:
-                text = Text.from_ansi(click.style(cell.text, **cell.style))
-                if cell.is_cut:
-                    text.no_wrap, text.overflow = True, "ellipsis"
-                texts.append(text)
-            table.add_row(*texts)
-        yield table
-
-    def _is_plain(self, number: int) -> bool:
-        return all(_is_plain(row[number].text) for row in self._rows)
-
-    def _fitting(self, columns: int) -> tuple[list[int], bool]:
-        """Return the columns to show, and whether they fit; a remark may be folded."""
-        widths = self._widths()
-        if not self._headings[-1]:
-            widths[-1] = min(widths[-1], _MIN_REMARK)
-        kept = list(range(len(widths)))
-        for heading in (*_LEFT_OUT, None):
-            if sum(widths[number] + len(_GAP) for number in kept) <= columns:
-                return kept, True
-            kept = [number for number in kept if self._headings[number] != heading]
-        return kept, False
+def _one_line(text: str) -> str:
+    return plain(text).replace("\n", " ").replace("\t", " ")
 
 
-def _is_plain(text: str) -> bool:
-    """Return whether each character takes one column."""
-    return text.isascii() and (text.isprintable() or not text)
+def _width(text: str) -> int:
+    """Return how many columns a terminal needs for a text."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _folded(cell: Cell, width: int) -> list[str]:
+    """Return the lines of a cell; only those of a remark may be wider than its column."""
+    if _width(cell.text) <= width:
+        return [cell.text]
+    from textwrap import wrap
+
+    return wrap(cell.text, width, max_lines=1 if cell.is_cut else None, placeholder="…")
 
 
 Drawn = str | Table  # a string may be styled (`click.style`), and have several lines
 
 
-def draw(parts: Sequence[Drawn], stream: TextIO) -> None:
-    """Write tables and lines, folded if the terminal is too narrow for them."""
-    is_styled = is_coloured(stream)
-    columns = shutil.get_terminal_size().columns if stream.isatty() else _UNWRAPPED_COLUMNS
-    lines: list[str] = []
-    for part in parts:
-        drawn = part.lines(columns) if isinstance(part, Table) else _fitting(part, columns)
-        if drawn is None:
-            console = new_console(stream)
-            with console.capture() as captured:  # otherwise rich ends the process at a broken pipe
-                for each in parts:
-                    console.print(for_rich(each))
-            lines = captured.get().splitlines()
-            break
-        lines += drawn if is_styled else map(click.unstyle, drawn)
-    stream.write("".join(f"{line.rstrip(' ')}\n" for line in lines))
-    stream.flush()
-
-
-def _fitting(text: str, columns: int) -> list[str] | None:
-    lines = coloured(text).split("\n")
-    unstyled = [click.unstyle(line) for line in lines]
-    if columns < _UNWRAPPED_COLUMNS and not all(map(_is_plain, unstyled)):
-        return None
-    return lines if max(map(len, unstyled)) <= columns else None
-
-
-def for_rich(part: Drawn) -> RenderableType:
-    """Return a part for rich."""
-    from rich.text import Text
-
-    return Text.from_ansi(coloured(part)) if isinstance(part, str) else part
+def lines_of(parts: Iterable[Drawn], columns: int) -> list[str]:
+    """Return tables and lines as lines, which may be styled."""
+    drawn = (part.lines(columns) if isinstance(part, Table) else [part] for part in parts)
+    return list(chain.from_iterable(drawn))
 
 
 def is_coloured(stream: TextIO) -> bool:
@@ -337,8 +295,10 @@ class Output:
         self.json(value, indent=None)
 
     def draw(self, *parts: Drawn) -> None:
-        """Print tables and lines on the people's stream."""
-        draw(parts, self.people)
+        """Print tables and lines; off a terminal, tables have all of their columns."""
+        is_wide = not self.people.isatty()
+        columns = _UNWRAPPED_COLUMNS if is_wide else shutil.get_terminal_size().columns
+        self.result("\n".join(lines_of(parts, columns)))
 
 
 def echo(lines: Iterable[str], stream: TextIO) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import click
 import pytest
 from click import unstyle
+from rich.cells import cell_len
 from rich.console import Console
 from rich.spinner import Spinner
 
 from openenvd.cli import exit_codes
 from openenvd.cli.following import BAR_WIDTH, Timed, drawn_phase, phase_line
 from openenvd.cli.output import failures, phrases
-from openenvd.cli.output.output import Cell, Table, draw
+from openenvd.cli.output.output import Cell, Output, Table
 from openenvd.client.errors import ApiRefused, ConnectionLost, RequestFailed
 
 from ..client.fake_daemon import new_environment, new_request
@@ -134,68 +135,62 @@ def test_json_for_people_knows_times_dates_units_and_names_of_others() -> None:
     ]
 
 
-# Tables and lines, left to rich where something must be folded; and bars of progress
+# Tables and lines; and bars of progress
 
 
 WIDE = 10_000
 
 
-@pytest.fixture
-def table() -> Table:
+def plain_lines(table: Table, columns: int = WIDE) -> list[str]:
+    return [click.unstyle(line) for line in table.lines(columns)]
+
+
+def test_a_table_is_aligned_and_plain_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table("NAME", "STATE", "ADDRESS", "")
     table.add_row("echo", Cell("READY", {"fg": "green"}), "http://127.0.0.1:8000", "")
     table.add_row("a-longer-name", Cell("FAILED", {"fg": "red"}), "-", "its port is taken")
     table.add_row("", "", "", "")
-    return table
-
-
-def drawn_by_rich(table: Table, width: int = WIDE) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
-    with console.capture() as captured:
-        console.print(table)
-    return [line.rstrip(" ") for line in captured.get().splitlines()]
-
-
-def test_a_table_that_fits_is_as_rich_would_draw_and_plain_off_a_terminal(table: Table) -> None:
-    lines = table.lines(WIDE)
-    assert lines is not None
-    assert [click.unstyle(line) for line in lines] == drawn_by_rich(table)
-    assert "\x1b[32mREADY\x1b[0m " in lines[1]
-    assert table.lines(40) is None
-    stream = io.StringIO()
+    assert "\x1b[32mREADY\x1b[0m " in table.lines(WIDE)[1]
     line = "word " * 100 + "end"
-    draw([click.style(line, dim=True), "", table], stream)
-    lines = stream.getvalue().splitlines()
-    assert lines[:2] == [line, ""]
-    assert "\x1b" not in stream.getvalue()
+    Output().draw(click.style(line, dim=True), "", table)
+    assert capsys.readouterr().out.splitlines() == [
+        line,
+        "",
+        "NAME           STATE   ADDRESS",
+        "echo           READY   http://127.0.0.1:8000",
+        "a-longer-name  FAILED  -                      its port is taken",
+        "",
+    ]
 
 
 def test_a_narrow_terminal_shows_fewer_columns_and_folds_the_remark_alone() -> None:
     table = Table("REQUEST", "ID", "STATE", "WHEN", "")
-    table.add_row(
-        "rollout other_env", "8f3a91c2", "FAILED", "in 1.0 s, 1 min ago", "killed for its memory"
-    )
-    assert drawn_by_rich(table, 72) == [
+    when = "in 1.0 s, 1 min ago"
+    table.add_row("rollout other_env", "8f3a91c2", "FAILED", when, "killed for its memory")
+    table.add_row("launch", "8f3a91c3", "FAILED", when, Cell("no such file: x", {}, is_cut=True))
+    assert plain_lines(table, 72) == [
         "REQUEST            ID        STATE   WHEN",
         "rollout other_env  8f3a91c2  FAILED  in 1.0 s, 1 min ago  killed for its",
         " " * 58 + "memory",
+        "launch             8f3a91c3  FAILED  in 1.0 s, 1 min ago  no such file:…",
     ]
-    assert drawn_by_rich(table, 55) == [
+    assert plain_lines(table, 48) == [
         "REQUEST            ID        STATE",
-        "rollout other_env  8f3a91c2  FAILED  killed for its",
-        " " * 37 + "memory",
+        "rollout other_env  8f3a91c2  FAILED  killed for",
+        " " * 37 + "its memory",
+        "launch             8f3a91c3  FAILED  no such…",
     ]
 
 
-@pytest.mark.parametrize("text", ["é", "日本", "two\nlines", "tab\tbed"])
-def test_what_may_not_take_one_column_a_character_is_left_to_rich(text: str) -> None:
-    table = Table("NAME")
-    table.add_row(text)
-    assert table.lines(WIDE) is None
-    stream = io.StringIO()
-    draw(["before", table, "after"], stream)
-    assert stream.getvalue().splitlines()[:2] == ["before", "NAME"]
-    assert text.split()[-1] in stream.getvalue()
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("é", "é "), ("日本", "日本 "), ("two\nlines", "two lines "), ("tab\tbed", "tab bed ")],
+)
+def test_a_column_is_as_wide_as_its_characters_and_a_cell_one_line(text: str, shown: str) -> None:
+    table = Table("", "")
+    table.add_row(text, "x")
+    table.add_row("a" * cell_len(shown.rstrip()), "x")
+    assert plain_lines(table)[1:] == [f"{shown} x", "a" * cell_len(shown.rstrip()) + "  x"]
 
 
 def drawn(progress: dict[str, Any]) -> str:

@@ -14,12 +14,12 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_594,
-    "code lines": 47_617,
+    "shipped lines": 73_504,
+    "code lines": 47_538,
     "modules": 379,
-    "test lines": 68_055,
+    "test lines": 68_049,
     "words of pages": 24_984,
-    "words of decisions": 7_928,
+    "words of decisions": 7_946,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
