@@ -181,7 +181,7 @@ class SessionSocket(WebSocketProtocol):
         self._waiting.append(payload)
         if not self._is_full and _is_too_much(self._waiting):
             self._is_full = True
-            self.hold_reading()
+            self.transport.pause_reading()
 
     def binary_received(self) -> None:
         """End the session, as upstream does."""
@@ -204,9 +204,14 @@ class SessionSocket(WebSocketProtocol):
         while waiting and self._call is None and not self.is_paused and not self._is_over:
             payload = waiting.popleft()
             if self._is_full and not _is_too_much(waiting):
-                self._is_full = False
-                self.resume_reading()
+                self._read_again()
             self._take(payload)
+
+    def _read_again(self) -> None:
+        self._is_full = False
+        self._is_heard = True  # while it was not read, it could not be heard
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def _take(self, payload: bytes) -> None:
         """Begin to answer one message."""
@@ -417,8 +422,7 @@ class SessionSocket(WebSocketProtocol):
         self._is_over = True
         self._waiting = None
         if self._is_full:
-            self._is_full = False
-            self.resume_reading()  # the close has to be seen
+            self._read_again()  # the close has to be seen
         ending = self._release(self._forget_call())
         if ending is None:
             self._close_with(last_frame, code)

@@ -8,30 +8,17 @@ Fragmented messages are returned whole. A breach of the protocol raises `FrameEr
 head of a frame shows it. The JSON parser checks that a text is UTF-8; fragments are checked here.
 Why no library is used: `docs/decisions/0009-own-websocket-framing.md`.
 
-`PartialMessages` bounds the memory of the incomplete messages of all clients of one process.
-
-One message may be long, and a client may take its time. Without this bound a few hundred clients
-that each send most of a message, and then wait, take all memory.
-
-    more than `most_bytes` are kept         connections with a part of a message are held: they are
-                                            not read for a while, so that others complete theirs
-    no message is completed for a while     one held connection is read again, then two, then four,
-                                            ..., up to 1.5 times `most_bytes`; after `STALL_SECONDS`
-                                            there, the one with the most bytes is closed with 1013
-    more than twice `most_bytes`            the one with the most bytes is closed at once with 1013
-
-Held connections are read again because their data fills the kernel's receive buffers, for which
-another connection may wait. This is slow: 1,024 clients that send 2 MB each at once to a process
-that may keep 400 MB need up to a minute, or are closed. So the bound is a share of the available
-memory (`environment/plan.py`), and no less than `MESSAGES_AT_ONCE` messages. Clients whose messages
-are short, and so arrive whole, are never affected.
+`PartialMessages` bounds the memory of the incomplete messages of all clients of one process. One
+message may be long, and a client may take its time. Without this bound a few hundred clients that
+each send most of a message, and then wait, take all memory. Beyond it the connection with the most
+kept bytes is closed with 1013, which frees most at the price of one client. The bound is a share of
+the available memory (`environment/plan.py`), and no less than `MESSAGES_AT_ONCE` messages. Clients
+whose messages are short, and so arrive whole, are never affected.
 """
 
 from __future__ import annotations
 
-import asyncio
 import codecs
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from ...schema.protocol import MAX_MESSAGE_BYTES
@@ -245,9 +232,7 @@ def code_of_close(payload: bytes) -> int:
     return code
 
 
-MESSAGES_AT_ONCE = 4  # incomplete ones of the greatest length, for which there is always room
-STALL_SECONDS = 10.0  # without a message that became whole
-POLL_INTERVAL_SECONDS = 0.25  # while connections are held
+MESSAGES_AT_ONCE = 8  # incomplete ones of the greatest length, for which there is always room
 
 
 class PartialMessages:
@@ -258,73 +243,13 @@ class PartialMessages:
         self._most_bytes = max(most_bytes, MESSAGES_AT_ONCE * max_message_bytes)
         self._kept: dict[WebSocketProtocol, int] = {}
         self._total = 0
-        self._held: dict[WebSocketProtocol, None] = {}  # of these; the first is read again first
-        self._going_on: set[WebSocketProtocol] = set()  # those not held that sent since `_look`
-        self._timer: asyncio.TimerHandle | None = None  # while any is held
-        self._is_any_whole = False  # a message has been completed since `_look`
-        self._stalled_looks = 0
-        self._more = 1  # held ones to read at the next `_look` if no message is completed
 
     def note(self, connection: WebSocketProtocol, size: int) -> None:
         """Take note of how many bytes are kept for a connection, and make room if need be."""
         self._total += size - self._kept.pop(connection, 0)
         if size:
             self._kept[connection] = size
-            self._going_on.add(connection)
-        else:
-            self._is_any_whole = True
-            self._going_on.discard(connection)
-            self._read_again(connection)
-        if self._total > 2 * self._most_bytes:
-            self._close_largest()
-        elif size and self._total > self._most_bytes:
-            self._hold(connection)
-        elif self._held and (self._total <= self._most_bytes or not self._going_on):
-            self._read_again(next(iter(self._held)))  # there is room, or no other is incomplete
-
-    def is_held(self, connection: WebSocketProtocol) -> bool:
-        """Return whether the connection is not read for a while, to the others' benefit."""
-        return connection in self._held
-
-    def _hold(self, connection: WebSocketProtocol) -> None:
-        if connection not in self._held and len(self._going_on) > 1:
-            self._going_on.discard(connection)
-            self._held[connection] = None
-            connection.hold_reading()
-            if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(
-                    POLL_INTERVAL_SECONDS, self._look
-                )
-
-    def _read_again(self, connection: WebSocketProtocol) -> None:
-        if connection in self._held:
-            del self._held[connection]
-            connection.resume_reading()
-
-    def _look(self) -> None:
-        """Read from twice as many held connections each time, until a message is complete.
-
-        With little room left, read from one at a time.
-        """
-        self._timer = None
-        self._stalled_looks = 0 if self._is_any_whole else self._stalled_looks + 1
-        has_room = self._total < 1.5 * self._most_bytes
-        if self._is_any_whole:
-            self._more = max(1, self._more // 2)
-        elif self._stalled_looks * POLL_INTERVAL_SECONDS >= STALL_SECONDS and not has_room:
-            self._close_largest()
-        else:
-            more = self._more if has_room else 1
-            for connection in list(islice(self._held, more)):
-                self._read_again(connection)
-            self._more = 2 * more
-        if self._held:
-            self._timer = asyncio.get_running_loop().call_later(POLL_INTERVAL_SECONDS, self._look)
-        self._is_any_whole = False
-        self._going_on.clear()
-
-    def _close_largest(self) -> None:
-        """Close the connection with the most kept bytes; its `fail` notes that none are kept."""
-        largest = max(self._kept, key=self._kept.__getitem__)
-        text = f"unfinished messages take {self._total // MB} MB"
-        largest.guarded(largest.fail, ws.TRY_AGAIN_LATER_CLOSE, text)
+        if self._total > self._most_bytes:  # a connection that fails notes that none are kept
+            largest = max(self._kept, key=self._kept.__getitem__)
+            text = f"unfinished messages take {self._total // MB} MB"
+            largest.guarded(largest.fail, ws.TRY_AGAIN_LATER_CLOSE, text)

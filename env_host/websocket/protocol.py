@@ -54,7 +54,6 @@ class WebSocketProtocol(asyncio.Protocol):
         self._closing: asyncio.TimerHandle | None = None  # our close frame is on its way
         self._has_left = False
         self._is_open = True  # messages are taken and sent: neither side has closed
-        self._holds = 0  # how many reasons there are now not to read from the peer
         self._is_heard = True  # data has arrived since `check_liveness` was last called
         self._is_pinged = False  # `check_liveness` sent a ping then
         self._pong: bytes | None = None  # to be sent when the peer reads again
@@ -77,19 +76,6 @@ class WebSocketProtocol(asyncio.Protocol):
         """Send one message."""
         if self._is_open:
             self._write(TEXT, payload)
-
-    def hold_reading(self) -> None:
-        """Stop reading from the peer, until `resume_reading` has been called as often."""
-        self._holds += 1
-        if self._holds == 1:
-            self.transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Read from the peer again, unless there is another reason not to."""
-        self._holds -= 1
-        self._is_heard = True  # while it was not read, it could not be heard
-        if not self._holds and not self.transport.is_closing():
-            self.transport.resume_reading()
 
     def check_liveness(self) -> None:
         """Ping a peer that was silent since the last call; close if it did not answer a ping."""
@@ -202,7 +188,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self.transport.close()
 
     def _check_liveness(self) -> None:
-        if self._is_heard or not self._is_open or self._partial.is_held(self):
+        if self._is_heard or not self._is_open:
             self._is_heard = self._is_pinged = False
         elif not self._is_pinged:
             self._is_pinged = True

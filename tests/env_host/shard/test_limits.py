@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a client may send to a real env host, over HTTP and as a message."""
 
-import asyncio
 import contextlib
 import json
 import socket
@@ -17,7 +16,6 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Opcode
 from websockets.sync.client import connect
 
-from openenvd.env_host.websocket.frames import PartialMessages
 from openenvd.system.net.connection_limit import connections_within
 from openenvd.system.text.units import MB
 
@@ -116,61 +114,6 @@ def test_a_message_beyond_the_setting_is_refused_and_one_within_passes(host: Hos
         echoed(2 * MB)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
-
-
-def test_a_crowd_that_sends_long_messages_in_one_instant_is_answered(host: Host) -> None:
-    """They are more than may be kept of unfinished messages; some are read later than others."""
-    sent = long_step(2)
-    cut = len(sent) * 9 // 10
-
-    def send_in_parts(client: Raw, all_have_begun: threading.Barrier) -> None:
-        with contextlib.suppress(OSError):
-            client.send(sent[: cut // 2])
-            all_have_begun.wait(WAIT_SECONDS)
-            client.send(sent[cut // 2 : cut])
-            client.send(sent[cut:])
-
-    with contextlib.ExitStack() as stack:
-        crowd = [stack.enter_context(opened(host)) for _ in range(24)]
-        barrier = threading.Barrier(len(crowd))
-        with beside(partial(send_in_parts, each, barrier) for each in crowd):
-            for each in crowd:
-                assert each.answer()["type"] == "observation"
-
-
-def test_long_messages_are_answered_behind_unfinished_ones_that_do_not_go_on(host: Host) -> None:
-    """Nor is one of these closed for it: each is answered when it goes on at last."""
-    sent = long_step(2)
-    with contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(opened(host)) for _ in range(4)]
-        crowd = [stack.enter_context(opened(host)) for _ in range(12)]
-        for client in slow:
-            client.send(sent[:-200_000])
-        with beside(partial(each.send, sent) for each in crowd):
-            for each in crowd:
-                assert each.answer()["type"] == "observation"
-        for client in slow:
-            client.send(sent[-200_000:])
-            assert client.answer()["type"] == "observation"
-
-
-async def test_one_connection_goes_on_where_all_are_held_and_little_room_is_left() -> None:
-    read_again = asyncio.Queue[Any]()
-
-    class Connection:
-        hold_reading = staticmethod(lambda: None)
-
-        def resume_reading(self) -> None:
-            read_again.put_nowait(self)
-
-    partial_messages = PartialMessages(2 * MB)
-    crowd: list[Any] = [Connection() for _ in range(13)]
-    for each in crowd:
-        partial_messages.note(each, MB - 1000)
-        partial_messages.note(each, MB)
-    held = list(filter(partial_messages.is_held, crowd))
-    assert await asyncio.wait_for(read_again.get(), WAIT_SECONDS) is held[0]
-    assert read_again.empty()
 
 
 def test_long_messages_are_answered_beside_unfinished_ones_that_go_on_by_bytes(
