@@ -36,7 +36,7 @@ from ...system.memory.cgroups import own_group
 from ...system.net.connection_limit import closing_answer
 from ...system.net.websocket import GOING_AWAY_CLOSE
 from ...system.process.descriptors import Message
-from ...system.process.loop_lag import EventLoopLagMonitor, LagSnapshot
+from ...system.process.loop_lag import EventLoopLagMonitor
 from ...system.process.signal_pipe import STOP_SIGNALS, handler_before, take_over
 from ...system.text.units import MB, plural
 from ..errors import SessionEnded
@@ -80,6 +80,7 @@ class ProcessReport:
     _scoreboard: Scoreboard
     _counters: Counters
     _link: MessageChannel
+    _lag: EventLoopLagMonitor
     _owns_cgroup: bool
     _failure: str | None = None  # as sent last
 
@@ -94,10 +95,7 @@ class ProcessReport:
         counters[Field.ISOLATED] = sum(session.is_remote for session in table)
         counters[Field.STEPS] = table.steps
         counters[Field.STEP_TIMEOUTS] = table.step_timeouts
-
-    def write_lag(self, lag: LagSnapshot) -> None:
-        """Write the loop's lag to the scoreboard."""
-        counters = self._counters
+        lag = self._lag.snapshot()
         counters[Field.LAG_P50] = int(lag.p50_seconds * MICROSECONDS)
         counters[Field.LAG_P99] = int(lag.p99_seconds * MICROSECONDS)
         counters[Field.LAG_MAX] = int(lag.max_seconds * MICROSECONDS)
@@ -196,8 +194,9 @@ class Shard:
             unattached_seconds=config.http_session_idle_seconds or math.inf,
             reset_first=config.refuses_unreset,
         )
+        self._lag = EventLoopLagMonitor(f"shard {own.index}")  # paused while all is idle
         self._report = ProcessReport(
-            self.table, scoreboard, self._counters, self.link, config.owns_cgroup
+            self.table, scoreboard, self._counters, self.link, self._lag, config.owns_cgroup
         )
         self.table.abandoned.on_change = self._report.write_abandoned
         self.table.memory_note = self._report.memory_note
@@ -210,8 +209,6 @@ class Shard:
         )
         app = HostApp(definition, self.table, config, scoreboard, peers, own, route)
         self.server = Server(app, config, runs_hooks=own.is_home)
-        # Paused while all is idle.
-        self._lag = EventLoopLagMonitor(f"shard {own.index}", on_report=self._report.write_lag)
         self._stopping = asyncio.Event()
         self._stopped_by: signal.Signals | None = None
         self._refuses_unknown_ids = definition.refuses_unknown_ids

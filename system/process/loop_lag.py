@@ -4,7 +4,6 @@
     the loop's thread                        the watchdog, a thread of its own
     ─────────────────                        ─────────────────────────────────
     ten times a second: `beat` ──▶ LagWindow ◀── overdue by a second? one warning with the stack
-    once a second: `on_report` ◀──    │
     anybody, any thread: `snapshot` ◀─┘
 
 It samples only while there is work; otherwise it has no timer, and its thread is blocked, so that
@@ -33,7 +32,6 @@ from dataclasses import dataclass, field
 INTERVAL_SECONDS = 0.1
 WINDOW_SECONDS = 60.0
 STALL_SECONDS = 1.0  # a longer delay is logged, with the code that causes it
-REPORT_SECONDS = 1.0
 LINGER_SAMPLES = 10  # after the last work
 _ROUNDING = 1e-9
 
@@ -107,17 +105,14 @@ class EventLoopLagMonitor:
 
     A process that is mostly idle starts it paused, and reports when it has work: `resume` and
     `pause` may be called repeatedly, and blocks of `watching` are counted. All methods but
-    `snapshot` are called on the loop's thread, and so is `on_report`, once a second while it
-    samples, and when it pauses.
+    `snapshot` are called on the loop's thread.
     """
 
     name: str = "loop"  # of the loop, in log lines and in the watchdog's thread name
     interval_seconds: float = INTERVAL_SECONDS
     window_seconds: float = WINDOW_SECONDS
     stall_seconds: float = STALL_SECONDS
-    on_report: Callable[[LagSnapshot], None] | None = None
     clock: Callable[[], float] = time.monotonic
-    _report_at: float = field(init=False, default=0.0)
     _loop: asyncio.AbstractEventLoop | None = field(init=False, default=None)
     _timer: asyncio.TimerHandle | None = field(init=False, default=None)  # set while it samples
     _watching: int = field(init=False, default=0)  # blocks of `watching`
@@ -199,11 +194,7 @@ class EventLoopLagMonitor:
         now = self.clock()
         self._window.beat(now)
         self._samples_left -= 1
-        is_last = self._samples_left <= 0
-        if self.on_report is not None and (is_last or now >= self._report_at):
-            self._report_at = now + REPORT_SECONDS
-            self.on_report(self.snapshot())
-        if is_last:
+        if self._samples_left <= 0:
             self._stop_sampling()
         else:
             self._timer = self._loop.call_later(self._window.due - now, self._beat)
