@@ -195,8 +195,6 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
     plan = plans.plan_of(
         config, machine, is_concurrent=is_concurrent, class_name=class_name, has_own_hooks=has_hooks
     )
-    partial_bytes = int((machine.memory_bytes or 0) * plans.PARTIAL_SHARE) // plan.shards
-    plan = replace(plan, partial_messages_bytes=partial_bytes)
     _ = definition.may_change_threads  # found out once, before shards are forked
     has_several = plan.shards > 1 or plan.isolates
     for sentence in notifier.differences if has_several else ():

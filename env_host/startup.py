@@ -61,7 +61,6 @@ class ChildConfig:
     isolates: bool = False  # its sessions have processes of their own
     has_template: bool = False  # these are forked from a process that the shard has for that
     state_address: str | None = None  # of the state process, if sessions share a state
-    partial_messages_bytes: int = 0  # it may keep of unfinished messages; 0: not known
     session_fd: int | None = None  # a session's process: its end of the socket pair to its shard
     life_fd: int | None = None  # whose other end is closed when the supervisor exits
     imported_fds: Sequence[int] = ()  # that the environment opened at its import

@@ -37,7 +37,6 @@ ISOLATED_PER_CORE = 16  # most, by default
 MAX_CORES = 4096
 MAX_SHARDS = 256
 MEMORY_SHARE = 0.5  # of the free memory, for isolated sessions when their number is not configured
-PARTIAL_SHARE = 0.25  # of the same, for messages that have not arrived whole
 TRIAL_SECONDS = 5.0
 SLOW_SECONDS = 10.0  # after which the stack of a factory is logged
 NOTE_ON_HOOKS = (
@@ -67,7 +66,6 @@ class ServingPlan:
     isolates: bool  # a process for each session
     exclusive: bool  # one session at a time in a process
     keeps_one: bool = False  # the first shard stays, whether or not anybody has connected
-    partial_messages_bytes: int = 0  # a process may keep of unfinished messages; 0: not known
 
     def share(self, index: int) -> int:
         """Return how many of the sessions are the shard's."""

@@ -230,7 +230,7 @@ class HostApp:
             table,
             self._mcp.answer,
             asyncio.get_running_loop(),
-            PartialMessages(config.max_message_bytes, own.partial_messages_bytes),
+            PartialMessages(config.max_message_bytes),
             definition.checks_handshakes,
             lines.encode("latin-1"),
         )

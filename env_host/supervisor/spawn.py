@@ -110,7 +110,6 @@ class Spawner:
             isolates=self.plan.isolates,
             has_template=self.can_fork and forking.CAN_FORK_SIBLINGS,
             state_address=self.state_address,
-            partial_messages_bytes=self.plan.partial_messages_bytes,
         )
         new = Child(0, config, link, time.monotonic(), kills_before=self.count_kills())
         with childs_link:

@@ -11,9 +11,8 @@ Why no library is used: `docs/decisions/0009-own-websocket-framing.md`.
 `PartialMessages` bounds the memory of the incomplete messages of all clients of one process. One
 message may be long, and a client may take its time. Without this bound a few hundred clients that
 each send most of a message, and then wait, take all memory. Beyond it the connection with the most
-kept bytes is closed with 1013, which frees most at the price of one client. The bound is a share of
-the available memory (`environment/plan.py`), and no less than `MESSAGES_AT_ONCE` messages. Clients
-whose messages are short, and so arrive whole, are never affected.
+kept bytes is closed with 1013, which frees most at the price of one client. Clients whose messages
+are short, and so arrive whole, are never affected.
 """
 
 from __future__ import annotations
@@ -232,15 +231,15 @@ def code_of_close(payload: bytes) -> int:
     return code
 
 
-MESSAGES_AT_ONCE = 8  # incomplete ones of the greatest length, for which there is always room
+MESSAGES_AT_ONCE = 8  # incomplete ones of the greatest length, for which there is room
 
 
 class PartialMessages:
     """The incomplete messages of the connections of one process. On the event loop only."""
 
-    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES, most_bytes: int = 0) -> None:
+    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self.max_message_bytes = max_message_bytes
-        self._most_bytes = max(most_bytes, MESSAGES_AT_ONCE * max_message_bytes)
+        self._most_bytes = MESSAGES_AT_ONCE * max_message_bytes
         self._kept: dict[WebSocketProtocol, int] = {}
         self._total = 0
 

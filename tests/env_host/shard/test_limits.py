@@ -33,7 +33,7 @@ app = FastAPI()
 async def step(request: Request):
     return {"size": len(await request.body())}
 """
-LIMITS: dict[str, Any] = {"max_message_mb": 2, "memory_bytes": 64 * MB}
+LIMITS: dict[str, Any] = {"max_message_mb": 2}
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def limited(request: pytest.FixtureRequest, serve: StartHost, project: dict[str,
 
 @pytest.fixture
 def host(serve: StartHost) -> Host:
-    """An env host that takes messages of 2 MB, and has memory for few at once."""
+    """An env host that takes messages of 2 MB."""
     return serve(ECHO, reset_first=False, **LIMITS)
 
 
@@ -119,7 +119,7 @@ def test_a_message_beyond_the_setting_is_refused_and_one_within_passes(host: Hos
 def test_long_messages_are_answered_beside_unfinished_ones_that_go_on_by_bytes(
     start: StartHost,
 ) -> None:
-    host = start(ECHO, reset_first=False, max_message_mb=8, memory_bytes=64 * MB)
+    host = start(ECHO, reset_first=False, max_message_mb=8)
     host.ready()
     sent = long_step(8)
     rest = len(sent) - 2000
@@ -156,18 +156,6 @@ def test_of_more_unfinished_messages_than_may_be_the_largest_is_closed(host: Hos
             stack.enter_context(opened(host)).send(sent[:200_000])
         opcode, payload = largest.receive()
         assert (opcode, int.from_bytes(payload[:2], "big")) == (Opcode.CLOSE, 1013)
-
-
-def test_with_memory_for_them_more_unfinished_messages_are_kept(serve: StartHost) -> None:
-    host = serve(ECHO, reset_first=False, max_message_mb=2, memory_bytes=1000 * MB)
-    sent = long_step(2)
-    with contextlib.ExitStack() as stack:
-        crowd = [stack.enter_context(opened(host)) for _ in range(30)]
-        for client in crowd:
-            client.send(sent[:-10])
-        for client in crowd:
-            client.send(sent[-10:])
-            assert client.answer()["type"] == "observation"
 
 
 def test_silent_strangers_do_not_keep_others_out_of_a_projects_own_app(
