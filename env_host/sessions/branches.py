@@ -162,14 +162,6 @@ class Checkpoints:
             parked.discard()
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """The result of a look at a session before it is copied."""
-
-    tier: Tier
-    size_bytes: int
-
-
 def check_memory(size_bytes: int, count: int, free_bytes: int | None) -> None:
     """Raise `BranchRefused` if copies of this size do not fit into the free memory."""
     if free_bytes is not None and size_bytes * count > free_bytes:
@@ -227,7 +219,9 @@ class Branches:
             each.is_branch = True
         self.live += len(made)
         try:
-            await self._fill(parent, made, tier)
+            copies = await _copies(parent, tier, len(made))
+            for each, copy in zip(made, copies, strict=True):
+                await _continue(each, tier, copy)
             for number, each in enumerate(made):
                 if (seed := request.seed_of(number)) is not None:
                     await _reseed(each, seed)
@@ -256,39 +250,14 @@ class Branches:
         if self._table.exclusive:
             text = "the class does not set SUPPORTS_CONCURRENT_SESSIONS = True"
             raise unsupported(Reason.SHARED_STATE, [text])
-        look = await _on_thread(session, _look, session.env)
-        if look.size_bytes * count > UNCHECKED_BYTES:
-            check_memory(look.size_bytes, count, free_memory_bytes())
-        return look.tier
-
-    async def _fill(self, parent: Session, made: list[Session], tier: Tier) -> None:
-        """Give each new session an instance with the parent's state, ready to be called."""
-        if isinstance(parent, RemoteSession):
-            copies = await parent.copies(len(made))
-            for each, process in zip(made, copies, strict=True):
-                assert isinstance(each, RemoteSession)
-                each.continue_in(process)
-            return
-        if tier is Tier.COPY:
-            envs = await _on_thread(parent, copying.copies_of, parent.env, len(made))
-            for each, env in zip(made, envs, strict=True):
-                each.env = env
-                await each.begin()
-            return
-        state = await _on_thread(parent, copying.export_state, parent.env)
-        for each in made:
-            await each.begin()
-            await _on_thread(each, copying.import_state, each.env, state)
+        tier, size_bytes = await _on_thread(session, _look, session.env)
+        if size_bytes * count > UNCHECKED_BYTES:
+            check_memory(size_bytes, count, free_memory_bytes())
+        return tier
 
     async def _checkpoint(self, session: Session) -> tuple[Tier, str]:
-        parked: Any
         tier = await self._look_at(session, 1)
-        if isinstance(session, RemoteSession):
-            [parked] = await session.copies(1)
-        elif tier is Tier.COPY:
-            [parked] = await _on_thread(session, copying.copies_of, session.env, 1)
-        else:
-            parked = await _on_thread(session, copying.export_state, session.env)
+        [parked] = await _copies(session, tier, 1)
         now, seen = self._loop.time(), session.seen or NOTHING_SEEN
         if session.id not in self._table and isinstance(parked, ProcessEnd):
             parked.discard()
@@ -298,21 +267,19 @@ class Branches:
 
     async def _restore(self, session: Session, checkpoint_id: str) -> bytes:
         found = self.checkpoints.find(checkpoint_id, self._loop.time())
+        copy = found.copy
         if isinstance(session, RemoteSession):
             try:
-                [process] = await found.copy.copies(1)
+                [copy] = await copy.copies(1)
             except SessionEnded as exc:
                 text = f"The checkpoint is lost: {exc} Reset, and take the same actions again."
                 raise BranchRefused(text, WSErrorCode.CHECKPOINT_UNKNOWN) from exc
             if session.id not in self._table:  # it has ended meanwhile
-                process.discard()
+                copy.discard()
                 raise UnknownSession(f"Session {session.id} has ended")
-            session.continue_in(process)
         elif found.tier is Tier.COPY:
-            [env] = await _on_thread(session, copying.copies_of, found.copy, 1)
-            await session.replace(env)
-        else:
-            await _on_thread(session, copying.import_state, session.env, found.copy)
+            [copy] = await _on_thread(session, copying.copies_of, copy, 1)
+        await _continue(session, found.tier, copy)
         session.seen, session.may_step = found.seen, found.may_step
         return found.seen
 
@@ -325,9 +292,31 @@ async def _on_thread(session: Session, call: Callable[..., _T], *args: Any) -> _
     return result
 
 
-def _look(env: Any) -> Look:
+def _look(env: Any) -> tuple[Tier, int]:
+    """Return how an instance can be copied, and the bytes of a copy."""
     contents = copying.examine(env)
-    return Look(copying.choose_tier(env, contents), contents.size_bytes)
+    return copying.choose_tier(env, contents), contents.size_bytes
+
+
+async def _copies(session: Session, tier: Tier, count: int) -> list[Any]:
+    """Return copies of a session: processes, instances, or the state that it has exported."""
+    if isinstance(session, RemoteSession):
+        return list(await session.thread.copies(count))
+    if tier is Tier.COPY:
+        return await _on_thread(session, copying.copies_of, session.env, count)
+    return [await _on_thread(session, copying.export_state, session.env)] * count
+
+
+async def _continue(session: Session, tier: Tier, copy: Any) -> None:
+    """Give a session, which may be a new one, the state that a copy has."""
+    if isinstance(session, RemoteSession):
+        session.continue_in(copy)
+    elif tier is Tier.COPY:
+        await session.replace(copy)
+    else:
+        if not session.is_ready:
+            await session.begin()
+        await _on_thread(session, copying.import_state, session.env, copy)
 
 
 async def _reseed(session: Session, seed: int) -> None:

@@ -432,10 +432,6 @@ class RemoteSession(Session):
     @property
     def thread(self) -> Any:
         """The process end, to which calls are submitted as to a thread."""
-        return self._own_process
-
-    @property
-    def _own_process(self) -> ProcessEnd:
         assert self.process is not None
         return self.process
 
@@ -469,11 +465,7 @@ class RemoteSession(Session):
 
     async def ask(self, kind: str, data: Any = None) -> Any:
         """Send a request and return the answer; raises `SessionEnded` if the process has ended."""
-        return await self._own_process.ask(kind, data)
-
-    async def copies(self, count: int) -> list[ProcessEnd]:
-        """Fork the process; raises as `ProcessEnd.copies`."""
-        return await self._own_process.copies(count)
+        return await self.thread.ask(kind, data)
 
     def continue_in(self, process: ProcessEnd) -> None:
         """Continue in a copy of a session's process; the process before, if any, ends."""
@@ -512,6 +504,3 @@ class RemoteSession(Session):
         ended = asyncio.get_running_loop().create_future()  # none was started
         ended.set_result(None)
         return ended
-
-    def release_thread(self) -> None:
-        """Do nothing: the process ends by itself."""

@@ -172,8 +172,8 @@ class Session:
         return self.thread.run(self._close)
 
     async def replace(self, env: Any) -> None:
-        """Continue with another instance; the one before is closed."""
-        if self.needs_closing:
+        """Continue with another instance; the one before, if any, is closed."""
+        if self.is_ready and self.needs_closing:
             await (await self.leave())
         self._holding, self.env = None, env
         await self.begin()
