@@ -217,21 +217,13 @@ class PeerReplicas:
             if found.startswith(name) and found.endswith(".door"):
                 yield int(found[len(name) :].removesuffix(".door"))
 
-    def pass_on(self, replica: int, connection: Unanswered) -> None:
-        """Pass a connection to another replica, and close it here. Within a running loop."""
-        try:
-            message = connection_message([connection])
-        except OSError:
-            os.close(connection.fd)
-        else:
-            self._send(replica, message)
-
-    def _send(self, replica: int, message: descriptors.Message) -> None:
+    def send(self, replica: int, message: descriptors.Message) -> None:
+        """Send a message to another replica, and close its descriptors. Within a running loop."""
         if (end := self._connect(replica)) is not None:
             with end, contextlib.suppress(OSError):  # the replica may have exited meanwhile
                 if not descriptors.send_message(end, message):
                     loop = asyncio.get_running_loop()
-                    loop.call_later(RETRY_SECONDS, self._send, replica, message)
+                    loop.call_later(RETRY_SECONDS, self.send, replica, message)
                     return
         descriptors.close_all(message.fds)
 

@@ -32,6 +32,7 @@ import socket
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote_to_bytes
@@ -305,10 +306,10 @@ class OtherProcesses:
     def owner_of(self, session_id: str) -> Give | None:
         """Return how to give a connection to the other process that has the session."""
         if (index := self.process(session_id)) is not None:
-            return self._giver(index)
+            return _giver(self._inboxes[index].send)
         if (replica := self.replica(session_id)) is None:
             return None
-        return lambda fd: self._replicas.pass_on(replica, Unanswered(now_microseconds(), fd))
+        return _giver(partial(self._replicas.send, replica))
 
     async def roomier(self) -> Give | None:
         """Find the shard with the most room if this one is full; wait for one that is starting."""
@@ -318,25 +319,23 @@ class OtherProcesses:
         while not self._scoreboard[self._own.index].room:
             now = now_microseconds()
             if roomy := [row for row in others if row.room and row.is_responsive(now)]:
-                return self._giver(max(roomy, key=lambda row: row.room).index)
+                return _giver(self._inboxes[max(roomy, key=lambda row: row.room).index].send)
             if all(row[Field.PID] for row in others) or loop.time() > deadline:
                 break
             await asyncio.sleep(STARTING_POLL_INTERVAL_SECONDS)
         return None
 
-    def _giver(self, index: int) -> Give:
-        return lambda fd: self._send(index, Unanswered(now_microseconds(), fd))
-
     def hand_over(self, arrival: Arrival, index: int) -> None:
         """Send a connection to another shard."""
         if (connection := arrival.give_up(None)) is not None:
             self._scoreboard[self._own.index].add(Field.HANDED_OVER)
-            self._send(index, connection)
+            _send(connection, self._inboxes[index].send)
 
     def pass_on(self, arrival: Arrival, replica: int, first_full: int | None = None) -> None:
         """Pass a connection to another replica."""
         if (connection := arrival.give_up()) is not None:
-            self._replicas.pass_on(replica, connection._replace(first_full=first_full))
+            connection = connection._replace(first_full=first_full)
+            _send(connection, partial(self._replicas.send, replica))
 
     def ask_replica(self, arrival: Arrival) -> bool:
         """Pass a connection that finds no room here to another replica; False: none is left."""
@@ -347,14 +346,19 @@ class OtherProcesses:
             self.pass_on(arrival, number, first)
         return number is not None
 
-    def _send(self, index: int, connection: Unanswered) -> None:
-        try:
-            message = connection_message([connection])
-        except OSError as exc:
-            log.warning("a connection could not be passed to another process: %s", exc)
-            turn_away(socket.socket(fileno=connection.fd))
-        else:
-            self._inboxes[index].send(message)
+
+def _giver(send: Callable[[Message], None]) -> Give:
+    return lambda fd: _send(Unanswered(now_microseconds(), fd), send)
+
+
+def _send(connection: Unanswered, send: Callable[[Message], None]) -> None:
+    try:
+        message = connection_message([connection])
+    except OSError as exc:
+        log.warning("a connection could not be passed to another process: %s", exc)
+        turn_away(socket.socket(fileno=connection.fd))
+    else:
+        send(message)
 
 
 FULL_SECONDS = 0.02  # until it is tried again to send what the supervisor has had no room for
