@@ -26,9 +26,12 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..system.text.units import MB, plural
+
+if TYPE_CHECKING:
+    from ..system.memory.cgroups import Cgroup
 
 HOME = 0  # the shard that answers the project's own routes (`serving/own_app.py`)
 STOPPING = "This replica of the environment is stopping."  # why sessions end, or do not begin
@@ -43,6 +46,21 @@ def stacks_signal() -> int:
     """
     number = int(getattr(signal, "SIGRTMAX", 0))
     return number if number and signal.getsignal(number) is signal.SIG_DFL else 0
+
+
+def write_stacks_at_signal() -> None:
+    """Make this process write its stacks to the log at `stacks_signal`."""
+    if number := stacks_signal():
+        faulthandler.register(number, 2)  # whatever `sys.stderr` is
+
+
+def enter_group(group: Cgroup | None, pid: int) -> None:
+    """Add a process to the memory cgroup of its session, if there is one."""
+    try:
+        if group is not None:
+            group.add(pid)
+    except OSError as exc:  # serve all the same: the replica's own cap still holds
+        log.warning("a session runs without its memory cap: %s", exc)
 
 
 @dataclass(frozen=True, slots=True)

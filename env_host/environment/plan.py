@@ -9,7 +9,6 @@ what the factory leaves behind (threads, connections, a browser).
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import json
 import logging
@@ -27,7 +26,7 @@ from ...system.process.prctl import die_with_parent
 from ...system.process.proc import signal_name
 from ...system.text.units import MB
 from ..errors import NotConcurrent
-from ..startup import fitting_sessions, sessions_of_process, stacks_signal
+from ..startup import fitting_sessions, sessions_of_process, stacks_signal, write_stacks_at_signal
 from .definition import Definition
 from .instances import failure_of
 
@@ -209,8 +208,7 @@ def _answer(definition: Definition, writing: int, parent: int) -> Never:
     try:
         os.setpgid(0, 0)
         die_with_parent(parent)
-        if number := stacks_signal():
-            faulthandler.register(number, 2)
+        write_stacks_at_signal()
         gc.unfreeze()
         existing = gc.get_objects()
         env: Any = None

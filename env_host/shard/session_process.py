@@ -33,7 +33,6 @@ import asyncio
 import contextlib
 import contextvars
 import dataclasses
-import faulthandler
 import functools
 import gc
 import inspect
@@ -55,7 +54,7 @@ from ...system.process.prctl import adopt_orphans, die_with_writer
 from ...system.process.proc import kill_descendants
 from ...system.text.json_lines import Json
 from ..environment.instances import Calls, Factory, keep_accepted, learn_signature
-from ..environment.upstream_types import JsonRpcRequest, RpcCode
+from ..environment.upstream_types import JsonRpcRequest, RpcCode, rpc_error
 from ..serving import mcp, messages
 from ..sessions import copying
 from ..sessions.copying import Reason
@@ -63,7 +62,7 @@ from ..sessions.fork_checks import Found, find_obstacles, reopen_files
 from ..sessions.remote_session import FRAME, HEAD, LOST, MAX_COPIES, VALUE
 from ..sessions.session import HeldContext
 from ..sessions.threads import outcome_of
-from ..startup import pin_gpu, stacks_signal
+from ..startup import enter_group, pin_gpu, write_stacks_at_signal
 
 if TYPE_CHECKING:
     from ..environment.definition import Definition
@@ -115,8 +114,7 @@ class SessionProcess:
         """
         os.setpgid(0, 0)
         self._own_fds = forking.open_fds() - {*imported_fds}
-        if number := stacks_signal():
-            faulthandler.register(number, 2)  # whatever `sys.stderr` is
+        write_stacks_at_signal()
         if (env_class := self.definition.env_class) is not None:
             learn_signature(env_class)
             messages.writer_of(self.definition.observation_cls)
@@ -329,11 +327,7 @@ class SessionProcess:
             self._own_fds -= {self._own_life_fd, self._end.socket.fileno()}
             self._own_life_fd = own_life_fd
             os.setpgid(0, 0)
-            if group is not None:
-                try:
-                    Cgroup.from_json(group).add(os.getpid())
-                except OSError as exc:  # serve all the same: the replica's own cap still holds
-                    log.warning("a session runs without its memory cap: %s", exc)
+            enter_group(None if group is None else Cgroup.from_json(group), os.getpid())
             self._end.socket.close()
             for other in ends:
                 if other is not end:
@@ -417,11 +411,10 @@ async def _ask_tools(process: SessionProcess, request: JsonRpcRequest) -> bytes:
     try:
         result = await mcp.ask_tools(process.definition, process, request)
     except mcp.RpcFailed as exc:
-        return messages.encode_error({"error": {"code": exc.code, "message": str(exc)}})
+        return messages.encode_error(rpc_error(exc.code, str(exc)))
     except Exception as exc:
         log.warning("MCP %s failed", request.method, exc_info=True)
-        code = RpcCode.INTERNAL_ERROR
-        return messages.encode_error({"error": {"code": code, "message": str(exc)}})
+        return messages.encode_error(rpc_error(RpcCode.INTERNAL_ERROR, str(exc)))
     return mcp.encode_response({"id": request.id, "result": result})
 
 

@@ -19,7 +19,6 @@ it is idle.
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import logging
 import math
 import os
@@ -49,7 +48,7 @@ from ..serving.own_app import check_handshake
 from ..serving.uvicorn_server import Server
 from ..sessions.remote_session import ProcessEnds
 from ..sessions.table import SessionTable
-from ..startup import HOME, STOPPING, ChildConfig, sessions_of_process, stacks_signal
+from ..startup import HOME, STOPPING, ChildConfig, sessions_of_process, write_stacks_at_signal
 from ..websocket.handshake import END_OF_HEAD, may_ask_another, try_another
 from . import connections
 from .admission import Admission
@@ -221,8 +220,7 @@ class Shard:
         """Serve until asked to stop."""
         loop = asyncio.get_running_loop()
         take_over(STOP_SIGNALS, lambda n: loop.add_signal_handler(n, self._on_signal, n))
-        if number := stacks_signal():
-            faulthandler.register(number, 2)  # whatever `sys.stderr` is
+        write_stacks_at_signal()
         await self.server.start()
         counters, own = self._counters, self._own
         counters[Field.PID] = os.getpid()
@@ -310,8 +308,7 @@ class Shard:
 
     def _read_quota(self) -> None:
         """Read how many sessions this process may have: the supervisor may change its quota."""
-        own = self._own
-        if not own.exclusive:
+        if not self._own.exclusive:
             self.table.max_sessions = self._counters[Field.MAX_SESSIONS]
 
     def _count_connections(self) -> None:

@@ -12,7 +12,6 @@ notice lands inside it, and the client sees a broken connection, as it would hav
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import socket
@@ -23,6 +22,7 @@ from ...system.net import websocket
 from ...system.process.descriptors import Message
 from ..environment.upstream_types import RpcCode, rpc_error
 from ..errors import WSErrorCode
+from ..serving import messages
 from .children import Child, Children
 
 NOTICES_AT_ONCE = 256
@@ -86,7 +86,7 @@ class SocketCopies:
         """
         close = websocket.close_payload(websocket.INTERNAL_ERROR_CLOSE, text)
         for number, (fd, path) in enumerate(child.socket_copies.values(), 1):
-            message = _message(path, text).encode()
+            message = _message(path, text)
             error = websocket.frame_head(len(message)) + message
             write_last(fd, error + websocket.frame_head(len(close), websocket.CLOSE) + close)
             close_unread(fd)
@@ -118,11 +118,10 @@ def _has_request(fd: int) -> bool:
     return bool(data) and data[0] & websocket.OPCODE not in _UNASKED
 
 
-def _message(path: str, text: str) -> str:
+def _message(path: str, text: str) -> bytes:
     if path == "/mcp":
-        return json.dumps(rpc_error(RpcCode.SERVER_ERROR, text))
-    data = {"message": text, "code": WSErrorCode.SESSION_ERROR}
-    return json.dumps({"type": "error", "data": data})
+        return messages.encode_error(rpc_error(RpcCode.SERVER_ERROR, text))
+    return messages.error_frame(text, WSErrorCode.SESSION_ERROR)
 
 
 def write_last(fd: int, data: bytes) -> None:

@@ -34,7 +34,7 @@ from ...system.process.prctl import set_thread_name
 from ...system.process.proc import children_of, oom_score_adj, set_oom_score_adj
 from ...system.text.units import plural
 from ..ipc.scoreboard import Field, Scoreboard
-from ..startup import HOME, ChildConfig
+from ..startup import HOME, ChildConfig, enter_group
 from .children import Child
 from .memory import CHECK_SECONDS, KillCount
 
@@ -174,8 +174,7 @@ class Spawner:
         parent = os.getpid()
         if not self.can_fork:
             new.pid = self.start_program(asdict(config), config.fds)
-            if new.group is not None:
-                _enter(new.group, new.pid)
+            enter_group(new.group, new.pid)
         elif (pid := os.fork()) == 0:
             end.detach()
             self._run_child(new, config, parent)
@@ -185,8 +184,7 @@ class Spawner:
 
     def _run_child(self, new: Child, config: ChildConfig, parent: int) -> Never:
         """Close in the child all descriptors that are the supervisor's, and serve."""
-        if new.group is not None:
-            _enter(new.group, os.getpid())
+        enter_group(new.group, os.getpid())
         self.leave_supervisor()
         if new.link is not None:
             new.link.detach()
@@ -206,13 +204,6 @@ class Spawner:
         process = subprocess.Popen([sys.executable, "-P", str(PROGRAM)], env=environ, pass_fds=fds)
         process.returncode = 0  # the supervisor waits for it
         return process.pid
-
-
-def _enter(group: Cgroup, pid: int) -> None:
-    try:
-        group.add(pid)
-    except OSError as exc:  # serve all the same: the replica's own cap still holds
-        log.warning("a session runs without its memory cap: %s", exc)
 
 
 def what_forbids_forking() -> str | None:

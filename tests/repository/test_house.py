@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_504,
-    "code lines": 47_538,
+    "shipped lines": 73_370,
+    "code lines": 47_433,
     "modules": 379,
-    "test lines": 68_049,
-    "words of pages": 24_984,
+    "test lines": 67_960,
+    "words of pages": 24_976,
     "words of decisions": 7_946,
     "folders at the root": 15,
     "large classes": 2,
