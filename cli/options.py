@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -78,13 +78,21 @@ def seconds(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 
-class WholeNumber(click.IntRange):
+class _Plain(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
+    def fail(
+        self, message: str, param: click.Parameter | None = None, ctx: click.Context | None = None
+    ) -> NoReturn:
+        """Fail with click's message, such as `'abc' is not a number`, without its "valid"."""
+        super().fail(message.replace(" is not a valid ", " is not a "), param, ctx)
+
+
+class WholeNumber(_Plain, click.IntRange):
     """The type of an option that is a whole number."""
 
     name = "whole number"
 
 
-class Number(click.FloatRange):
+class Number(_Plain, click.FloatRange):
     """The type of an option that is a number."""
 
     name = "number"

@@ -222,8 +222,8 @@ def test_logs_keep_colours_alone_and_become_whole_lines(
     [
         (["launch", "echo", "--name", "../escape"], "name"),
         (["launch", "echo", "--replicas", "0"], "replicas"),
-        (["launch", "echo", "--replicas", "abc"], "'abc' is not a valid whole number"),
-        (["launch", "echo", "--cpus", "abc"], "'abc' is not a valid number"),
+        (["launch", "echo", "--replicas", "abc"], "'abc' is not a whole number"),
+        (["launch", "echo", "--cpus", "abc"], "'abc' is not a number"),
         (["launch", "echo", "--memory", "lots"], "512M"),
         (["launch", "echo", "--idle-timeout", "soon"], "write 90, 60s, 5m or 2h"),
         (["launch", "echo", "--idle-timeout", "5d"], "write 90, 60s, 5m or 2h"),

@@ -108,7 +108,7 @@ def test_a_bound_of_a_size_has_its_unit() -> None:
         ("ready-timeout=0", "ready-timeout=DURATION: 0.0 is not in the range x>0"),
         ("max-message=big", "max-message=SIZE: 'big' is not a size"),
         ("reset-first=maybe", "reset-first=yes|no: 'maybe' is neither"),
-        ("priority=1.5", "priority=N: '1.5' is not a valid whole number"),
+        ("priority=1.5", "priority=N: '1.5' is not a whole number"),
     ],
 )
 def test_a_wrong_one_says_what_is_right(cli: Cli, text: str, expected: str) -> None:
