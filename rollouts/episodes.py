@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
@@ -221,8 +221,6 @@ class StepSink(Protocol):
         ...
 
 
-RATE_SECONDS = 5.0  # over which steps a second are averaged
-_MIN_APART_SECONDS = 0.1
 _COUNTS = (
     *("steps", "retries", "retried", "failures", "last_failures", "hung_calls", "odd_rewards"),
     *("episodes_with_odd_rewards", "written", "left_out", "filtered"),
@@ -234,7 +232,6 @@ class ProgressStats:
 
     def __init__(self) -> None:
         self._began_at = time.monotonic()
-        self._marks: deque[tuple[float, int]] = deque([(self._began_at, 0)])
         self.branches = 0  # ended episodes that another one of their tree is counted for
         self.steps = 0
         self.retries = 0
@@ -299,25 +296,19 @@ class ProgressStats:
         """The seconds since the beginning."""
         return time.monotonic() - self._began_at
 
+    @property
     def steps_per_second(self) -> float:
-        """The rate over the last `RATE_SECONDS`."""
-        now = time.monotonic()
-        if now - self._marks[-1][0] >= _MIN_APART_SECONDS:
-            self._marks.append((now, self.steps))
-        while len(self._marks) > 2 and self._marks[1][0] <= now - RATE_SECONDS:
-            self._marks.popleft()
-        at, steps = self._marks[0]
-        return (self.steps - steps) / (now - at) if now > at else 0.0
+        """The mean rate since the beginning."""
+        return self.steps / seconds if (seconds := self.seconds) > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts of the whole time as plain JSON."""
-        seconds = self.seconds
         return {
             "episodes": self.episodes,
             **{status.value: self.finished[status] for status in EpisodeStatus},
             **{name: copy(getattr(self, name)) for name in _COUNTS},  # for another thread
             "mean_reward": self.mean_reward(EpisodeStatus.DONE),
             "truncated_mean_reward": self.mean_reward(EpisodeStatus.TRUNCATED),
-            "seconds": seconds,
-            "steps_per_second": self.steps / seconds if seconds > 0 else 0.0,
+            "seconds": self.seconds,
+            "steps_per_second": self.steps_per_second,
         }
