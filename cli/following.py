@@ -148,24 +148,37 @@ class _Screen:
 
     def phase(self, request: Json, progress: Json) -> None:
         if self.status is not None:
-            self.status.update(Timed(drawn_phase(request, progress), self.started))
+            self.status.update(Phase(request, progress, self.started))
 
 
 @dataclass(frozen=True)
-class Timed:
-    """A rich renderable that shows a line and the seconds since `started` (monotonic clock)."""
+class Phase:
+    """A rich renderable of `phase_line`, after the seconds since `started` (monotonic clock).
 
-    line: RenderableType
+    Between them is a progress bar if the total is known.
+    """
+
+    request: Json
+    progress: Json
     started: float
 
     def __rich__(self) -> RenderableType:
         """Return the line as of now: rich asks for it at each refresh."""
+        from rich.progress_bar import ProgressBar
         from rich.table import Table
+        from rich.text import Text
 
+        cells: list[RenderableType] = [f"{time.monotonic() - self.started:.0f} s"]
+        done, total = self.progress.get("done"), self.progress.get("total")
+        if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
+            share = min(1.0, max(0.0, done / total))
+            cells += [ProgressBar(1.0, share, width=BAR_WIDTH), f"{100 * share:.0f} %"]
         row = Table.grid(padding=(0, 1))
-        row.add_column(no_wrap=True)
+        for _ in cells:
+            row.add_column(no_wrap=True)
         row.add_column(overflow="ellipsis")  # only this one is cut
-        row.add_row(f"{time.monotonic() - self.started:.0f} s", self.line)
+        text = phase_line(self.request, self.progress)
+        row.add_row(*cells, Text(text, no_wrap=True, overflow="ellipsis"))
         return row
 
 
@@ -210,22 +223,6 @@ def phase_line(request: Json, progress: Json) -> str:
         if (seconds := progress.get(key)) is not None
     )
     return plain(f"{request['label']}: {phase}{next(estimates, '')}")
-
-
-def drawn_phase(request: Json, progress: Json) -> RenderableType:
-    """Return `phase_line` for rich, after a progress bar if the total is known."""
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
-    text = Text(phase_line(request, progress), no_wrap=True, overflow="ellipsis")
-    done, total = progress.get("done"), progress.get("total")
-    if not isinstance(done, int | float) or not isinstance(total, int | float) or total <= 0:
-        return text
-    share = min(1.0, max(0.0, done / total))
-    line = Table.grid(padding=(0, 1))
-    line.add_row(ProgressBar(1.0, share, width=BAR_WIDTH), f"{100 * share:.0f} %", text)
-    return line
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.spinner import Spinner
 
 from openenvd.cli import exit_codes
-from openenvd.cli.following import BAR_WIDTH, Timed, drawn_phase, phase_line
+from openenvd.cli.following import BAR_WIDTH, Phase, phase_line
 from openenvd.cli.output import failures, phrases
 from openenvd.cli.output.output import Cell, Output, Table
 from openenvd.client.errors import ApiRefused, ConnectionLost, RequestFailed
@@ -197,8 +197,9 @@ def drawn(progress: dict[str, Any]) -> str:
     """What a terminal without colours shows of a launch that is so far."""
     stream = io.StringIO()
     console = Console(file=stream, width=100, no_color=True, force_terminal=False)
-    console.print(drawn_phase({"label": "launch [red]trial", "state": "RUNNING"}, progress))
-    return stream.getvalue()
+    request = {"label": "launch [red]trial", "state": "RUNNING"}
+    console.print(Phase(request, progress, time.monotonic()))
+    return stream.getvalue().removeprefix("0 s ")
 
 
 @pytest.mark.parametrize(
@@ -232,10 +233,10 @@ def test_a_long_line_of_the_environment_leaves_time_and_phase_at_80_columns(
     counts: dict[str, int],
 ) -> None:
     progress = {**counts, "message": f"0 of 1 replica ready: {'loading ' * 30}"}
-    phase = drawn_phase({"label": "launch trial", "state": "RUNNING"}, progress)
+    request = {"label": "launch trial", "state": "RUNNING"}
     stream = io.StringIO()
     console = Console(file=stream, width=80, no_color=True, force_terminal=False)
-    console.print(Spinner("dots", Timed(phase, time.monotonic() - 12_345)))
+    console.print(Spinner("dots", Phase(request, progress, time.monotonic() - 12_345)))
     [line] = stream.getvalue().splitlines()
     assert " 12345 s " in line
     assert "launch trial: 0 of 1 " in line
