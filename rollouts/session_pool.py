@@ -184,36 +184,27 @@ class SessionPool:
         self._wake(address)
 
     async def wait_for(self, address: str, failure: EpisodeFailed) -> bool:
-        """Wait for a server that is full or does not answer; False: another try is useless."""
-        if failure.reason is FailureReason.NO_CAPACITY:
-            return await self._wait_for_room(address)
-        is_gone = failure.reason is FailureReason.NOT_CONNECTED
-        return is_gone and await self._wait_for_reconnection(address)
+        """Wait for a server that is full or does not answer; False: another try is useless.
 
-    async def _wait_for_room(self, address: str) -> bool:
-        """Wait until a session at this address is given back; False if we have none there."""
-        if self._idle[address]:
-            return True
-        if not self._in_use[address]:
-            await asyncio.sleep(self._timing.pause_seconds)
-            return False
-        await self._returned[address].acquire()
-        return True
-
-    async def _wait_for_reconnection(self, address: str) -> bool:
-        """Pause for a server that has answered before; False if it never did, or is away too long.
-
-        For a followed environment, wait until it answers; raise if it is gone for good.
+        A full one has room when a session of ours there is given back. One that does not answer may
+        come back if it has answered before; a followed environment, until it is gone for good,
+        which raises.
         """
-        followed = self._followed.get(address)
-        if followed is not None and await asyncio.to_thread(followed.is_starting):
+        if failure.reason is FailureReason.NO_CAPACITY:
+            if self._idle[address]:
+                return True
+            if self._in_use[address]:
+                return await self._returned[address].acquire()
             await asyncio.sleep(self._timing.pause_seconds)
-            return True
-        if address not in self._answered:
             return False
-        now = time.monotonic()
-        if now - self._lost_since.setdefault(address, now) >= self._timing.reconnect_seconds:
+        if failure.reason is not FailureReason.NOT_CONNECTED:
             return False
+        followed = self._followed.get(address)
+        if followed is None or not await asyncio.to_thread(followed.is_starting):
+            now = time.monotonic()
+            away_seconds = now - self._lost_since.setdefault(address, now)
+            if address not in self._answered or away_seconds >= self._timing.reconnect_seconds:
+                return False
         await asyncio.sleep(self._timing.pause_seconds)
         return True
 

@@ -127,21 +127,6 @@ _TRIES = 4
 BLOCK_BYTES = 256 << 10  # of a file, in memory
 
 
-class _Places:
-    """The places of episodes; all rows of a folder share them, so that one row lists for all."""
-
-    def __init__(self, folder: Path, found: dict[str, Place]) -> None:
-        self.folder = folder
-        self.found = found
-
-    def after(self, gone: Place, episode_id: str) -> Place:
-        """Return the new place of an episode whose file has gone into a pack."""
-        if self.found[episode_id].path == gone.path:  # no other row has listed the folder meanwhile
-            listed = episodes_in(self.folder)
-            self.found |= {name: listed[name] for name in self.found if name in listed}
-        return self.found[episode_id]
-
-
 class Rollouts:
     """A folder of rollouts, as of its opening. Can be pickled for other processes."""
 
@@ -149,24 +134,24 @@ class Rollouts:
         self.folder = folder
         found = episodes_in(folder)
         ordered = sorted(found, key=lambda name: (len(name), name))  # numbers by their value
-        self._places = _Places(folder, {name: found[name] for name in ordered})
+        self._places = {name: found[name] for name in ordered}
 
     def __len__(self) -> int:
-        return len(self._places.found)
+        return len(self._places)
 
     def __iter__(self) -> Iterator[EpisodeRow]:
-        return map(self.episode, self._places.found)
+        return map(self.episode, self._places)
 
     def episode_ids(self) -> list[str]:
         """Return the ids in the order of iteration."""
-        return list(self._places.found)
+        return list(self._places)
 
     def episode(self, episode_id: str) -> EpisodeRow:
         """Return the episode with this id.
 
         Raises `KeyError`: there is none.
         """
-        return EpisodeRow(episode_id, self._places)
+        return EpisodeRow(episode_id, self.folder, self._places)
 
     def verify(self) -> None:
         """Compare each episode with its checksum.
@@ -180,10 +165,11 @@ class Rollouts:
 class EpisodeRow:
     """One episode: `row` has its totals, the rest is read on demand."""
 
-    def __init__(self, episode_id: str, places: _Places) -> None:
+    def __init__(self, episode_id: str, folder: Path, places: dict[str, Place]) -> None:
         self.id = episode_id
-        self._places = places
-        self._place = places.found[episode_id]
+        self._folder = folder
+        self._places = places  # all rows share them, so that one row lists the folder for all
+        self._place = places[episode_id]
         with self._opened(buffering=0) as file:
             begin, line = last_line(file, self._place.end)
         totals = parsed_end(line, self._place.path)
@@ -195,11 +181,10 @@ class EpisodeRow:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle this row without the places of other episodes."""
-        found = self._places.found  # the ids of its ancestors are beginnings of its own
+        # The ids of its ancestors are beginnings of its own.
         names = accumulate(self.id.split("."), "{}.{}".format)
-        ancestors = {name: found[name] for name in names if name in found}
-        own = _Places(self._places.folder, ancestors | {self.id: self._place})
-        return vars(self) | {"_places": own}
+        ancestors = {name: self._places[name] for name in names if name in self._places}
+        return vars(self) | {"_places": ancestors | {self.id: self._place}}
 
     @property
     def final_observation(self) -> Any:
@@ -215,7 +200,7 @@ class EpisodeRow:
         """Yield the steps in order; of a branch, first those that its parent has."""
         begin_step = self.row.get("branched_at") or 0
         if begin_step and self.row["steps"] > begin_step:
-            parent = EpisodeRow(self.row["parent"], self._places)
+            parent = EpisodeRow(self.row["parent"], self._folder, self._places)
             yield from islice(parent.steps(), begin_step)
         count = max(0, self.row["steps"] - begin_step)
         with self._opened() as file:
@@ -253,7 +238,10 @@ class EpisodeRow:
             try:
                 file = open(self._place.path, "rb", buffering)  # noqa: SIM115
             except FileNotFoundError:  # it has gone into a pack
-                self._place = self._places.after(self._place, self.id)
+                if self._places[self.id].path == self._place.path:  # no other row has listed it
+                    listed = episodes_in(self._folder)
+                    self._places |= {n: listed[n] for n in self._places if n in listed}
+                self._place = self._places[self.id]
                 continue
             with file:
                 yield file
