@@ -15,7 +15,7 @@ and below them, with the standard library alone and JSON as documented in `docs/
     api.py        `DaemonClient`: the API's calls by name
     following.py  follows one request to its end, across lost connections
     daemon.py     finds, starts and stops the daemon; as a program: tells whether it answers
-    sources.py    resolves the source of a launch in a folder; variables for a policy
+    sources.py    resolves the source of a launch in a folder; the payload of a rollout
     errors.py     the errors
 
 Names are resolved on first use, so that each command imports only what it uses.

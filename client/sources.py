@@ -6,13 +6,13 @@ The daemon does not share our working directory: a folder is sent as an absolute
 can be served at all. This module distinguishes the kinds of sources, and refuses a source that
 names nothing before a daemon is started for it.
 
-`variables_of` selects the environment variables that a policy at a chat endpoint needs.
+The payload of a rollout has the environment variables that a policy at a chat endpoint needs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -134,8 +134,18 @@ CHAT_PREFIX = "openai:"
 CHAT_VARIABLES = ("OPENAI_API_KEY", "OPENAI_MODEL")
 
 
-def variables_of(policy: str | None) -> dict[str, str]:
-    """Return the environment variables that a rollout with this policy gets."""
-    if policy is None or not policy.startswith(CHAT_PREFIX):
-        return {}
-    return {name: os.environ[name] for name in CHAT_VARIABLES if name in os.environ}
+def rollout_payload(
+    names: Sequence[str], out: str | os.PathLike[str], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the payload of a rollout; a policy at a chat endpoint gets its variables."""
+    payload = {
+        "name": names[0],
+        **({"more_names": list(names[1:])} if names[1:] else {}),
+        "out": str(resolve_path(out).resolve()),
+        "cwd": str(working_folder()),
+        **options,
+    }
+    if str(options.get("policy")).startswith(CHAT_PREFIX):
+        chat = {name: os.environ[name] for name in CHAT_VARIABLES if name in os.environ}
+        payload["env"] = chat | options.get("env", {})
+    return payload

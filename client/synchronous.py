@@ -18,7 +18,7 @@ from .api import DaemonClient, RequestFilters
 from .errors import DaemonUnreachable
 from .handles import Environment, Request, environment_of, json_of
 from .options import LaunchOptions, RequestOptions, RolloutOptions
-from .sources import read_source, resolve_path, variables_of, working_folder
+from .sources import read_source, rollout_payload, working_folder
 
 Result = TypeVar("Result")
 Folder = str | os.PathLike[str]
@@ -95,15 +95,7 @@ class Client:
         for name in names:
             if "://" not in name:
                 self.environment(name)  # an unknown one is refused at once, with similar names
-        payload = {
-            "name": names[0],
-            "more_names": names[1:] or None,
-            "out": str(resolve_path(out).resolve()),
-            "cwd": str(working_folder()),
-        }
-        if handed_over := variables_of(options.get("policy")):
-            options["env"] = handed_over | options.get("env", {})
-        return self.submit("rollout", payload, options, json_of)
+        return self.submit("rollout", {}, rollout_payload(names, out, options), json_of)
 
     def submit(
         self,

@@ -76,7 +76,8 @@ def rollout(
 
             return show(names[1:], output)
         raise click.MissingParameter(param_type="option", param_hint="'--out'")
-    payload = _payload(tuple(_name_of(each) for each in names), options)
+    given = given_options(RolloutOptions, options)
+    payload = sources.rollout_payload([*map(_name_of, names)], options["out"], given)
     client = connect(output)
     for name in names:
         if "://" in name and not name.startswith(REPOSITORY_SCHEMES):
@@ -154,16 +155,6 @@ def _source_of(text: str) -> str | None:
     except (OSError, RuntimeError):  # too long, unreadable, or `~` of an unknown user
         is_project = False
     return text if is_project else None
-
-
-def _payload(names: tuple[str, ...], options: Json) -> Json:
-    """Return the operation's payload, with given options only."""
-    given = given_options(RolloutOptions, options)
-    if handed_over := sources.variables_of(given.get("policy")):
-        given["env"] = handed_over | given.get("env", {})
-    more = {"more_names": list(names[1:])} if names[1:] else {}
-    out = str(sources.resolve_path(options["out"]).resolve())
-    return {"name": names[0], **more, "out": out, "cwd": str(sources.working_folder()), **given}
 
 
 def _conclude(final: Json) -> tuple[Json, list[str]]:

@@ -9,17 +9,24 @@ import click
 import pytest
 
 from openenvd.cli.commands.play import candidates, read_action, shown_image
-from openenvd.cli.commands.rollout import _conclude, _payload, _summary
+from openenvd.cli.commands.rollout import _conclude, _summary
 from openenvd.cli.commands.rollout_show import episode_lines, summary_lines
+from openenvd.cli.options import given_options
+from openenvd.client.sources import rollout_payload
 from openenvd.rollouts.images import Image
 from openenvd.rollouts.play import CallFailed
 from openenvd.rollouts.replay import histogram
+from openenvd.schema.operation_options import RolloutOptions
 
 from ..client.fake_daemon import Call, new_environment, new_request
 from ..rollouts.made import written
 from .conftest import Cli
 
 NOTHING: dict[str, Any] = {"out": "out"}
+
+
+def _payload(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
+    return rollout_payload(names, options["out"], given_options(RolloutOptions, options))
 
 
 def test_rollout_sends_the_given_options_stages_and_a_models_key_and_no_others(

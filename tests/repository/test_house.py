@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_370,
-    "code lines": 47_433,
+    "shipped lines": 73_338,
+    "code lines": 47_409,
     "modules": 379,
-    "test lines": 67_960,
+    "test lines": 67_968,
     "words of pages": 24_976,
     "words of decisions": 7_946,
     "folders at the root": 15,
