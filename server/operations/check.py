@@ -9,7 +9,7 @@
 
 Each check reads the machine, and passes plain values to a function that judges them.
 
-`probe`: an environment answers; `describe`: its metadata and schemas.
+`probe`: an environment answers.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def is_in_container() -> bool:
     return any(Path(file).exists() for file in ("/.dockerenv", "/run/.containerenv"))
 
 
-class AskPayload(base.Payload):
+class ProbePayload(base.Payload):
     """The environment to ask."""
 
     name: str = Field(min_length=1, description="The environment's name.")
@@ -208,30 +208,13 @@ class Probe(base.Operation):
 
     name = "probe"
     summary = "Check whether an environment answers, and how quickly."
-    Payload = AskPayload
+    Payload = ProbePayload
 
     @staticmethod
-    def run(payload: AskPayload, context: base.OperationContext) -> Json:
+    def run(payload: ProbePayload, context: base.OperationContext) -> Json:
         """`{"name", "address", "health", "seconds"}`: connecting included."""
-        return _ask(payload, context, "health")
-
-
-class Describe(base.Operation):
-    """Asks `/metadata` and `/schema`."""
-
-    name = "describe"
-    summary = "Return an environment's own description."
-    Payload = AskPayload
-
-    @staticmethod
-    def run(payload: AskPayload, context: base.OperationContext) -> Json:
-        """`{"name", "address", "metadata", "schema", "seconds"}`."""
-        return _ask(payload, context, "metadata", "schema")
-
-
-def _ask(payload: AskPayload, context: base.OperationContext, *pages: str) -> Json:
-    base_url = base_url_by_name(Layout(context.home).runs, payload.name)
-    started = time.monotonic()
-    found: Json = {page: ask(base_url, f"/{page}", payload.timeout_seconds) for page in pages}
-    found["seconds"] = time.monotonic() - started
-    return {"name": payload.name, "address": without_token(base_url)[0], **found}
+        base_url = base_url_by_name(Layout(context.home).runs, payload.name)
+        started = time.monotonic()
+        health = ask(base_url, "/health", payload.timeout_seconds)
+        seconds, address = time.monotonic() - started, without_token(base_url)[0]
+        return {"name": payload.name, "address": address, "health": health, "seconds": seconds}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .base import Operation
 from .benchmark import Benchmark
-from .check import Check, Describe, Probe
+from .check import Check, Probe
 from .environment_test import EnvironmentTest
 from .launch import BuildImage, Launch
 from .replicas import Down, DownStrays, Prune, Restart, Scale
@@ -22,7 +22,6 @@ _ALL: tuple[type[Operation], ...] = (
     Down,
     DownStrays,
     Check,
-    Describe,
     Probe,
     Prune,
     Rollout,

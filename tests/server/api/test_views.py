@@ -299,7 +299,7 @@ def ended(
     return Request(request_id, operation, schedule, {}, state, 1.0)
 
 
-@pytest.mark.parametrize("operation", ["check", "describe", "down", "probe"])
+@pytest.mark.parametrize("operation", ["check", "down", "probe"])
 def test_ended_checks_and_downs_are_left_out_of_status_unless_they_failed(operation: str) -> None:
     failed, cancelled = (ended(operation, s) for s in (RequestState.FAILED, RequestState.CANCELLED))
     assert worth_showing([ended(operation), failed, cancelled], []) == [failed, cancelled]

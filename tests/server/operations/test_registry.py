@@ -23,7 +23,7 @@ def test_each_operation_is_long_or_short_and_has_an_expectation() -> None:
     schedules = {operation.name: operation.schedule for operation in registry.OPERATIONS.values()}
     for name in ("launch", "scale", "restart", "build_image", "benchmark", "test", "rollout"):
         assert schedules.pop(name) == "LONG"
-    assert set(schedules) == {"down", "down_strays", "check", "describe", "probe", "prune"}
+    assert set(schedules) == {"down", "down_strays", "check", "probe", "prune"}
     assert set(schedules.values()) == {"SHORT"}
     assert set(registry.expected_bytes()) == {"LONG", "SHORT"}
     assert min(registry.expected_bytes().values()) > 0
