@@ -77,7 +77,7 @@ async def running_parts(
         open_database(paths.database)
         dispatch_store = WriteConnection(paths.database, syncs=settings.syncs)
         store = AsyncStore(paths.database, syncs=settings.syncs)
-        _recover(dispatch_store, traces)
+        _recover(dispatch_store)
         plan, estimates = _learned_plan(limits, settings, dispatch_store)
         clock = QueueClock(dispatch_store.read(queries.LATEST_ARRIVAL))
     dispatcher: Dispatcher
@@ -147,22 +147,17 @@ async def running_parts(
             await asyncio.to_thread(stop, provider)
 
 
-def _recover(store: WriteConnection, traces: RequestTraces) -> None:
+def _recover(store: WriteConnection) -> None:
     """End what is left of an earlier daemon's workers, and settle their requests."""
-    running = store.read(queries.RUNNING)
-    workers = [(r.worker_pid, r.worker_started_at) for r in running]
+    workers = [(r.worker_pid, r.worker_started_at) for r in store.read(queries.RUNNING)]
     survivors = sweep_orphans((p, s) for p, s in workers if p is not None and s is not None)
     if survivors:
         log.warning("killed %d workers of an earlier daemon", len(survivors))
     idempotent = {op.name for op in registry.OPERATIONS.values() if op.idempotent}
-    now = time.time()
-    recovered = store.write(recover, now, idempotent=idempotent)
-    requeued = {each.id for each in recovered if each.state is RequestState.PENDING}
-    failed = sum(each.state is RequestState.FAILED for each in recovered)
-    for request in running:
-        traces.lost(request, now, is_requeued=request.id in requeued)
-    if requeued or failed:
-        log.warning("recovered: %d requests queued again, %d failed", len(requeued), failed)
+    states = [each.state for each in store.write(recover, time.time(), idempotent=idempotent)]
+    if states:
+        requeued, failed = map(states.count, (RequestState.PENDING, RequestState.FAILED))
+        log.warning("recovered: %d requests queued again, %d failed", requeued, failed)
 
 
 def _learned_plan(

@@ -8,7 +8,7 @@ whose environment has one of the standard variables that ask for traces (`start`
     ──────                     ──────                                        ──────
     traceparent ──HTTP head──▶ POST /v1/requests        (span, kind server: FastAPI's own)
     (its own span,               │ requests.traceparent (a column: survives the daemon)
-     or TRACEPARENT)             ├─ queue OPERATION      creation to claim, and why it waited
+     or TRACEPARENT)             ├─ queue OPERATION      creation to claim
                                  └─ process OPERATION    claim to end ──a frame──▶ TRACEPARENT
                                      ├─ dispatch         claim until a worker has it   │
                                      └─ run OPERATION                                  │

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ...environments.engines.registry import runs_elsewhere
@@ -53,7 +53,6 @@ class _Queue:
     short: dict[str, Shortage] = field(default_factory=dict)
     looked_at: float = -math.inf
     look_at: float | None = None  # when to look at memory again; None while it is not short
-    full_at: float = -math.inf  # when last a request found no worker, on the wall clock
 
 
 class Claimer:
@@ -138,7 +137,6 @@ class Claimer:
     def _fill(self, schedule: Schedule, queue: _Queue) -> None:
         while queue.has_pending and (room := self._room(schedule)) > 0:
             limit = min(room, MAX_CLAIM)
-            before = self.shortages
             queue.has_pending = False  # before the claim: an insert meanwhile sets it again
             # LONG requests differ too much to be estimated together, and are few.
             must_choose = schedule is Schedule.LONG or queue.look_at is not None
@@ -151,9 +149,7 @@ class Claimer:
                 claim = self._context.store.write(dispatching.claim, schedule, limit, time.time())
                 queue.has_pending |= len(claim.requests) == limit
             self._context.publish(claim.events)
-            self._submit(queue, claim.requests, before)
-        if queue.has_pending:
-            queue.full_at = time.time()
+            self._submit(queue, claim.requests)
 
     def _room(self, schedule: Schedule) -> int:
         self._under_way = len(self._in_daemon())
@@ -206,9 +202,7 @@ class Claimer:
         queue.short = short
         self.shortages = {i: s for each in self._queues.values() for i, s in each.short.items()}
 
-    def _submit(
-        self, queue: _Queue, requests: Sequence[Request], before: Mapping[str, Shortage]
-    ) -> None:
+    def _submit(self, queue: _Queue, requests: Sequence[Request]) -> None:
         for position, request in enumerate(requests):
             self._context.running[request.id] = request
             started = None
@@ -219,7 +213,7 @@ class Claimer:
                 elif self._context.tasks is not None:
                     self._context.tasks.begin(request)
             except (KeyError, TypeError, FrameError) as exc:
-                self._trace(queue, request, before)
+                self._context.traces.claimed(request)
                 log.exception("request %s cannot be run", request.id, extra=log_fields(request))
                 error = self._why_not_run(request, exc)
                 self._recorder.deliver(Raised(request.id, error, None, time.time()))
@@ -231,16 +225,11 @@ class Claimer:
                 self._unreleased += [r.id for r in requests[position:]]
                 self._release()
                 return
-            self._trace(queue, request, before)
+            self._context.traces.claimed(request)
             if started is not None:
                 self._recorder.note_started(started)
             if request.id in self._cancelled:
                 self.cancel(request.id)
-
-    def _trace(self, queue: _Queue, request: Request, before: Mapping[str, Shortage]) -> None:
-        """Add to the request's trace what it waited for; `before` are the shortages until now."""
-        waited_for = "worker" if request.created_at <= queue.full_at else "nothing"
-        self._context.traces.claimed(request, "memory" if request.id in before else waited_for)
 
     def _release(self) -> None:
         """Requeue the requests without room; after a failed write, the next `claim` retries."""

@@ -4,13 +4,11 @@
     POST (FastAPI's own span) ──▶ traced ──▶ requests.traceparent
     Claimer   ──begin──────▶ `process` begins; claimed ──▶ `queue`
     Recorder  ──started──▶ `dispatch`, `run` begins; progressed ──▶ its phases; ended ──▶ all end
-    recovery  ──lost───────▶ all these, of what a lost daemon left running
 
-All spans are the daemon's, so nothing is lost with a worker. How contexts cross processes:
-`server/tracing.py`.
+All spans are the daemon's, so nothing is lost with a worker; a daemon that is killed loses those of
+the attempts that ran. How contexts cross processes: `server/tracing.py`.
 
-Only the dispatcher's thread calls this, except for `traced`, which touches no state, and `lost`,
-which is called before the dispatcher exists.
+Only the dispatcher's thread calls this, except for `traced`, which touches no state.
 """
 
 from __future__ import annotations
@@ -23,14 +21,13 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from ... import __version__
 from ...requests_db.records import NewRequest, Request, RequestError
-from ...schema.states import ErrorKind, RequestState
+from ...schema.states import RequestState
 from ...system.net.access import without_token
 from ...system.net.traceparent import HEADER
 from ...system.process.exit_reason import ExitReason
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials, hide_values, secret_values
 
-_DAEMON_LOST = RequestError(ErrorKind.WORKER_LOST, "the daemon was lost while this request ran")
 _W3C = TraceContextTextMapPropagator()
 
 
@@ -80,14 +77,13 @@ class RequestTraces:
         """Drop the attempt at a request that found no room, and waits again."""
         self._attempts.pop(request_id, None)
 
-    def claimed(self, request: Request, waited_for: str) -> None:
+    def claimed(self, request: Request) -> None:
         """End the wait of a request, which has a worker now."""
         since = self._requeued_at.pop(request.id, request.created_at)
         if self._tracer is not None and request.traceparent is not None:
             name, until = f"queue {request.operation}", request.started_at or since
-            span = self._begin(name, _context_of(request), since, request)
-            span.set_attribute("openenvd.queue.wait_reason", waited_for)
-            span.end(_nanoseconds(max(since, until)))
+            waited = self._begin(name, _context_of(request), since, request)
+            waited.end(_nanoseconds(max(since, until)))
 
     def started(self, request_id: str, worker: str, pid: int | None, at: float) -> None:
         """End the hand-over of a request to its worker, which runs it now."""
@@ -138,14 +134,6 @@ class RequestTraces:
                 text = _shown(error.message.partition("\n")[0], request)
                 span.set_status(trace.Status(trace.StatusCode.ERROR, text))
             span.end(_nanoseconds(at))
-
-    def lost(self, request: Request, at: float, *, is_requeued: bool) -> None:
-        """Make the spans of an attempt that a lost daemon left running, and this one has found."""
-        self.begin(request)
-        if request.worker is not None and request.started_at is not None:
-            self.started(request.id, request.worker, request.worker_pid, request.started_at)
-        state = RequestState.PENDING if is_requeued else RequestState.FAILED
-        self.ended(request, at, state=state, error=_DAEMON_LOST)
 
     def _begin(
         self,

@@ -31,7 +31,7 @@ from openenvd.server.operations.base import Operation
 
 from ...disks import fill_disk
 from ..conftest import oom_killed
-from ..tracing.conftest import KeptSpans, attributes_of, ids_of
+from ..tracing.conftest import KeptSpans, ids_of
 
 MB = 2**20
 DECLARED = {
@@ -454,33 +454,6 @@ def test_short_requests_are_logged_at_debug_level_only(
 
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
-
-
-def why_waited(kept: KeptSpans) -> dict[str, str]:
-    """The reason of each wait that has ended, by its request."""
-    told = [attributes_of(span) for span in kept.all if span.name.startswith("queue")]
-    return {each["openenvd.request.id"]: each["openenvd.queue.wait_reason"] for each in told}
-
-
-def test_a_trace_says_what_a_request_waited_for(tmp_path: Path, kept: KeptSpans) -> None:
-    traced = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
-    with closing(Bench(tmp_path, traces=RequestTraces(kept.provider))) as bench:
-        bench.executor.free_mb = 200  # one launch, or a check
-        at_once, for_memory = bench.submit(**traced), bench.submit(**traced)
-        bench.dispatcher.start()
-        bench.eventually(lambda: bench.dispatcher.claimer.shortages)
-        bench.eventually(lambda: bench.is_submitted(at_once))  # claimed, before it is submitted
-        bench.end(Succeeded(at_once, None, None, time.time()))
-        bench.eventually(lambda: bench.is_submitted(for_memory))
-        bench.executor.most = 0
-        for_worker = bench.submit("check", **traced)
-        bench.eventually(lambda: bench.dispatcher.claimer._queues[Schedule.SHORT].full_at > 0)
-        bench.executor.most = 8
-        bench.end(Succeeded(for_memory, None, None, time.time()))
-        bench.eventually(lambda: bench.is_submitted(for_worker))
-        bench.end(Succeeded(for_worker, None, None, time.time()))
-        bench.eventually(lambda: kept.named("process check"))
-    assert why_waited(kept) == {at_once: "nothing", for_memory: "memory", for_worker: "worker"}
 
 
 def test_a_cancellation_that_comes_before_the_worker_has_the_request_is_kept(

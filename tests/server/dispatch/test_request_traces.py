@@ -39,13 +39,13 @@ def seconds(span: object) -> tuple[float, float]:
     return getattr(span, "start_time") / 1e9, getattr(span, "end_time") / 1e9  # noqa: B009
 
 
-def claim(traces: RequestTraces, request: Request = REQUEST, reason: str = "nothing") -> None:
+def claim(traces: RequestTraces, request: Request = REQUEST) -> None:
     traces.begin(request)
-    traces.claimed(request, reason)
+    traces.claimed(request)
 
 
 def test_the_parts_of_a_request_follow_each_other(traces: RequestTraces, kept: KeptSpans) -> None:
-    claim(traces, REQUEST, "memory")
+    claim(traces)
     traces.started(REQUEST.id, "long-1", 4711, 104.0)
     for at, phase in ((104.5, "resolving"), (105.0, "starting"), (106.0, "starting")):
         traces.progressed(REQUEST.id, {"phase": phase}, at)
@@ -64,7 +64,6 @@ def test_the_parts_of_a_request_follow_each_other(traces: RequestTraces, kept: K
     assert ids_of(kept.one("dispatch"))[2] == ids_of(run)[2] == ids_of(process)[1]
     assert ids_of(kept.one("starting"))[2] == ids_of(run)[1]
     waited = attributes_of(kept.one("queue launch"))
-    assert waited["openenvd.queue.wait_reason"] == "memory"
     assert waited["openenvd.request.id"] == REQUEST.id
     told = attributes_of(run)
     assert (told["openenvd.worker.name"], told["process.pid"]) == ("long-1", 4711)
@@ -100,26 +99,10 @@ def test_a_second_attempt_waits_from_the_end_of_the_first(
 ) -> None:
     claim(traces)
     traces.ended(REQUEST, 105.0, state=RequestState.PENDING, exit_reason=KILLED)
-    claim(traces, replace(REQUEST, attempts=2, started_at=107.0), "worker")
+    claim(traces, replace(REQUEST, attempts=2, started_at=107.0))
     first, second = kept.named("queue launch")
     assert seconds(second) == (105.0, 107.0)
     assert ids_of(first)[1] != ids_of(second)[1]
-
-
-def test_what_a_lost_daemon_left_has_ended_and_waits_again(
-    traces: RequestTraces, kept: KeptSpans
-) -> None:
-    traces.lost(replace(REQUEST, worker="long-1", worker_pid=4711), 120.0, is_requeued=True)
-    lost = kept.one("process launch")
-    assert seconds(lost) == (103.0, 120.0)
-    assert ids_of(lost)[2] == SPAN
-    told = attributes_of(lost)
-    assert told["error.type"] == "worker_lost"
-    run = kept.one("run launch")
-    assert seconds(run) == (103.0, 120.0)
-    assert attributes_of(run)["process.pid"] == 4711
-    claim(traces, replace(REQUEST, lost_daemons=1, started_at=121.0))
-    assert seconds(kept.one("queue launch")) == (120.0, 121.0)
 
 
 def test_requests_without_a_trace_make_no_spans(traces: RequestTraces, kept: KeptSpans) -> None:
@@ -128,7 +111,6 @@ def test_requests_without_a_trace_make_no_spans(traces: RequestTraces, kept: Kep
     traces.started(plain.id, "long-1", 4711, 104.0)
     traces.progressed(plain.id, {"phase": "starting"}, 104.0)
     traces.ended(plain, 105.0, state=RequestState.SUCCEEDED)
-    traces.lost(plain, 105.0, is_requeued=True)
     assert kept.all == []
 
 
