@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -32,7 +32,7 @@ from .routes_environments import environment_views
 from .routes_requests import request_views
 from .views import exit_views
 
-# Name, key in what a replica says of itself, help.
+# Of what a replica reports of itself: the metric's name, the key, help.
 _OF_REPLICAS = (
     ("replica_max_sessions", "max_sessions", "Sessions that may be open at once."),
     ("replica_waiting", "waiting", "Clients that wait for a session."),
@@ -41,67 +41,56 @@ _OF_REPLICAS = (
     ("replica_steps_total", "steps", "Calls of step."),
     ("replica_step_timeouts_total", "step_timeouts", "Calls that took too long."),
 )
-_HELP = {
-    "requests": "Requests by state.",
-    "environment_info": "Environments by state.",
-    "sessions": "Sessions open now.",
-    "replica_restarts": "Times a replica was started again.",
-    "worker_resident_bytes": "Resident memory of a worker.",
-    "worker_busy": "Whether a worker runs a request.",
-    **{name: text for name, _, text in _OF_REPLICAS},
-    "free_burst_bytes": "Memory that burst workers may still be expected to need.",
-    "available_bytes": "Memory the machine would still give, less the reserve.",
-    "requests_waiting_for_memory": "Requests at the head of the queue that wait for memory.",
-    "out_of_memory_total": "Requests killed for memory, since the daemon started.",
-    "out_of_memory_retries_total": "Of these, requests that run again with more.",
-    "loop_lag_seconds": "How late the event loop was over the last minute; 1 is the longest.",
-}
 
 
-def render_metrics(
+def metric_families(
     counts: Mapping[str, int],
     environments: Sequence[Json],
     live: Mapping[str, StatusLine],
     executor: ExecutorStatus,
     dispatcher: Dispatcher,
     lag: LagSnapshot,
-) -> str:
-    """The whole page; `live` is the last status of each replica.
+) -> Iterator[tuple[str, str, Iterable[Sample]]]:
+    """Yield the name, the help and the samples of each metric.
 
-    What a replica reports of itself is seconds old; its own `/metrics` shows the same by shard.
+    `live` is the last status of each replica. What a replica reports of itself is seconds old; its
+    own `/metrics` shows the same by shard.
     """
-    recorder, claimer = dispatcher.recorder, dispatcher.claimer
-    kills, retries = sorted(recorder.kills.copy().items()), sorted(recorder.retries.copy().items())
-    workers = [({"worker": w.name}, w) for w in executor.workers]
+    yield "requests", "Requests by state.", [({"state": s}, n) for s, n in counts.items()]
     named = [({"environment": e["name"]}, e) for e in environments]
+    states = [(who | {"state": e["state"]}, 1) for who, e in named]
+    yield "environment_info", "Environments by state.", states
+    yield "sessions", "Sessions open now.", [(who, e["sessions"]) for who, e in named]
     replicas = [(who | {"replica": r["id"]}, r) for who, e in named for r in e["replicas"]]
-    served: list[tuple[dict[str, str], Mapping[str, Any]]] = [
+    restarts = [(who, r["restarts"]) for who, r in replicas]
+    yield "replica_restarts", "Times a replica was started again.", restarts
+    served: list[tuple[Json, Mapping[str, Any]]] = [
         (who, capacity)
-        for who, replica in replicas
-        if (status := live.get(replica["id"])) and (capacity := status.get("capacity"))
+        for who, r in replicas
+        if (capacity := live.get(r["id"], {}).get("capacity"))
     ]
+    for name, key, text in _OF_REPLICAS:
+        yield name, text, [(who, capacity[key]) for who, capacity in served]
+    workers = [({"worker": w.name}, w) for w in executor.workers]
+    sizes = [(who, w.rss_bytes) for who, w in workers if w.rss_bytes]
+    yield "worker_resident_bytes", "Resident memory of a worker.", sizes
+    busy = [(who | {"schedule": w.schedule}, bool(w.task_id)) for who, w in workers]
+    yield "worker_busy", "Whether a worker runs a request.", busy
+    text = "Memory that burst workers may still be expected to need."
+    yield "free_burst_bytes", text, [({}, executor.free_burst_bytes)]
+    text = "Memory the machine would still give, less the reserve."
+    yield "available_bytes", text, [({}, executor.available_bytes)]
+    text = "Requests at the head of the queue that wait for memory."
+    yield "requests_waiting_for_memory", text, [({}, len(dispatcher.claimer.shortages))]
+    recorder = dispatcher.recorder
+    kills, retries = sorted(recorder.kills.copy().items()), sorted(recorder.retries.copy().items())
+    killed = [({"operation": o, "detector": d}, n) for (o, d), n in kills]
+    yield "out_of_memory_total", "Requests killed for memory, since the daemon started.", killed
+    again = [({"operation": o}, n) for o, n in retries]
+    yield "out_of_memory_retries_total", "Of these, requests that run again with more.", again
     quantiles = {"0.5": lag.p50_seconds, "0.99": lag.p99_seconds, "1": lag.max_seconds}
-    families: dict[str, list[Sample]] = {
-        "requests": [({"state": state}, count) for state, count in counts.items()],
-        "environment_info": [(who | {"state": e["state"]}, 1) for who, e in named],
-        "sessions": [(who, e["sessions"]) for who, e in named],
-        "replica_restarts": [(who, r["restarts"]) for who, r in replicas],
-        "worker_resident_bytes": [(who, w.rss_bytes) for who, w in workers if w.rss_bytes],
-        "worker_busy": [(who | {"schedule": w.schedule}, bool(w.task_id)) for who, w in workers],
-        **{name: [(who, c[key]) for who, c in served] for name, key, _ in _OF_REPLICAS},
-        "free_burst_bytes": [({}, executor.free_burst_bytes)],
-        "available_bytes": [({}, executor.available_bytes)],
-        "requests_waiting_for_memory": [({}, len(claimer.shortages))],
-        "out_of_memory_total": [({"operation": o, "detector": d}, n) for (o, d), n in kills],
-        "out_of_memory_retries_total": [({"operation": o}, n) for o, n in retries],
-        "loop_lag_seconds": [({"quantile": q}, seconds) for q, seconds in quantiles.items()],
-    }
-    page = ""
-    for name, samples in families.items():
-        kind = "counter" if name.endswith("_total") else "gauge"
-        kind = "summary" if name == "loop_lag_seconds" else kind
-        page += metric_family(f"openenvd_{name}", _HELP[name], samples, kind)
-    return page
+    text = "How late the event loop was over the last minute; 1 is the longest."
+    yield "loop_lag_seconds", text, [({"quantile": q}, late) for q, late in quantiles.items()]
 
 
 ACTIVE = [RequestState.PENDING, RequestState.RUNNING]
@@ -201,7 +190,12 @@ async def metrics(deps: Injected) -> PlainTextResponse:
     environments = await environment_views(deps, queries.NOT_STOPPED)
     live, executor = deps.reconciler.replicas.live, deps.executor.status()
     lag = deps.lag.snapshot()
-    page = render_metrics(counts, environments, live, executor, deps.dispatcher, lag)
+    families = metric_families(counts, environments, live, executor, deps.dispatcher, lag)
+    page = ""
+    for name, text, samples in families:
+        kind = "counter" if name.endswith("_total") else "gauge"
+        kind = "summary" if name == "loop_lag_seconds" else kind
+        page += metric_family(f"openenvd_{name}", text, samples, kind)
     return PlainTextResponse(page)
 
 
