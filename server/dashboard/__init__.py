@@ -37,9 +37,9 @@ hidden one every 30 (`static/session.js`).
 
 Kinds, and the fields of their entities (times are seconds since the epoch, sizes bytes):
 
-    daemon        ""        version, address, home, pid, started_at, loop,
-                            requests: {state: count}, page: the version of the page's files (a page
-                            that was loaded from other files reloads)
+    daemon        ""        version, installation, address, home, pid, started_at, loop,
+                            requests: {state: count}, start: the command that starts it again; a
+                            page that was loaded from another installation reloads
     memory        ""        limit, daemon, zygote, workers, replicas, other, reserve, free
     samples       second    the fields of `memory` in their order: one each 30 seconds
     workers       name      name, schedule, pid, guaranteed, task_id, label, rss_bytes,

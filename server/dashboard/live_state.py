@@ -81,23 +81,18 @@ class LiveState:
     def __init__(self) -> None:
         self._entities: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
         self._sent: dict[str, dict[str, bytes]] = {}  # as of the last flush
-        self._viewers: set[Viewer] = set()
+        self.viewers: set[Viewer] = set()  # one for each open page
         self._is_filled = False
-
-    @property
-    def has_viewers(self) -> bool:
-        """Return whether a page is open."""
-        return bool(self._viewers)
 
     @contextmanager
     def viewer(self) -> Iterator[Viewer]:
         """Count a page as open within the block."""
         viewer = Viewer()
-        self._viewers.add(viewer)
+        self.viewers.add(viewer)
         try:
             yield viewer
         finally:
-            self._viewers.discard(viewer)
+            self.viewers.discard(viewer)
 
     def put(self, kind: str, entity_id: str, entity: Any) -> None:
         """Add an entity, or replace it."""
@@ -122,7 +117,7 @@ class LiveState:
         if not put and not dropped:
             return
         message = _event("change", put, dropped)
-        for viewer in self._viewers:
+        for viewer in self.viewers:
             viewer.put(message)
 
     def messages_for(self, viewer: Viewer) -> list[ServerSentEvent]:
@@ -136,7 +131,7 @@ class LiveState:
 
     def clear(self) -> None:
         """Drop everything, and wake the viewers, which get a snapshot when there is one again."""
-        for viewer in self._viewers:
+        for viewer in self.viewers:
             viewer.needs_snapshot = True
             viewer.wake.set()
         self._entities.clear()
@@ -327,7 +322,7 @@ class Feed:
             with self._deps.bus.subscribe() as subscription:
                 await self._turn(sources, Turn(time.time(), is_tick=True, is_first=True))
                 tick = time.monotonic() + TICK_SECONDS
-                while self._state.has_viewers and not self._deps.stopping.is_set():
+                while self._state.viewers and not self._deps.stopping.is_set():
                     await asyncio.sleep(PAUSE_SECONDS)
                     with anyio.move_on_after(tick - time.monotonic()):
                         await subscription.wake.wait()

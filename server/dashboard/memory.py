@@ -70,7 +70,7 @@ class MemoryHistory:
         self.now: MemoryUse | None = None
         self.replicas: dict[str, int] = {}  # by id, those whose memory is on this machine
         self._has_failed = False  # and that was logged
-        self._wanted = asyncio.Event()
+        self.wanted = asyncio.Event()  # set: measure soon, without waiting
 
     async def measure_regularly(self) -> None:
         """Measure for a sample twice a minute, and as often as that is asked for."""
@@ -85,14 +85,10 @@ class MemoryHistory:
                 if self.now is not None:
                     self.samples.append((int(time.time()), self.now))
                     await asyncio.to_thread(self._write)
-            self._wanted.clear()
+            self.wanted.clear()
             await asyncio.sleep(max(POLL_INTERVAL_SECONDS, took_seconds / MAX_SHARE))
             with anyio.move_on_after(sample_at - time.monotonic()):
-                await self._wanted.wait()
-
-    def look_soon(self) -> None:
-        """Ask for a measurement, without waiting."""
-        self._wanted.set()
+                await self.wanted.wait()
 
     def _restore(self) -> None:
         """Read the samples of the last hour; samples of another form are left out."""
@@ -132,16 +128,15 @@ class MemoryHistory:
 
 
 ROUNDING_BYTES = 100_000
-_IDENTITY = ("version", "address", "home", "pid", "started_at")
+_IDENTITY = ("version", "installation", "address", "home", "pid", "started_at")
 
 
 class MachineSource:
     """The daemon and its machine: kinds `daemon`, `memory`, `samples`, `plan`, `workers`."""
 
-    def __init__(self, deps: Dependencies, memory: MemoryHistory, page: str) -> None:
+    def __init__(self, deps: Dependencies, memory: MemoryHistory) -> None:
         self._deps = deps
         self._memory = memory
-        self._page = page
         home = os.environ.get("OPENENV_HOME")
         # The command that starts the daemon again in a terminal.
         self._start = f"OPENENV_HOME={shlex.quote(home)} openenv up" if home else "openenv up"
@@ -156,7 +151,7 @@ class MachineSource:
         state.replace("workers", workers)
         if not turn.is_tick:
             return
-        self._memory.look_soon()
+        self._memory.wanted.set()
         if self._memory.now is not None:
             state.put("memory", "", self._memory.now.to_json())
         state.replace(
@@ -166,7 +161,7 @@ class MachineSource:
         counts = await self._deps.store.read(queries.COUNTS)
         lag = {key: round(value, 4) for key, value in asdict(self._deps.lag.snapshot()).items()}
         known = {name: self._deps.identity[name] for name in _IDENTITY}
-        more = {"page": self._page, "start": self._start, "requests": counts, "loop": lag}
+        more = {"start": self._start, "requests": counts, "loop": lag}
         state.put("daemon", "", known | more)
 
 

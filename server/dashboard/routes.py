@@ -4,7 +4,7 @@
 The headers isolate the page: nothing is loaded from elsewhere, nothing inline, and in no frame.
 
 Starlette serves the files. A browser caches them, and asks each time whether they are current
-(`ETag`). The stream carries `version_of_files`, so that a page that was loaded from other files
+(`ETag`). The stream carries the mark of the daemon's installation, so that a page of another one
 reloads.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import shlex
 import sys
@@ -73,13 +72,6 @@ class PageFiles(StaticFiles):
         response = await super().get_response(path, scope)
         response.headers.update({**SECURITY_HEADERS, "Cache-Control": "no-cache"})
         return response
-
-
-def version_of_files() -> str:
-    """Return a hash that changes with any of the files."""
-    files = sorted(path for path in FOLDER.rglob("*") if path.is_file())
-    known = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
 
 
 MAX_PLAYERS = 8
@@ -163,12 +155,11 @@ def add_dashboard(app: FastAPI, deps: Dependencies, sessions: BrowserSessions) -
     app.state.dashboard_folder = str(Path.home())  # of the user who last requested a link
     app.state.dashboard_faults = faults = Faults(deps.paths.home / "seen_faults.json")
     app.state.dashboard_players = Players()
-    page = version_of_files()
 
     def make_sources() -> Sequence[Source]:
         """Make all sources, which live while a page is open."""
         return (
-            MachineSource(deps, memory, page),
+            MachineSource(deps, memory),
             EnvironmentSource(deps, memory, faults),
             RequestSource(deps, faults),
             RolloutSource(deps),

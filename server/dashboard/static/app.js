@@ -75,7 +75,7 @@ const failed = figure("failed", "Requests that failed, and are not forgotten yet
 const up = figure("up", "How long the daemon has run");
 up.append(age(null));
 
-let version; // of the files that this page has: those of the first daemon that it sees
+let installation; // of this page's files: that of the first daemon that it sees
 let address = "";
 let alarm = "";
 const showTitle = () => { document.title = `${alarm}openenvd ${address}`; };
@@ -101,8 +101,9 @@ function loadAgain() {
 store.listen(["daemon", "environments"], () => {
   const daemon = store.one("daemon");
   if (!daemon) return;
-  version ??= daemon.page;
-  if (version !== daemon.page) loadAgain();
+  const now = JSON.stringify(daemon.installation);
+  installation ??= now;
+  if (installation !== now) loadAgain();
   text(sessions, number([...store.all("environments").values()].reduce((sum, each) => sum + each.sessions, 0)));
   text(running, number(daemon.requests.RUNNING));
   text(waiting, number(daemon.requests.PENDING));

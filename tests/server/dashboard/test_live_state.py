@@ -35,7 +35,7 @@ async def test_nothing_is_sent_before_a_flush_and_who_left_is_forgotten(state: L
         assert data["put"] == {"workers": {"long-1": {"pid": 1}}}
     with state.viewer(), state.viewer():
         pass
-    looking = state.has_viewers
+    looking = bool(state.viewers)
     assert not looking
 
 
