@@ -257,7 +257,8 @@ class CannotChange:
     change: Request | None = None
 
 
-Refusal = CannotChange | Duplicate | KeyReused | NameTaken | OtherSource | BeingUpdated | QueueFull
+Impossible = KeyReused | NameTaken | OtherSource | BeingUpdated | QueueFull
+Refusal = CannotChange | Duplicate | Impossible
 SubmitResult = Submitted | Refusal
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from ...executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
 from ...requests_db.records import Environment, Outcome, Request, RequestError, Retry, label_of
@@ -17,6 +17,7 @@ from ...schema.states import ErrorKind, RequestState
 from ...system.memory.limits import HINT, tells_no_room
 from ...system.process.exit_reason import ExitKind, ExitReason
 from ...system.text.json_lines import Json
+from ...system.text.safe_text import hide_credentials, hide_values, secret_values, without_secrets
 from ...system.text.units import MB, plural
 
 FinalEvent = Succeeded | Raised | Died | Cancelled
@@ -68,7 +69,7 @@ def reason_of(event: object) -> ExitReason | None:
 
 
 def retry_of(event: Died | Raised, known: FailureContext) -> Retry | None:
-    """The request's next attempt, when it asked for one and may have it."""
+    """The request's next attempt, when it asked for one and may have it; without secrets."""
     request, reason = known.request, reason_of(event)
     if reason is None or not reason.is_oom:
         return None
@@ -79,7 +80,12 @@ def retry_of(event: Died | Raised, known: FailureContext) -> Retry | None:
         return None
     attempt = f"attempt {request.attempts + 1} of {request.max_attempts}"
     message = f"{what_happened(event)}; it runs again with {memory / MB:.0f} MB ({attempt})"
-    return Retry(request.id, event.at, memory, message)
+    message = without_secrets(message, request.payload)
+    # The request's row does not keep the error of this attempt.
+    error = outcome_of(event, known).error
+    shown = error and {name: hide_credentials(value) for name, value in asdict(error).items()}
+    secrets = secret_values(request.payload)
+    return Retry(request.id, event.at, memory, message, hide_values(shown, secrets))
 
 
 def payload_of(request: Request) -> Json:

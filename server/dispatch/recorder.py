@@ -17,7 +17,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ...executor import messages
 from ...requests_db.errors import DatabaseError
@@ -33,7 +33,7 @@ from ...requests_db.records import (
 from ...requests_db.transactions import dispatching
 from ...schema.states import ErrorKind, RequestState, Schedule
 from ...system.process.exit_reason import ExitReason
-from ...system.text.safe_text import hide_credentials, hide_values, secret_values, without_secrets
+from ...system.text.safe_text import without_secrets
 from .memory_estimates import left_bytes
 from .outcomes import FailureContext, FinalEvent, outcome_of, reason_of, retry_of, what_happened
 from .running import DispatchContext, log_fields
@@ -171,8 +171,7 @@ class Recorder:
                 self._context.budget_bytes,
             )
             if (retry := retry_of(event, context)) is not None:
-                error = outcome_of(event, context).error
-                return _Ending(event, request, reason, None, _with_error(retry, error, request))
+                return _Ending(event, request, reason, None, retry)
         return _Ending(event, request, reason, outcome_of(event, context))
 
     def _end_log(self, ending: _Ending) -> None:
@@ -217,14 +216,6 @@ class Recorder:
             extra = log_fields(request, worker=event.worker, pid=event.pid)
             text, which = "request %s (%s) runs on worker %s (pid %d)", label_of(request)
             log.log(level, text, request.id, which, event.worker, event.pid, extra=extra)
-
-
-def _with_error(retry: Retry, error: RequestError | None, request: Request) -> Retry:
-    """Add the error of the attempt, which the request's row does not keep; hide secrets."""
-    shown = error and {name: hide_credentials(value) for name, value in asdict(error).items()}
-    message = without_secrets(retry.message, request.payload)
-    secrets = secret_values(request.payload)
-    return replace(retry, message=message, error=hide_values(shown, secrets))
 
 
 def _level_of(request: Request) -> int:

@@ -86,16 +86,7 @@ class DaemonTasks:
             task.cancel()
 
     async def _run(self, request: Request, prepared: Any, peak_bytes: int) -> None:
-        try:
-            event = await self._event_of(request, prepared, peak_bytes)
-        finally:
-            del self._tasks[request.id]
-        if event is not None:
-            self.deliver(event)
-
-    async def _event_of(
-        self, request: Request, prepared: Any, peak_bytes: int
-    ) -> ExecutorEvent | None:
+        event: ExecutorEvent | None
         left = request.timeout_seconds
         if left is not None and request.started_at is not None:
             left = max(0.0, left - (time.time() - request.started_at))
@@ -103,8 +94,9 @@ class DaemonTasks:
         try:
             async with timeout:
                 result = await self.carry_out(request, self._context_of(request.id), prepared)
+            event = Succeeded(request.id, result, peak_bytes, time.time())
         except asyncio.CancelledError:
-            return None if self._is_stopping else Cancelled(request.id, time.time())
+            event = None if self._is_stopping else Cancelled(request.id, time.time())
         except Exception as exc:
             evidence = getattr(exc, "evidence", None)
             described = describe_error(exc, self.paths.home) | {"evidence": evidence}
@@ -112,9 +104,10 @@ class DaemonTasks:
                 described["message"] = f"it had not ended after {request.timeout_seconds:g} s"
                 described["hint"] = "allow more time with --set timeout=DURATION"
                 described["kind"] = ErrorKind.TIMED_OUT
-            error = TaskError(**described)
-            return Raised(request.id, error, None, time.time())
-        return Succeeded(request.id, result, peak_bytes, time.time())
+            event = Raised(request.id, TaskError(**described), None, time.time())
+        del self._tasks[request.id]
+        if event is not None:
+            self.deliver(event)
 
     def _context_of(self, request_id: str) -> OperationContext:
         def progress(data: dict[str, Any]) -> None:

@@ -229,14 +229,7 @@ class Submitter:
         return environment
 
 
-def _refusal(
-    new: NewRequest,
-    why: records.KeyReused
-    | records.NameTaken
-    | records.OtherSource
-    | records.BeingUpdated
-    | records.QueueFull,
-) -> errors.ApiError:
+def _refusal(new: NewRequest, why: records.Impossible) -> errors.ApiError:
     """Return the error that says why nothing was written, and what to do."""
     match why:
         case records.KeyReused(first):

@@ -14,13 +14,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
 
 from ....environments.access import ask
 from ....schema.errors import NotAnswering
-from .subject import ASK_SECONDS, CheckResult, Finding, Frame, Subject
+from .subject import ASK_SECONDS, CheckResult, Finding, Subject
 
 CALLS = 20
 HEAD_START_SECONDS = 0.01  # of the step
@@ -47,19 +45,15 @@ class Call:
 async def check(subject: Subject, result: CheckResult) -> None:
     """Call, and ask for /health meanwhile."""
     calls = await _play(subject)
-    found = judge(calls)
-    if found is not None:
+    if judge(calls) is not None:
         calls = await _play(subject)
-        found = judge(calls)
-    capacity = await asyncio.to_thread(subject.capacity)
-    lag = max((s["lag"]["max_seconds"] for s in (capacity or {}).get("shards", ())), default=None)
+    found = judge(calls)
     longest = max(call.seconds for call in calls)
     result.figures = {
         "calls": len(calls),
         "longest_step_seconds": max(c.seconds for c in calls if c.what == "step"),
         "longest_reset_seconds": max(c.seconds for c in calls if c.what == "reset"),
         "longest_answer_meanwhile_seconds": max(c.question_seconds for c in calls),
-        "worst_loop_lag_seconds": lag,
     }
     result.summary = f"{len(calls)} calls, the longest {longest * 1000:.0f} ms; "
     result.summary += "others are answered meanwhile"
@@ -75,9 +69,12 @@ async def _play(subject: Subject) -> list[Call]:
     async with subject.session() as session:
         for number in range(CALLS):
             is_reset = number % 10 == 0
-            ask_it = session.reset() if is_reset else session.step(player())
-            call, answer = await _timed("reset" if is_reset else "step", ask_it, subject)
-            calls.append(call)
+            call = asyncio.create_task(session.reset() if is_reset else session.step(player()))
+            await asyncio.sleep(HEAD_START_SECONDS)
+            question_seconds = 0.0 if call.done() else await asyncio.to_thread(_question, subject)
+            answer = await call
+            what = "reset" if is_reset else "step"
+            calls.append(Call(what, answer.seconds, question_seconds))
             if answer.data.get("done"):
                 await session.reset()
             subject.tell(f"{number + 1} of {CALLS} calls", number + 1, CALLS)
@@ -99,18 +96,6 @@ def judge(calls: list[Call]) -> Finding | None:
         "write reset and step as plain functions, which run on threads; C code must release the "
         "GIL, or the environment be launched with --isolate",
     )
-
-
-async def _timed(
-    what: str, call: Coroutine[Any, Any, Frame], subject: Subject
-) -> tuple[Call, Frame]:
-    task = asyncio.create_task(call)
-    await asyncio.sleep(HEAD_START_SECONDS)
-    question_seconds = 0.0
-    if not task.done():
-        question_seconds = await asyncio.to_thread(_question, subject)
-    answer = await task
-    return Call(what, answer.seconds, question_seconds), answer
 
 
 def _question(subject: Subject) -> float:
