@@ -15,7 +15,7 @@ from ...requests_db.records import Request
 from ...system.text.json_lines import Json
 from ..errors import NotFound
 from .dependencies import Dependencies, Injected
-from .streams import event_pages, last_report
+from .streams import event_pages
 from .views import request_view
 
 MAX_LIST = 200
@@ -87,12 +87,6 @@ async def history(store: AsyncStore, request_id: str) -> list[Json]:
         while len(marks) > MAX_MARKS:
             marks, every = marks[::2], every * 2
     return marks if last is None or last is marks[-1] else [*marks, last]
-
-
-async def last_mark(store: AsyncStore, request_id: str) -> Json | None:
-    """Return the rollout's last report, or None if there was none lately."""
-    event = await last_report(store, request_id, "rollout")
-    return None if event is None else mark_of(event.at, event.data["rollout"])
 
 
 def mark_of(at: float, report: Json) -> Json:

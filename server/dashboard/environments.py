@@ -86,15 +86,12 @@ class EnvironmentSource:
         self._ticks = (self._ticks + turn.is_tick) % READ_TICKS
         has_changed = any(map(turn.has, _OF_ROWS))
         if has_changed or (turn.is_tick and self._ticks == 0):
-            await self._read()
+            read = self._deps.store.read
+            # Other environments have nothing but a failed launch, which is shown as a request.
+            self._environments = await read(queries.LAUNCHED_ENVIRONMENTS)
+            self._replicas = await read(queries.REPLICAS_OF_EACH)
         if has_changed or turn.is_tick:
             self._put_all(state, turn)
-
-    async def _read(self) -> None:
-        read = self._deps.store.read
-        # Other environments have nothing but a failed launch, which is shown as a request.
-        self._environments = await read(queries.LAUNCHED_ENVIRONMENTS)
-        self._replicas = await read(queries.REPLICAS_OF_EACH)
 
     def _put_all(self, state: LiveState, turn: Turn) -> None:
         live = self._deps.reconciler.replicas.live

@@ -80,9 +80,8 @@ class LiveState:
 
     def __init__(self) -> None:
         self._entities: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
-        self._sent: dict[str, dict[str, bytes]] = {}  # as of the last flush
+        self._sent: dict[str, dict[str, bytes]] = {}  # as of the last flush; empty before
         self.viewers: set[Viewer] = set()  # one for each open page
-        self._is_filled = False
 
     @contextmanager
     def viewer(self) -> Iterator[Viewer]:
@@ -113,7 +112,6 @@ class LiveState:
             if gone := sorted(before.keys() - now.keys()):
                 dropped[kind] = gone
             self._sent[kind] = now.copy()
-        self._is_filled = True
         if not put and not dropped:
             return
         message = _event("change", put, dropped)
@@ -124,7 +122,7 @@ class LiveState:
         """Return what to send to a viewer: changes or a snapshot; nothing before a flush."""
         if not viewer.needs_snapshot:
             return viewer.take()
-        if not self._is_filled:
+        if not self._sent:
             return []
         viewer.needs_snapshot = False
         return [_event("snapshot", self._sent, {})]
@@ -136,7 +134,6 @@ class LiveState:
             viewer.wake.set()
         self._entities.clear()
         self._sent.clear()
-        self._is_filled = False
 
 
 @dataclass(frozen=True, slots=True)

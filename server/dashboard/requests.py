@@ -17,11 +17,10 @@ from ...requests_db.transactions.journal import REQUEST_PROGRESS, REQUEST_STATE
 from ...schema.states import FINAL_STATES, ErrorKind, RequestState, Schedule
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials
-from ...system.text.units import plural
 from ..api.dependencies import Dependencies
 from ..api.routes_daemon import FAILED_LAUNCHES_SHOWN, worth_showing
 from ..api.routes_requests import may_have_run_before, reason_at
-from ..api.routes_rollouts import last_mark, mark_of
+from ..api.routes_rollouts import mark_of
 from ..api.streams import last_report
 from ..api.views import error_view, short_request_view
 from . import environments
@@ -70,15 +69,10 @@ class RequestSource:
         for schedule in Schedule:
             room = self._deps.dispatcher.claimer.room(schedule)
             waiting = await read(queries.first_pending(schedule, MAX_WAITING))
-            late_at = now - environments.WAITING_SECONDS
-            too_long = sum(request.created_at < late_at for request in waiting)
             for place, request in enumerate(waiting):
                 reason = reason_at(self._deps, request, place, room)
                 shown[request.id] = self._view(request) | {"place": place, "pending_reason": reason}
-                if place == 0 and request.created_at < late_at:
-                    if too_long > 1:
-                        more = "at least " if too_long == MAX_WAITING else ""
-                        reason += f"; behind it: {more}{plural(too_long - 1, 'other')}"
+                if place == 0 and request.created_at < now - environments.WAITING_SECONDS:
                     late.append(environments.waiting_request(request, reason))
         self._faults.put(state, "queue", late)
         running = await read(queries.list_requests([RequestState.RUNNING], limit=MAX_RUNNING))
@@ -187,7 +181,9 @@ class RolloutSource:
         self._reports = {i: r for i, r in self._reports.items() if i in self._requests}
         for request in found:  # one that was cancelled or killed has reports, but no result
             if not request.result and request.id not in self._reports:
-                self._reports[request.id] = await last_mark(self._deps.store, request.id) or {}
+                event = await last_report(self._deps.store, request.id, "rollout")
+                mark = {} if event is None else mark_of(event.at, event.data["rollout"])
+                self._reports[request.id] = mark
 
     def _view(self, request: Request) -> Json:
         payload = request.payload

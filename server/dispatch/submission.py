@@ -43,12 +43,6 @@ if TYPE_CHECKING:
 FROM_SOURCE = ("launch", "build_image")
 # A repository that does not answer blocks a thread; the daemon's others serve the whole API.
 _PINNING = ThreadPoolExecutor(4, "repositories")
-_UNDER_WAY = {
-    "launch": "being launched",
-    "down": "being taken down",
-    "scale": "being scaled",
-    "restart": "being restarted",
-}
 _NOT_SERVING = {
     EnvironmentState.PENDING: "waiting to be launched",
     EnvironmentState.STARTING: "being launched",
@@ -277,7 +271,7 @@ def _cannot_change(
     name = environment.name
     if change is not None:
         return errors.CannotChange(
-            f"{name} is {_UNDER_WAY[change.operation]} already (request {change.id})",
+            f"{name} has a {change.operation} under way already (request {change.id})",
             f"wait for that: openenv wait {change.id}",
             request_id=change.id,
             environment=name,

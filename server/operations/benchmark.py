@@ -29,7 +29,7 @@ from ...system.text.units import MB
 from . import base
 
 if TYPE_CHECKING:
-    from ...rollouts.bench.results import Summary, Target
+    from ...rollouts.bench.results import Summary
 
 
 SCHEMA_SECONDS = 30.0
@@ -79,7 +79,11 @@ class Benchmark(base.Operation):
         if drawn is not None:
             payload.action, payload.wait_grid = payload.action or drawn, [0.0]  # it cannot wait
             base.say(f"each step plays {json.dumps(payload.action)} (--action '{{…}}')")
-        target = _target(payload.name, base_url, runs)
+        address, token = without_token(base_url)
+        replicas = run_files.of_environment(runs, payload.name)
+        statuses = (read_status_file(each.run_dir) or {} for each in replicas)
+        pids = tuple(pid for status in statuses if (pid := status.get("pid")))  # whose CPU counts
+        target = results.Target(payload.name, address, pids, token=token)
         if payload.output_dir is not None:
             folder = Path(payload.output_dir)
         else:
@@ -134,13 +138,3 @@ def _drawn_action(base_url: str) -> Json | None:
         return None
     examples = schema.get("examples") or [sample(schema, random.Random(0))]  # noqa: S311
     return dict(examples[0])
-
-
-def _target(name: str, base_url: str, runs: Path) -> Target:
-    """Find the processes whose CPU time counts."""
-    from ...rollouts.bench.results import Target
-
-    known = (read_status_file(each.run_dir) or {} for each in run_files.of_environment(runs, name))
-    pids = tuple(pid for status in known if (pid := status.get("pid")))
-    address, token = without_token(base_url)
-    return Target(name, address, pids, token=token)

@@ -115,7 +115,6 @@ class Launch(base.Operation):
     name = "launch"
     summary = "Start an environment and wait until it answers."
     schedule = "LONG"
-    idempotent = True  # it begins by clearing what an earlier attempt left
     expected_bytes = 60 * MB
     leaves_bytes = 40 * MB  # a server of its own Python, and its shim
     in_daemon = True

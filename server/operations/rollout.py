@@ -115,12 +115,11 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
 
 
 class Rollout(base.Operation):
-    """Rolls out one policy."""
+    """Rolls out one policy. If it runs again, it plays the episodes that the folder lacks."""
 
     name = "rollout"
     summary = "Run many episodes of a policy, and write them to a folder."
     schedule = "LONG"
-    idempotent = True  # it plays only the episodes that the folder lacks
     max_attempts = 5
     expected_bytes = 100 * MB
     Payload = RolloutPayload
@@ -147,7 +146,10 @@ class Rollout(base.Operation):
         folder = Path(payload.cwd) if payload.cwd else None
         with importable(folder), _variables(payload.env), _tracing() as tracer:
             result = run_on_thread(roll_out(config, reporter.report, base.say, tracer=tracer))
-            reporter.finish(result)  # before the remaining traces are sent
+            # Before the remaining traces are sent.
+            kept, ran = plural(result["there"], result["unit"]), plural(result["steps"], "step")
+            are = "is" if result["there"] == 1 else "are"
+            base.say(f"{kept} {are} in {result['out']}; {ran} in {result['seconds']:.1f} s")
         return result
 
 
@@ -215,14 +217,6 @@ class _ProgressReporter:
         if time.monotonic() >= self._say_at:
             self._say_at = time.monotonic() + LOG_SECONDS
             base.say(message)
-
-    def finish(self, result: dict[str, Any]) -> None:
-        """Write the result to the log."""
-        kept = result["there"]
-        base.say(
-            f"{plural(kept, result['unit'])} {'is' if kept == 1 else 'are'} in {result['out']}; "
-            f"{plural(result['steps'], 'step')} in {result['seconds']:.1f} s"
-        )
 
 
 @contextmanager

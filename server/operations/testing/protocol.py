@@ -99,8 +99,21 @@ class _Play:
                 await self._reset("a reset after the end of an episode")
         refused = self._refused.total()
         self._result.figures |= {"steps": steps, "refused_steps": refused}
-        if refused:
-            self._tell_of_refused(refused, steps)
+        if not refused:
+            return
+        most, count = self._refused.most_common(1)[0]
+        means = (
+            "an error is no observation: an agent that errs does not learn from it, and many "
+            "clients end the episode"
+        )
+        self.fault(
+            f"{refused} of {plural(steps, 'step')} with {self._subject.actions.origin} got an "
+            f"error, {count} of them: {most}",
+            means if refused < steps else "no step was tested",
+            "say with --action which actions to play, or answer what cannot be done by an "
+            f"observation; {_LOG}",
+            is_failure=refused == steps,
+        )
 
     async def state_and_reset(self) -> None:
         """Ask for the state, before and after another reset."""
@@ -190,20 +203,6 @@ class _Play:
                 "a typed client refuses it: it makes an observation of the declared class",
                 "return the class that create_app was given (or the Environment's type argument)",
             )
-
-    def _tell_of_refused(self, refused: int, steps: int) -> None:
-        most, count = self._refused.most_common(1)[0]
-        self.fault(
-            f"{refused} of {plural(steps, 'step')} with {self._subject.actions.origin} got an "
-            f"error, {count} of them: {most}",
-            "an error is no observation: an agent that errs does not learn from it, and many "
-            "clients end the episode"
-            if refused < steps
-            else "no step was tested",
-            "say with --action which actions to play, or answer what cannot be done by an "
-            "observation; " + _LOG,
-            is_failure=refused == steps,
-        )
 
 
 def differences(value: Json, schema: Json | None) -> Iterator[str]:

@@ -23,7 +23,7 @@ from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.schema.settings import Paths
 from openenvd.schema.states import RequestState, Schedule
 from openenvd.server.api.dependencies import Dependencies
-from openenvd.server.api.routes_rollouts import MAX_MARKS, history, last_mark
+from openenvd.server.api.routes_rollouts import MAX_MARKS, history
 from openenvd.server.dashboard.live_state import LiveState, Turn
 from openenvd.server.dashboard.requests import RolloutSource
 from openenvd.system.text.json_lines import Json
@@ -88,7 +88,6 @@ async def test_a_long_history_is_thinned_out_evenly(
     assert min(count, MAX_MARKS // 2) <= len(steps) <= MAX_MARKS + 1
     assert len({b - a for a, b in pairwise(steps[:-1])}) <= 1
     assert marks[0]["lag_p99_seconds"] == 0.5
-    assert await last_mark(store, request_id) == marks[-1]
 
 
 @pytest.mark.parametrize("state", list(RequestState))

@@ -217,8 +217,8 @@ async def test_an_id_may_be_shortened_while_only_one_fits_and_of_several_they_ar
     assert set(caught.value.details["matches"]) == {r.id for r in made if r.id[0] == twice}
 
 
-LAUNCHED, SCALED = "is being launched already", "is being scaled already"
-RESTARTED, STOPPED = "is being restarted already", "is being taken down already"
+LAUNCHED, SCALED = "has a launch under way already", "has a scale under way already"
+RESTARTED, STOPPED = "has a restart under way already", "has a down under way already"
 CHANGES = ("launch", "scale", "restart")
 UNDER_WAY = {  # and what is told to each of the changes that meets it
     "launch": ("is being updated to generation 2 already", LAUNCHED, LAUNCHED),
