@@ -11,7 +11,8 @@
                                      removed, or makes its group again
 
 This runs at the start and every few minutes. Something without an owner may be about to get one, so
-it is removed only if two sweeps in a row, and a check just before, have found it without an owner.
+it is removed only if two sweeps in a row have found it without an owner; the second removes it as
+soon as it has, before it looks further.
 A process that sees another folder at the home's path, in a container, is another home's.
 
 At the start and every day (`collect_daily`) abandoned folders of sockets, and virtual environments
@@ -106,12 +107,15 @@ class Sweeper:
             return []
         usable, aside = run_files.look(self._layout.runs)
         renew_reservations(self._layout.runs, usable)
-        found = dict(self._ownerless(environment_names(usable, aside)))
-        taken = [name for name in found if name in self._suspects]
-        for name in taken:
-            log.warning("taken away: %s", name)
-            found[name]()
-        self._suspects = set(found) - set(taken)
+        found, taken = set(), []
+        for name, remove in self._ownerless(environment_names(usable, aside)):
+            if name in self._suspects:
+                log.warning("taken away: %s", name)
+                remove()  # at once: a repeated launch may begin
+                taken.append(name)
+            else:
+                found.add(name)
+        self._suspects = found
         return taken
 
     def sweep_other_homes(self) -> list[str]:
@@ -134,12 +138,13 @@ class Sweeper:
         for group in existing_groups(f"{self._layout.replica_groups}/*"):
             replica = Path(group.directory).name
             if replica != _SHIMS and not self._is_there(replica) and _is_of(group, runs):
-                end = partial(self._unless_there, replica, partial(end_group, group))
-                yield f"cgroup {group.name}, whose replica is gone", end
+                yield f"cgroup {group.name}, whose replica is gone", partial(end_group, group)
         for identity, replica in _replica_processes(runs):
             if not self._is_there(replica):
-                end = partial(self._unless_there, replica, partial(_kill, identity))
-                yield f"process {identity.pid} of {replica}, which is gone", end
+                yield (
+                    f"process {identity.pid} of {replica}, which is gone",
+                    partial(_kill, identity),
+                )
         for found in self._ownerless_sockets(names):
             yield f"socket {found[0]}, whose replica is gone", partial(self._remove, found)
 
@@ -161,10 +166,6 @@ class Sweeper:
     def _is_there(self, replica: str) -> bool:
         return (self._layout.runs / replica).is_dir()
 
-    def _unless_there(self, replica: str, end: Callable[[], object]) -> None:
-        if not self._is_there(replica):  # a repeated launch may have begun meanwhile
-            end()
-
     def _run_folders(self) -> list[Path]:
         return [path for path in self._layout.runs.glob("*") if path.is_dir()]
 
@@ -182,8 +183,6 @@ def _has_no_owner(folder: Path) -> bool:
 
 
 def _remove_folder(folder: Path) -> None:
-    if not _has_no_owner(folder):
-        return
     clean_up_after_shim(folder)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -28,7 +28,7 @@ from fastapi.sse import ServerSentEvent
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Event, Request
 from ...requests_db.sql import queries
-from ...requests_db.transactions.journal import REQUEST_PROGRESS
+from ...requests_db.transactions.journal import REQUEST_PROGRESS, REQUEST_STATE
 from ...schema.states import RequestState
 from ...system.files.log_files import offset_since
 from ..events import LogFile, followed, offset_of_last_lines
@@ -144,9 +144,17 @@ class RequestStream:
             self._position.log_offset = self._log.offset
             yield sse("log", {"text": text}, self._position)
         for event in events:
-            if event.seq > self._position.seq:
-                self._position.seq = event.seq
-                yield await _render(self._deps, self._position, event)
+            if event.seq <= self._position.seq:
+                continue
+            self._position.seq = event.seq
+            if event.kind != REQUEST_STATE:
+                yield sse("progress", event.data, self._position)
+                continue
+            view = request_view(await _request_of(self._deps, event))
+            # The row may be ahead of the event: a client must see the states in their order.
+            if not _is_final(event):
+                view |= {"state": event.data["state"], "result": None, "error": None}
+            yield sse("state", view, self._position)
 
 
 async def everything_stream(
@@ -221,16 +229,5 @@ async def request_ends(deps: Dependencies, request: Request) -> None:
         request = await wait_until_final(deps, request.id, WAIT_SECONDS)
 
 
-async def _render(deps: Dependencies, position: Position, event: Event) -> ServerSentEvent:
-    if event.kind == "request.state" and event.request_id is not None:
-        request = await _request_of(deps, event)
-        # The row may be ahead of the event: a client must see the states in their order.
-        view = request_view(request)
-        if not _is_final(event):
-            view = {**view, "state": event.data["state"], "result": None, "error": None}
-        return sse("state", view, position)
-    return sse("progress", event.data, position)
-
-
 def _is_final(event: Event) -> bool:
-    return event.kind == "request.state" and RequestState(event.data["state"]).is_final
+    return event.kind == REQUEST_STATE and RequestState(event.data["state"]).is_final

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...requests_db import records
 from ...schema.protocol import LOOPBACK
-from ...schema.replica import EARLIER, WAITING, Capacity, StatusLine, max_sessions_of
+from ...schema.replica import EARLIER, WAITING, StatusLine, max_sessions_of
 from ...schema.states import FAILING, EnvironmentState, ReplicaState, RequestState
 from ...system.net.access import is_loopback
 from ...system.process.exit_reason import ExitKind, ExitReason
@@ -164,13 +164,19 @@ def event_view(event: records.Event) -> Json:
 
 
 def serving_view(lives: Iterable[StatusLine | None]) -> Json | None:
-    """`{"shards", "isolated", "has_sessions", "sentence", "held"}`; None until one is ready."""
+    """`{"shards", "isolated", "has_sessions", "sentence", "held"}`; None until one is ready.
+
+    `held` is `{"shards", "since"}` of event loops that are blocked, or None.
+    """
     known = [live for live in lives if live]
     infos = [info for live in known if (info := live.get("info"))]
     if not infos:
         return None
     capacities = [capacity for live in known if (capacity := live.get("capacity"))]
     shards = sum(info.get("shards", 1) for info in infos)
+    held = [each for each in capacities if "held_since" in each]  # as last reported
+    blocked = sum(each["shards"].get("wedged", 0) for each in held)
+    since = min((each["held_since"] for each in held), default=None)
     is_isolated = any(info.get("isolate") for info in infos)
     how = _OWN_SERVERS.get(infos[0].get("serving", ""), plural(shards, "shard"))
     if is_isolated:
@@ -183,7 +189,7 @@ def serving_view(lives: Iterable[StatusLine | None]) -> Json | None:
         "isolated": is_isolated,
         "has_sessions": infos[0].get("serving") != "http",
         "sentence": how,
-        "held": _held_view(capacities),
+        "held": {"shards": blocked, "since": since} if held else None,
     }
 
 
@@ -191,17 +197,6 @@ def sessions_fail(lives: Iterable[StatusLine | None]) -> str | None:
     """Return why the last environment was not created; None: it was, or there was none."""
     causes = (cause for live in lives if live and (cause := live.get("sessions_fail")))
     return hide_credentials(next(causes, None))  # type: ignore[no-any-return]  # a text, or None
-
-
-def _held_view(capacities: Iterable[Capacity]) -> Json | None:
-    """`{"shards", "since"}` of event loops that are blocked, as last reported; None: none is."""
-    held = [capacity for capacity in capacities if "held_since" in capacity]
-    if not held:
-        return None
-    shards = sum(
-        count for one in held for state, count in one["shards"].items() if state == "wedged"
-    )
-    return {"shards": shards, "since": min(one["held_since"] for one in held)}
 
 
 def exit_views(

@@ -16,7 +16,7 @@ import os
 import shlex
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -41,7 +41,7 @@ from ..api.routes_environments import base_url
 from ..api.security import LINK_SECONDS, PAGE, PAGE_FILES, SIGN_IN, BrowserSessions
 from ..errors import NotFound, QueueFull, Unauthorized
 from .environments import EnvironmentSource, Faults
-from .live_state import Feed, Source
+from .live_state import Feed
 from .memory import MachineSource, MemoryHistory
 from .requests import RequestSource, RolloutSource
 
@@ -156,16 +156,15 @@ def add_dashboard(app: FastAPI, deps: Dependencies, sessions: BrowserSessions) -
     app.state.dashboard_faults = faults = Faults(deps.paths.home / "seen_faults.json")
     app.state.dashboard_players = Players()
 
-    def make_sources() -> Sequence[Source]:
-        """Make all sources, which live while a page is open."""
-        return (
+    app.state.dashboard_feed = Feed(
+        deps,
+        lambda: (  # the sources, which live while a page is open
             MachineSource(deps, memory),
             EnvironmentSource(deps, memory, faults),
             RequestSource(deps, faults),
             RolloutSource(deps),
-        )
-
-    app.state.dashboard_feed = Feed(deps, make_sources)
+        ),
+    )
     app.include_router(router)
     app.include_router(pages)
     app.mount(PAGE_FILES, app.state.dashboard_page)

@@ -107,8 +107,13 @@ async def check(subject: Subject, result: CheckResult) -> None:
     per_session = growth(memory, batch)
     if per_session is not None:
         run.total += batch * BATCHES
-        memory = await _once_more(subject, run, batch * BATCHES // LATE_POLLS)
-        per_session = growth(memory, batch * BATCHES // LATE_POLLS)
+        memory, late_batch = [], batch * BATCHES // LATE_POLLS
+        for number in range(LATE_POLLS + 1):
+            if number:
+                await run.play(late_batch)
+            await asyncio.sleep(GIVE_BACK_SECONDS)  # for freed memory
+            memory.append((await subject.settled()).memory_bytes)
+        per_session = growth(memory, late_batch)
         result.figures["memory_bytes_given_back"] = memory
     result.findings += findings(samples, batch, per_session)
     result.figures |= {
@@ -123,17 +128,6 @@ async def check(subject: Subject, result: CheckResult) -> None:
     )
     if result.findings:
         result.summary = f"{run.played:,} sessions left something behind"
-
-
-async def _once_more(subject: Subject, run: _Sessions, batch: int) -> list[int]:
-    """Return memory samples between batches, each taken once freed memory was given back."""
-    memory = []
-    for number in range(LATE_POLLS + 1):
-        if number:
-            await run.play(batch)
-        await asyncio.sleep(GIVE_BACK_SECONDS)
-        memory.append((await subject.settled()).memory_bytes)
-    return memory
 
 
 def growth(values: Sequence[float], sessions_between: int) -> float | None:
