@@ -132,7 +132,6 @@ async def running_parts(
             bus=bus,
             lag=lag,
             stopping=stopping,
-            traces=traces,
         )
     finally:
         stopping.set()

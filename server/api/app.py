@@ -35,8 +35,8 @@ def create_app(deps: Dependencies) -> FastAPI:
             "metrics": False,
             "logs": False,
             "operation_spans": False,
-            "tracing": deps.traces.provider is not None,
-            "tracer_provider": deps.traces.provider,
+            "tracing": deps.submitter.traces.provider is not None,
+            "tracer_provider": deps.submitter.traces.provider,
             "exclude": lambda scope: scope.get("method") != "POST",
         },
     )

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ...schema.settings import Paths, Settings
     from ...system.process.loop_lag import EventLoopLagMonitor
     from ..dispatch.dispatcher import Dispatcher
-    from ..dispatch.request_traces import RequestTraces
     from ..dispatch.submission import Submitter
     from ..events import EventBus
     from ..reconcile.reconciler import Reconciler
@@ -83,7 +82,6 @@ class Dependencies:
     bus: EventBus
     lag: EventLoopLagMonitor  # of the one event loop
     stopping: asyncio.Event  # set when the daemon is to end: streams end with it
-    traces: RequestTraces
     began_at: float = field(default_factory=time.monotonic)
     replay: ReplayReader = field(default_factory=ReplayReader)
 

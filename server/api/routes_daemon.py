@@ -140,11 +140,8 @@ def worth_showing(ended: Iterable[Request], failed: Iterable[Request]) -> list[R
     The launches that `failed` are among them however old they are, because nothing else is shown
     of their environments. So is every other failure that is given.
     """
-    kept = [
-        request
-        for request in ended
-        if request.schedule is Schedule.LONG or request.state is not RequestState.SUCCEEDED
-    ]
+    succeeded = RequestState.SUCCEEDED
+    kept = [r for r in ended if r.schedule is Schedule.LONG or r.state is not succeeded]
     recent = kept[:RECENT]
     recent += [
         r for r in kept[RECENT:] if r.state is RequestState.FAILED and r.operation != "launch"

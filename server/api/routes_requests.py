@@ -163,10 +163,7 @@ async def get_request(
     wait_seconds: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS)] = 0,
 ) -> Json:
     """One request; with `wait_seconds`, as soon as it is final or the time is up."""
-    if wait_seconds:
-        request = await streams.wait_until_final(deps, request_id.lower(), wait_seconds)
-    else:
-        request = await deps.submitter.find(request_id)
+    request = await streams.wait_until_final(deps, request_id.lower(), wait_seconds)
     [view] = await request_views(deps, [request])
     return {"request": view}
 

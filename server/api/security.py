@@ -182,9 +182,8 @@ class Guard:
             return
         headers = scope["headers"]
         refusal = self._refuse(scope["method"], scope["path"], headers)
-        app = self._app
-        if (error := refusal or _too_large(dict(headers))) is not None:
-            app = JSONResponse(error.to_json(), error.status)
+        error = refusal or _too_large(dict(headers))
+        app = self._app if error is None else JSONResponse(error.to_json(), error.status)
         await app(scope, receive, send)
 
     def _refuse(self, method: str, path: str, headers: Headers) -> ApiError | None:

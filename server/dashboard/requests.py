@@ -79,11 +79,11 @@ class RequestSource:
         await self._read_progress(running)
         latest = await read(queries.list_requests(states=FINAL_STATES, limit=LOOKED_AT))
         failed = await read(queries.never_launched(FAILED_LAUNCHES_SHOWN))
-        for request in [*running, *worth_showing(latest, failed)]:
+        for request in worth_showing(latest, failed):
             shown[request.id] = self._view(request)
         for request in running:
             progress = self._progress.get(request.id) or None
-            shown[request.id] = shown[request.id] | {"progress": progress}
+            shown[request.id] = self._view(request) | {"progress": progress}
         self._views = {key: view for key, view in self._views.items() if key in shown}
         state.replace("requests", shown)
 

@@ -114,19 +114,16 @@ class Players:
         """
         if call["call"] == "begin":
             self.end(player_id)
-            self._players[player_id] = await self._start()
+            running = {i: p for i, p in self._players.items() if p.process.returncode is None}
+            self._players = running
+            if len(running) >= MAX_PLAYERS:
+                raise QueueFull(f"{MAX_PLAYERS} pages play already", "close one of them")
+            program = [sys.executable, "-P", "-m", "openenvd.rollouts.play"]
+            made = asyncio.create_subprocess_exec(*program, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+            running[player_id] = _Player(await made)
         if (player := self._players.get(player_id)) is None:
             raise NotFound(*ENDED)
         return await player.ask(call)
-
-    async def _start(self) -> _Player:
-        running = {i: p for i, p in self._players.items() if p.process.returncode is None}
-        self._players = running
-        if len(running) >= MAX_PLAYERS:
-            raise QueueFull(f"{MAX_PLAYERS} pages play already", "close one of them")
-        program = [sys.executable, "-P", "-m", "openenvd.rollouts.play"]
-        made = asyncio.create_subprocess_exec(*program, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
-        return _Player(await made)
 
     def end(self, player_id: str) -> None:
         """End a process, and so its session."""

@@ -71,9 +71,8 @@ def reason_of(event: object) -> ExitReason | None:
 def retry_of(event: Died | Raised, known: FailureContext) -> Retry | None:
     """The request's next attempt, when it asked for one and may have it; without secrets."""
     request, reason = known.request, reason_of(event)
-    if reason is None or not reason.is_oom:
-        return None
-    if not (request.retry_oom and request.attempts < request.max_attempts):
+    may_retry = request.retry_oom and request.attempts < request.max_attempts
+    if reason is None or not (reason.is_oom and may_retry):
         return None
     memory = more_memory(reason, known.budget_bytes)
     if memory is None:

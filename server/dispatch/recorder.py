@@ -164,12 +164,8 @@ class Recorder:
         request, reason = self._context.running.get(event.task_id), reason_of(event)
         context = None
         if request and reason and isinstance(event, messages.Died | messages.Raised):
-            context = FailureContext(
-                request,
-                self.estimates.peaks_of(request),
-                len(self._context.running.long),
-                self._context.budget_bytes,
-            )
+            peaks, long_running = self.estimates.peaks_of(request), len(self._context.running.long)
+            context = FailureContext(request, peaks, long_running, self._context.budget_bytes)
             if (retry := retry_of(event, context)) is not None:
                 return _Ending(event, request, reason, None, retry)
         return _Ending(event, request, reason, outcome_of(event, context))
@@ -193,17 +189,15 @@ class Recorder:
         if request is None:
             return
         outcome, retry = ending.outcome, ending.retry
-        error = outcome.error if outcome is not None else None
+        state, error = RequestState.PENDING, None
+        if outcome is not None:
+            state, error = outcome.state, outcome.error
         if retry is not None:
             self._ended.requeued.add(request.schedule)
             error = RequestError(ErrorKind.OOM_KILLED, retry.message)
+        peak, at = getattr(ending.event, "peak_bytes", None), ending.event.at
         self._context.traces.ended(
-            request,
-            ending.event.at,
-            state=RequestState.PENDING if outcome is None else outcome.state,
-            error=error,
-            exit_reason=ending.reason,
-            peak_bytes=getattr(ending.event, "peak_bytes", None),
+            request, at, state=state, error=error, exit_reason=ending.reason, peak_bytes=peak
         )
         if ending.reason is not None and ending.reason.is_oom:
             self.kills[request.operation, str(ending.reason.detector or "unknown")] += 1

@@ -179,15 +179,11 @@ class FollowedEnvironment:
         """
         found = run_files.of_environment(self._runs, self.name)
         own = [run_file for run_file in found if run_file.request_id == self._launch]
-        if not own and found:
-            raise NotAnswering(
-                f"{self.name} was updated before this had ended, and its old replicas have ended",
-                "what has finished is kept; the same command plays the rest on the new replicas",
-            )
         if not own:
+            how = "was updated" if found else "was taken down, or has failed for good,"
             raise NotAnswering(
-                f"{self.name} was taken down, or has failed for good, before this had ended",
-                f"what has finished is kept; launch {self.name}, and run the same command again",
+                f"{self.name} {how} before this had ended",
+                f"what has finished is kept; when {self.name} runs, run the same command again",
             )
         known = ((each, read_status_file(each.run_dir) or {}) for each in own)
         return not any(is_ready(f, s) and not s.get("is_draining") for f, s in known)

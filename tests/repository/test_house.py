@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_338,
-    "code lines": 47_409,
+    "shipped lines": 73_161,
+    "code lines": 47_274,
     "modules": 379,
-    "test lines": 67_968,
-    "words of pages": 24_976,
+    "test lines": 67_924,
+    "words of pages": 24_955,
     "words of decisions": 7_946,
     "folders at the root": 15,
     "large classes": 2,

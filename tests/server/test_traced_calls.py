@@ -24,7 +24,8 @@ CANCEL = "/v1/requests/7f3a/cancel"
 
 
 class Submitter:
-    def __init__(self) -> None:
+    def __init__(self, traces: RequestTraces) -> None:
+        self.traces = traces
         self.span_ids: list[str] = []
 
     async def cancel(self, request_id: str) -> None:
@@ -35,15 +36,15 @@ class Submitter:
 
 
 @pytest.fixture
-def submitter() -> Submitter:
-    return Submitter()
+def submitter(kept: KeptSpans) -> Submitter:
+    return Submitter(RequestTraces(kept.provider))
 
 
 @pytest.fixture
-def client(kept: KeptSpans, submitter: Submitter) -> httpx.AsyncClient:
+def client(submitter: Submitter) -> httpx.AsyncClient:
     """A client of the daemon's application, whose submitter does nothing."""
     parts: dict[str, Any] = {"identity": {"version": "1"}, "lag": EventLoopLagMonitor()}
-    parts |= {"submitter": submitter, "traces": RequestTraces(kept.provider)}
+    parts["submitter"] = submitter
     app = create_app(cast(Dependencies, SimpleNamespace(**parts)))
     guarded = Guard(app, TOKEN, BrowserSessions(TOKEN))
     transport = httpx.ASGITransport(guarded, raise_app_exceptions=False)

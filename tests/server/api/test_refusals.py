@@ -22,7 +22,9 @@ async def answer(body: str | bytes, path: str = "/v1/requests") -> tuple[int, di
     deps = cast(
         Dependencies,
         SimpleNamespace(
-            identity={"version": "1"}, lag=EventLoopLagMonitor(), traces=RequestTraces()
+            identity={"version": "1"},
+            lag=EventLoopLagMonitor(),
+            submitter=SimpleNamespace(traces=RequestTraces()),
         ),
     )
     transport = httpx.ASGITransport(Guard(create_app(deps), TOKEN, BrowserSessions(TOKEN)))
