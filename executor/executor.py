@@ -76,6 +76,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from ..system.memory.usage import anonymous_bytes
+from ..system.process.exit_reason import ExitKind
 from ..system.process.proc import resident_bytes
 from ..system.text.json_lines import Json
 from .errors import NoRoom, NotRunning
@@ -314,7 +315,7 @@ class BurstableExecutor:
         if not self._pools.is_stopping:
             return False
         now = time.monotonic()
-        self._tasks.refuse_waiting("the executor was stopped", stopped=True)
+        self._tasks.refuse_waiting(ExitKind.STOPPED, "the executor was stopped")
         self._lifecycle.stop_all(now, self._stop_deadline)
         self._wake_up.wake_by(self._stop_alarm(now))
         self._events.deliver()

@@ -41,7 +41,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
-import fcntl
 import json
 import os
 import pkgutil
@@ -64,6 +63,7 @@ from ..system.files import disk_space
 from ..system.memory import limits
 from ..system.memory.usage import private_bytes
 from ..system.net.traceparent import VARIABLE
+from ..system.process.prctl import die_with_writer
 from ..system.process.proc import resident_bytes, set_oom_score_adj
 from ..system.process.signal_pipe import take_over
 from ..system.text.units import MB
@@ -358,8 +358,6 @@ def children_are_left() -> bool:
     return True
 
 
-_F_SETSIG = 10  # not in the fcntl module; asm-generic/fcntl.h
-
 HAS_PARENT_DEATH_SIGNAL = sys.platform == "linux"
 
 
@@ -371,13 +369,8 @@ def arm_parent_death_signal(descriptor: int) -> None:
     if not HAS_PARENT_DEATH_SIGNAL:
         threading.Thread(target=_wait_for_end, args=(descriptor,), daemon=True).start()
         return
-    # Again, because owner and signal belong to the open file description, which forks share.
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    own = os.open(f"/proc/self/fd/{descriptor}", flags)
+    own = die_with_writer(descriptor, -os.getpgrp())
     os.close(descriptor)
-    fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(own, fcntl.F_SETFL, flags | os.O_ASYNC)
     # It may have ended before the kernel was asked.
     poll = select.poll()
     poll.register(own, 0)

@@ -41,6 +41,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...system.memory.usage import anonymous_bytes
+from ...system.process.exit_reason import ExitKind
 from ...system.process.process_identity import ProcessIdentity
 from ...system.text.json_lines import Json
 from ..errors import FrameError
@@ -134,7 +135,8 @@ class WorkerStarter:
                 case spawning.Exited():
                     news.append(event)
                 case spawning.Refused():
-                    self._pools.named(event.name).requested.discard(_ordinal_of(event.name))
+                    pool, ordinal = self._pools.named(event.name)
+                    pool.requested.discard(ordinal)
                     self.count_failure(f"no process for worker {event.name}: {event.error}")
                 case spawning.Unsafe():
                     log.warning("the zygote has %d threads, and must not fork", event.threads)
@@ -162,7 +164,7 @@ class WorkerStarter:
         self._wake_up.wake_by(self._next_start)
         if failures >= MAX_FAILED_STARTS:
             log.error("no worker can be started: %s", why)
-            self._tasks.refuse_waiting(why, stopped=False)
+            self._tasks.refuse_waiting(ExitKind.LOST, why)
 
     def close(self, grace_seconds: float) -> None:
         """End the source; its workers continue."""
@@ -189,11 +191,11 @@ class WorkerStarter:
         self._pools.source_number += 1
 
     def _new_worker(self, forked: spawning.Forked) -> PooledWorker:
-        pool, ordinal = self._pools.named(forked.name), _ordinal_of(forked.name)
+        pool, ordinal = self._pools.named(forked.name)
         pool.requested.discard(ordinal)
         return PooledWorker(
             name=forked.name,
-            schedule=pool.schedule,
+            pool=pool,
             ordinal=ordinal,
             guaranteed=ordinal <= pool.guaranteed,
             pid=forked.pid,
@@ -211,11 +213,6 @@ def _started_at(pid: int) -> float:
         return ProcessIdentity.of(pid).started_at
     except ProcessLookupError:
         return 0.0
-
-
-def _ordinal_of(worker_name: str) -> int:
-    """3 of `long-3`."""
-    return int(worker_name.rpartition("-")[2])
 
 
 @dataclass(eq=False, slots=True)
@@ -300,12 +297,11 @@ class Lifecycle:
             worker, partial(self._on_pipe, worker), partial(self._on_exit, worker)
         )
         with self._pools.lock:
-            pool = self._pools.of(worker)
-            pool.add(worker)
+            worker.pool.add(worker)
             if not self._pools.is_stopping:
-                self._tasks.employ(pool, worker)
+                self._tasks.employ(worker)
                 return
-            pool.enter(worker, Stage.LEAVING)
+            worker.pool.enter(worker, Stage.LEAVING)
         self._let_leave(worker)
 
     def _release_workers(self) -> None:
@@ -325,7 +321,7 @@ class Lifecycle:
         if worker.stage is not Stage.RUNNING:  # it exits already
             return
         deadline = time.monotonic() + grace_seconds
-        self._pools.of(worker).enter(worker, Stage.STOPPING, deadline=deadline)
+        worker.pool.enter(worker, Stage.STOPPING, deadline=deadline)
         spawning.signal_group(worker.pid, worker.sentinel, signal.SIGTERM)
         self._wake_up.wake_by(deadline)
 
@@ -362,7 +358,7 @@ class Lifecycle:
     def kill(self, worker: PooledWorker) -> None:
         """Send SIGKILL to the whole tree; the exit is noticed as any other."""
         with self._pools.lock:
-            self._pools.of(worker).enter(worker, Stage.KILLED)
+            worker.pool.enter(worker, Stage.KILLED)
         kill_tree(worker)
 
     def _on_deadline(self, worker: PooledWorker) -> None:
@@ -383,7 +379,7 @@ class Lifecycle:
         with self._pools.lock:
             if worker.stage is not Stage.IDLE:  # also when a task was submitted just now
                 return
-            self._pools.of(worker).enter(worker, Stage.LEAVING)
+            worker.pool.enter(worker, Stage.LEAVING)
         self._let_leave(worker)
 
     def _let_leave(self, worker: PooledWorker) -> None:
@@ -398,7 +394,7 @@ class Lifecycle:
             if worker.stage is not Stage.EXITED:
                 worker.exited_idle = worker.stage is Stage.IDLE
                 deadline = time.monotonic() + self._timing.exit_status
-                self._pools.of(worker).enter(worker, Stage.EXITED, deadline=deadline)
+                worker.pool.enter(worker, Stage.EXITED, deadline=deadline)
 
     def _reap(self, worker: PooledWorker) -> None:
         """Leave nothing of a worker that has exited, and end its task."""

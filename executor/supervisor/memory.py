@@ -94,7 +94,11 @@ class WorkerMemory:
         if self._manager is None:
             return
         try:
-            group = self._groups.get(worker.name) or self._make_group(worker.name, self._manager)
+            if (group := self._groups.get(worker.name)) is None:
+                limit = self._plan.worker_bytes
+                cgroup = self._manager.create(worker.name, limit)
+                group = _Group(cgroup, limit, cgroup.oom_kills())
+                self._groups[worker.name] = group
             group.cgroup.add(worker.pid)
             worker.cgroup = group.cgroup
             group.looks = (kills := group.cgroup.oom_kills(), kills)
@@ -126,12 +130,6 @@ class WorkerMemory:
         self._groups.clear()
         if self._manager is not None:
             self._manager.remove()
-
-    def _make_group(self, name: str, manager: CgroupManager) -> _Group:
-        limit = self._plan.worker_bytes
-        cgroup = manager.create(name, limit)
-        self._groups[name] = group = _Group(cgroup, limit, cgroup.oom_kills())
-        return group
 
     def evidence(
         self, worker: PooledWorker, run: Run, wait_status: int | None, *, has_exited: bool

@@ -19,7 +19,7 @@ import heapq
 import math
 import socket
 import threading
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,7 @@ class PooledWorker:
     """The daemon's record of a worker."""
 
     name: str
-    schedule: str
+    pool: Pool
     ordinal: int
     guaranteed: bool
     pid: int
@@ -131,7 +131,7 @@ class PooledWorker:
         task = None if self.run is None else self.run.task
         return WorkerStatus(
             name=self.name,
-            schedule=self.schedule,
+            schedule=self.pool.schedule,
             pid=self.pid,
             guaranteed=self.guaranteed,
             task_id=None if task is None else task.id,
@@ -153,9 +153,8 @@ class Pool:
         self.requested: set[int] = set()  # ordinals; the supervisor thread's alone
         self.waiting: deque[Run] = deque()
         self._idle: list[int] = []  # heap of ordinals; may name workers that are idle no more
-        self._idle_count = 0
+        self._stages: Counter[Stage] = Counter()  # of its workers
         self._busy_count = 0
-        self._leaving_count = 0
         self.has_worked = False
         self.runs = 0  # waiting or running
         self.expected_bytes = 0  # of all of them
@@ -171,34 +170,36 @@ class Pool:
 
     def wanted(self) -> int:
         """Return how many workers to request now."""
+        idle = self._stages[Stage.IDLE]
+        living = idle + self._stages[Stage.RUNNING]
         return workers_wanted(
             schedule=self.schedule,
             kept=min(self.guaranteed, KEPT_WORKERS) if self.has_worked else 0,
             capacity=self.capacity,
-            living=len(self.workers) - self._leaving_count,
-            leaving=self._leaving_count,
-            idle=self._idle_count,
+            living=living,
+            leaving=len(self.workers) - living,
+            idle=idle,
             waiting=len(self.waiting),
             requested=len(self.requested),
         )
 
     def enter(self, worker: PooledWorker, stage: Stage, *, deadline: float = math.inf) -> None:
         """Move a worker to a stage: stages and counts change together."""
-        self._count(worker, -1)
+        self._stages[worker.stage] -= 1
+        self._stages[stage] += 1
         worker.stage, worker.deadline = stage, deadline
-        self._count(worker, +1)
         if stage is Stage.IDLE:
             heapq.heappush(self._idle, worker.ordinal)
 
     def add(self, worker: PooledWorker) -> None:
         """Add a worker that has started; it is idle."""
         self.workers[worker.ordinal] = worker
-        self._count(worker, +1)
+        self._stages[worker.stage] += 1
         heapq.heappush(self._idle, worker.ordinal)
 
     def remove(self, worker: PooledWorker) -> None:
         """Remove a worker that is reaped."""
-        self._count(worker, -1)
+        self._stages[worker.stage] -= 1
         del self.workers[worker.ordinal]
 
     def idle_worker(self) -> PooledWorker | None:
@@ -213,26 +214,16 @@ class Pool:
         """Give the task to the worker; False when some of the frame has to wait."""
         timeout = run.task.timeout_seconds
         deadline = math.inf if timeout is None else now + timeout
-        self._count(worker, -1)
         worker.run, run.worker, run.started = run, worker, now
-        worker.stage, worker.deadline = Stage.RUNNING, deadline
-        self._count(worker, +1)
+        self._busy_count += 1
+        self.enter(worker, Stage.RUNNING, deadline=deadline)
         return worker.send(run.frame)
 
     def unassign(self, worker: PooledWorker) -> None:
         """Take the task that is over from the worker."""
         if (run := worker.run) is not None:
-            self._count(worker, -1)
             worker.run = run.worker = None
-            self._count(worker, +1)
-
-    def _count(self, worker: PooledWorker, change: int) -> None:
-        if worker.run is not None:
-            self._busy_count += change
-        if worker.stage is Stage.IDLE:
-            self._idle_count += change
-        elif worker.stage is not Stage.RUNNING:
-            self._leaving_count += change
+            self._busy_count -= 1
 
 
 class Pools:
@@ -263,13 +254,10 @@ class Pools:
             pool.runs -= 1
             pool.expected_bytes -= run.task.expected_bytes
 
-    def of(self, worker: PooledWorker) -> Pool:
-        """Return the pool that the worker belongs to."""
-        return self.by_schedule[worker.schedule]
-
-    def named(self, worker_name: str) -> Pool:
-        """Return the pool of a worker such as `long-3`."""
-        return self.by_schedule[worker_name.rpartition("-")[0].upper()]
+    def named(self, worker_name: str) -> tuple[Pool, int]:
+        """Return the pool and the ordinal of a worker such as `long-3`."""
+        schedule, _, ordinal = worker_name.rpartition("-")
+        return self.by_schedule[schedule.upper()], int(ordinal)
 
     def workers(self) -> list[PooledWorker]:
         """Return the workers of both pools."""

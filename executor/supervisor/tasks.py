@@ -44,7 +44,7 @@ from ..policy.memory import Timing
 from ..policy.plan import reason_to_recycle
 from .channels import Channels, WakeUp
 from .memory import WorkerMemory
-from .pool import Pool, PooledWorker, Pools, Run, Stage, StopReason
+from .pool import PooledWorker, Pools, Run, Stage, StopReason
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Tasks:
             pool.waiting.append(run)
             self._wake_up.wake()
             return None
-        return self._assign(pool, worker, run)
+        return self._assign(worker, run)
 
     def withdraw(self, run: Run) -> None:
         """Cancel a task that waits for a worker."""
@@ -106,7 +106,7 @@ class Tasks:
         self._events.add(messages.Cancelled(run.task.id, time.time()))
         self._wake_up.wake()
 
-    def _assign(self, pool: Pool, worker: PooledWorker, run: Run) -> messages.Started:
+    def _assign(self, worker: PooledWorker, run: Run) -> messages.Started:
         """Write the task into the worker's pipe."""
         now = time.monotonic()
         started = messages.Started(
@@ -118,18 +118,18 @@ class Tasks:
             # Too slow for SHORT tasks, and not needed with a cgroup, whose counters are exact.
             run.machine_oom_kills = read_oom_counters(None).vmstat
         self._memory.note_busy(worker, now)
-        if not pool.assign(worker, run, now):
+        if not worker.pool.assign(worker, run, now):
             self._channels.write_when_ready(worker)
         self._wake_up.wake_by(worker.deadline)
         return started
 
-    def employ(self, pool: Pool, worker: PooledWorker) -> None:
+    def employ(self, worker: PooledWorker) -> None:
         """Give a free worker the next waiting task, or let it idle. Under the lock."""
-        if pool.waiting:
-            self._events.add(self._assign(pool, worker, pool.waiting.popleft()))
+        if waiting := worker.pool.waiting:
+            self._events.add(self._assign(worker, waiting.popleft()))
             return
         deadline = math.inf if worker.is_kept else time.monotonic() + self._timing.burst_idle
-        pool.enter(worker, Stage.IDLE, deadline=deadline)
+        worker.pool.enter(worker, Stage.IDLE, deadline=deadline)
         self._wake_up.wake_by(deadline)
 
     def on_frame(self, worker: PooledWorker, frame: Frame) -> bool:
@@ -165,15 +165,14 @@ class Tasks:
             status = None if worker.exited is None else worker.exited.status
             evidence = self._memory.evidence(worker, run, status, has_exited=True)
         with self._pools.lock:
-            pool = self._pools.of(worker)
-            pool.unassign(worker)
-            pool.remove(worker)
+            worker.pool.unassign(worker)
+            worker.pool.remove(worker)
             if run is not None:
                 self._pools.remove_run(run)
         if run is not None and evidence is not None:
             self._events.add(exit_event(worker, run, evidence))
 
-    def refuse_waiting(self, why: str, *, stopped: bool) -> None:
+    def refuse_waiting(self, kind: ExitKind, why: str) -> None:
         """Fail the waiting tasks, so that they do not hang."""
         with self._pools.lock:
             refused: list[Run] = []
@@ -183,13 +182,12 @@ class Tasks:
             for run in refused:
                 self._pools.remove_run(run)
         for run in refused:
-            kind = ExitKind.STOPPED if stopped else ExitKind.LOST
             reason = ExitReason(kind, pid=0, evidence=why)
             self._events.add(messages.Died(run.task.id, "", reason, (), None, time.time()))
 
     def _outcome(self, worker: PooledWorker, run: Run, frame: Frame) -> messages.ExecutorEvent:
         if frame["kind"] == "succeeded":
-            if worker.schedule == messages.LONG:  # too slow for a SHORT task that succeeded
+            if worker.pool.schedule == messages.LONG:  # too slow for a SHORT task that succeeded
                 self._memory.read_counters(worker)
             return messages.Succeeded(
                 run.task.id, frame["result"], frame["peak_bytes"], time.time()
@@ -200,15 +198,14 @@ class Tasks:
     def _free(self, worker: PooledWorker, run: Run, why_leave: str | None) -> bool:
         """Free the worker for the next task; True when it is LEAVING instead."""
         with self._pools.lock:
-            pool = self._pools.of(worker)
-            pool.unassign(worker)
+            worker.pool.unassign(worker)
             self._pools.remove_run(run)
             if worker.stage in (Stage.KILLED, Stage.EXITED):
                 return False
             if not why_leave:
-                self.employ(pool, worker)
+                self.employ(worker)
                 return False
-            pool.enter(worker, Stage.LEAVING)
+            worker.pool.enter(worker, Stage.LEAVING)
         log.info("stopping worker %s: %s", worker.name, why_leave, extra=worker.log_fields)
         return True
 

@@ -43,14 +43,15 @@ def set_thread_name(name: str) -> None:
     _prctl(_PR_SET_NAME, name.encode()[:_NAME_BYTES])
 
 
-def die_with_writer(fd: int) -> int:
+def die_with_writer(fd: int, owner: int = 0) -> int:
     """Have the kernel kill this process when the last writing end of a pipe is closed. On Linux.
 
     `fd` is a reading end, whose settings other processes share; returns one of this process alone.
+    `owner` is whom to kill instead of this process: as of F_SETOWN, a negative number is a group.
     """
     own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, fcntl.F_SETOWN, owner or os.getpid())
     fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)  # last: it takes effect now
     return own
 

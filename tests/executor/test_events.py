@@ -9,11 +9,13 @@ import pytest
 
 from openenvd.executor.messages import LONG, Cancelled, ExecutorEvent, Progressed, Started, Task
 from openenvd.executor.spawning.source import Exited
-from openenvd.executor.supervisor.pool import PooledWorker, Run, StopReason
+from openenvd.executor.supervisor.pool import Pool, PooledWorker, Run, StopReason
 from openenvd.executor.supervisor.tasks import EventBuffer, exit_event
 from openenvd.system.process.diagnose import Evidence
 from openenvd.system.process.exit_reason import ExitKind
 from openenvd.system.process.oom_evidence import OomCounters
+
+from .executor_bench import make_plan
 
 MB = 2**20
 
@@ -51,7 +53,7 @@ def worker() -> Iterator[PooledWorker]:
     """A worker on no books, whose task has just been assigned."""
     ours, workers = socket.socketpair()
     with ours, workers:
-        worker = PooledWorker("long-1", LONG, 1, True, 7, 1.0, ours, None, 1)
+        worker = PooledWorker("long-1", Pool(LONG, make_plan()), 1, True, 7, 1.0, ours, None, 1)
         task = Task("a", "module:operation", {}, LONG, log_path="/nonexistent/log")
         worker.run = Run(task, b"", worker)
         yield worker

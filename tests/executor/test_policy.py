@@ -115,7 +115,7 @@ def test_a_worker_that_leaves_is_replaced_only_for_work() -> None:
     pipe, other = socket.socketpair()
     with pipe, other:
         for ordinal in (1, 2):
-            pool.add(PooledWorker(f"long-{ordinal}", LONG, ordinal, True, 1, 0.0, pipe, None, 1))
+            pool.add(PooledWorker(f"long-{ordinal}", pool, ordinal, True, 1, 0.0, pipe, None, 1))
         pool.enter(pool.workers[2], Stage.LEAVING)
         assert pool.wanted() == 0
         pool.waiting.extend([None] * 9)  # type: ignore[list-item]
