@@ -375,16 +375,12 @@ def arm_parent_death_signal(descriptor: int) -> None:
     poll = select.poll()
     poll.register(own, 0)
     if poll.poll(0):
-        _kill_group()
+        os.killpg(0, signal.SIGKILL)
 
 
 def _wait_for_end(descriptor: int) -> None:
     os.read(descriptor, 1)
-    _kill_group()
-
-
-def _kill_group() -> None:
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+    os.killpg(0, signal.SIGKILL)
 
 
 def begin_log(path: str) -> None:

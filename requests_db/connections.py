@@ -69,7 +69,6 @@ BUSY_TIMEOUT_SECONDS = 10.0
 DRIVER_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 CHECK_SECONDS = 0.5  # of a start; some hundred megabytes
 _CHECK_STEPS = 1000  # of SQLite's virtual machine, between looks at the time
-MAX_PARAMETERS = 500  # of one IN list; SQLite before 3.32 allows 999 parameters
 
 _PRAGMAS = (
     "PRAGMA journal_mode=WAL",

@@ -127,16 +127,18 @@ class Setting(Option):
         """Read the value from a file in `folder`. Raises `ValueError`, which names valid values."""
         kinds = (int, float) if self.kind is float else (self.kind,)
         if isinstance(value, kinds) and not isinstance(value, bool):
-            if self.name in _FILES and value:
-                return str(folder / os.path.expanduser(str(value)))  # noqa: PTH111  never raises
             with contextlib.suppress(ValueError):
-                return self.check(self.kind(value))
+                return self.check(self.kind(value), folder)
         raise ValueError(f"it must be {self.range}")
 
-    def check(self, value: Any) -> Any:
-        """Return a valid value. Raises `ValueError`, which names valid values."""
+    def check(self, value: Any, folder: Path | None = None) -> Any:
+        """Return a valid value. Raises `ValueError`, which names valid values.
+
+        A file's path is relative to `folder`, or to the working directory.
+        """
         if self.name in _FILES and value:
-            return os.path.abspath(os.path.expanduser(value))  # noqa: PTH100, PTH111
+            path = Path(os.path.expanduser(value))  # noqa: PTH111  never raises
+            return os.path.abspath((folder or Path()) / path)  # noqa: PTH100
         if self.kind is str and not self.choices:
             return value
         if self.choices:
@@ -194,9 +196,11 @@ def _given_in_file(path: Path) -> dict[str, Given]:
         found = tomllib.loads(text)
     except ValueError as exc:
         raise ValueError(f"{path}: {exc}") from exc
-    given = {}
+    given, known = {}, {item.name: item for item in SETTINGS}
     for key, value in found.items():
-        item = _named(key, path)
+        if (item := known.get(key.replace("-", "_"))) is None:
+            _, hint = near_matches(key, known, "openenv config lists them")
+            raise ValueError(f"{path}: no setting is called {key!r}; {hint}")
         if item.name in given:
             raise ValueError(f"{path}: {item.name} is given twice, with a dash and without")
         try:
@@ -204,14 +208,6 @@ def _given_in_file(path: Path) -> dict[str, Given]:
         except ValueError as exc:
             raise ValueError(f"{path}: {key} = {value!r}: {exc}") from exc
     return given
-
-
-def _named(key: str, path: Path) -> Setting:
-    known = {item.name: item for item in SETTINGS}
-    if (item := known.get(key.replace("-", "_"))) is not None:
-        return item
-    _, hint = near_matches(key, known, "openenv config lists them")
-    raise ValueError(f"{path}: no setting is called {key!r}; {hint}")
 
 
 def flags_of_killed(paths: Paths) -> dict[str, Any]:

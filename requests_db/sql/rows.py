@@ -92,9 +92,9 @@ class RowFormat(Generic[R]):
         return dict(zip(self._names, values, strict=True))
 
     def parameters(self, record: R, *names: str) -> Values:
-        """The parameters of an UPDATE (`to_state`) that takes these columns, or all."""
+        """The parameters of an UPDATE (`to_state`) that takes these columns."""
         values = self.values(record)
-        return {f"to_{name}": values[name] for name in names or self._names}
+        return {f"to_{name}": values[name] for name in names}
 
 
 def to_json(value: Any) -> str:

@@ -124,8 +124,7 @@ def set_replicas(connection: Connection, name: str, replicas: int, *, now: float
     if (before := queries.environment(name).run(connection)) is None:
         return
     after = replace(before, spec=before.spec | {"replicas": replicas}, updated_at=now)
-    given = ENVIRONMENTS.parameters(after, "spec", "updated_at")
-    connection.execute(statements.SET_SPEC, given | {"of_name": name})
+    connection.execute(statements.REPLACE_ENVIRONMENT, ENVIRONMENTS.values(after))
 
 
 def upsert_replica(connection: Connection, replica: Replica, *, now: float) -> Event | None:
@@ -133,18 +132,14 @@ def upsert_replica(connection: Connection, replica: Replica, *, now: float) -> E
 
     A replica that has stopped after a drain is deleted, because it is not wanted any more.
     """
-    found = queries.row(connection, statements.REPLICA_BY_ID, {"of_id": replica.id})
-    if found is None:
-        connection.execute(statements.INSERT_REPLICA, REPLICAS.values(replica))
-    elif (before := REPLICAS.read(found)) == replica:
+    rows = queries.rows(connection, statements.REPLICA_BY_ID, {"of_id": replica.id})
+    if (before := REPLICAS.read_first(rows)) == replica:
         return None
-    elif (
-        before.state is states.ReplicaState.DRAINING
-        and replica.state is states.ReplicaState.STOPPED
-    ):
+    was_draining = before is not None and before.state is states.ReplicaState.DRAINING
+    if was_draining and replica.state is states.ReplicaState.STOPPED:
         connection.execute(statements.DELETE_REPLICA, {"of_id": replica.id})
     else:
-        connection.execute(statements.UPDATE_REPLICA, REPLICAS.parameters(replica))
+        connection.execute(statements.REPLACE_REPLICA, REPLICAS.values(replica))
     data = {name: getattr(replica, name) for name in _SHOWN_OF_REPLICA}
     return write_event(connection, REPLICA_STATE, now, data, replica.environment)
 

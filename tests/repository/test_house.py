@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_161,
-    "code lines": 47_274,
+    "shipped lines": 73_114,
+    "code lines": 47_235,
     "modules": 379,
-    "test lines": 67_924,
+    "test lines": 67_926,
     "words of pages": 24_955,
     "words of decisions": 7_946,
     "folders at the root": 15,
