@@ -7,11 +7,6 @@ Number: how many replicas there are, and how many sessions each may have (`decid
 Replacement: one replica after another, or several at a time (`replacement_step`,
 `replacement_room`).
 
-Weights: the share of the new sessions that each replica gets, by the room that it has. Replicas get
-equal shares as long as none has less than half the room of another, so that a crowd is split
-evenly. After scaling up, or when sessions have ended unevenly, replicas with more room get larger
-shares, in powers of two, so that Envoy's files change seldom.
-
 Restarts:
 
 it was ready for a minute before it exited     after the shortest pause, whatever came before
@@ -22,7 +17,7 @@ otherwise                                      after a pause that doubles with e
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..schema.errors import InvalidSpec
@@ -161,43 +156,6 @@ def decide(seen: Occupancy, scaling: Scaling, window: DownWindow | None, now: fl
     if now < due:
         return Decision(seen.replicas, window, look_at=due)
     return Decision(window.enough)
-
-
-MAX_WEIGHT = 16  # of a replica; one without room has the weight 1, and refuses what it is sent
-NEARLY_EVEN = 0.5  # the least room divided by the most: from here on, weights are equal
-CALM = 1 / 16  # of a replica's capacity: a smaller change of its sessions counts as calm
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The number of sessions that a replica has, and can have."""
-
-    sessions: int
-    capacity: int
-
-    @property
-    def room(self) -> int:
-        """Return how many more sessions it can have."""
-        return max(0, self.capacity - self.sessions)
-
-
-def weights(loads: Mapping[int, Load]) -> dict[int, int]:
-    """Return the weights of replicas, by number; empty: all are equal."""
-    rooms = {number: load.room for number, load in loads.items()}
-    most = max(rooms.values(), default=0)
-    if min(rooms.values(), default=0) >= NEARLY_EVEN * most:
-        return {}
-    shares = {number: int(MAX_WEIGHT * room / most) for number, room in rooms.items()}
-    # The largest power of two that is not greater, and at least 1.
-    return {number: 1 << max(0, share.bit_length() - 1) for number, share in shares.items()}
-
-
-def is_calm(before: Mapping[int, Load], now: Mapping[int, Load]) -> bool:
-    """Return whether no crowd is coming or leaving; some replicas report one later than others."""
-    return all(
-        number in before and abs(load.sessions - before[number].sessions) <= CALM * load.capacity
-        for number, load in now.items()
-    )
 
 
 FIRST_PAUSE_SECONDS = 0.5

@@ -11,8 +11,7 @@ contains nothing that the scaling of an environment changes.
 
 Balancing. Replicas get sessions in turn, so that a crowd is split evenly. (Least requests would not
 be even: Envoy counts a request once its replica has accepted the connection, so a replica that is
-slow to accept looks empty and gets more.) If some replicas have much less room than others, they
-have lower weights (`replica_policy.py`). Replicas that are known to be full are degraded: they get
+slow to accept looks empty and gets more.) Replicas that are known to be full are degraded: they get
 requests only if all are full.
 
 A replica that is full, or drains, answers a handshake with `RETRY_HEADER` as long as the gateway
@@ -96,7 +95,6 @@ class Endpoint:
     port: int
     is_draining: bool = False  # it gets no new sessions
     is_full: bool = False  # it gets new sessions only if all replicas are full
-    weight: int = 1  # its share of the new sessions, against that of the others
     generation: str = ""  # the launch and the replica that requests name; empty: none
     replica: str = ""
 
@@ -240,7 +238,6 @@ def endpoints(backend: Backend) -> Json:
         {
             "endpoint": {"address": _address(each.host, each.port)},
             "health_status": _health_status(each),
-            "load_balancing_weight": each.weight,
             "metadata": {
                 "filter_metadata": {
                     "openenvd": {key: getattr(each, key) for key in _ENDPOINT_METADATA.values()}

@@ -4,7 +4,7 @@
     bus: an environment, a replica changed ──▶ tables, watches ──▶ backends ──▶ files ──▶ Envoy
                                                    └─ no environment needs it ─▶ it is stopped
                                                    └─ no replica: its requests are held
-    a replica's status ──▶ note ──in a moment, if nothing much changes──▶ weights ──▶ files
+    a replica's status ──▶ note ──in a moment, if others are full──▶ files
     the gateway's shim ──▶ ReplicaWatch ──▶ start again, a new shim
                                └─ given up ─▶ a pause, then a new watch
 
@@ -20,10 +20,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import anyio
@@ -31,7 +30,7 @@ import anyio
 from ...environments.gateway import envoy, process
 from ...environments.gateway.configuration import MAX_ASKED, Backend, Endpoint
 from ...environments.gateway.envoy import BackendFiles, EndpointStatus
-from ...environments.replica_policy import MAX_PAUSE_SECONDS, Load, is_calm, weights
+from ...environments.replica_policy import MAX_PAUSE_SECONDS
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Environment, Event, Replica, RequestError
@@ -55,7 +54,6 @@ HOLDING_SOCKET = "held.sock"
 HOLD_SECONDS = 600.0  # for a replica to become ready: what a launch gives one, too
 PATIENCE_SECONDS = 5.0  # how long no replica may be able to start, before requests are refused
 FULL_SECONDS = 0.5  # until Envoy learns that a replica is full, or no longer
-WEIGH_SECONDS = 3.0  # until it learns a new weight; an engine's replica reports every 2 s
 STOP_SECONDS = 10.0  # to stop a gateway that nothing wants, when the daemon ends
 CHANGE_POLL_INTERVAL_SECONDS = 1.0  # while nothing was written
 ENVOY_POLL_INTERVAL_SECONDS = 0.02  # until Envoy has what was written
@@ -132,8 +130,7 @@ class GatewayManager:
     layout: Layout
     process: GatewayProcess = field(init=False)
     _written: dict[str, Backend] = field(init=False, default_factory=dict)  # by name
-    _weights: dict[str, dict[int, int]] = field(init=False, default_factory=dict)  # by number
-    _weighing: set[str] = field(init=False, default_factory=set)  # in a moment
+    _noted: set[str] = field(init=False, default_factory=set)  # looked at in a moment
     _has_written: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _held: HeldRequests = field(init=False)
     _files: BackendFiles = field(init=False)
@@ -256,7 +253,6 @@ class GatewayManager:
             await self._held.start()
             await asyncio.to_thread(self._files.write, backends.values())
             self._written = backends
-            self._weights = {name: w for name, w in self._weights.items() if name in backends}
             self._has_written.set()
             self._has_written = asyncio.Event()
             await self.process.follow()
@@ -289,33 +285,20 @@ class GatewayManager:
             rows = [await self.store.read(queries.environment(name)) for name in names]
             wanted = [row for row in rows if row is not None and _is_at_gateway(row)]
         holding, watched = str(self._held.path), self.replicas.watches.of
-        for e in wanted:
-            weighed = self._weights.get(e.name, {})
-            found[e.name] = backend_of(e, watched(e.name), holding, weighed)
+        found |= {e.name: backend_of(e, watched(e.name), holding) for e in wanted}
         return dict(sorted(found.items()))
 
     def note(self, name: str) -> None:
-        """Update the weights of an environment's replicas soon, if their loads call for it."""
-        if name in self._written and name not in self._weighing:
-            self._weigh_later(name, loads_of(self.replicas.watches.of(name)), time.monotonic())
+        """Write which replicas of an environment are full, soon, if others are than before."""
+        if name in self._written and name not in self._noted:
+            self._noted.add(name)
+            asyncio.get_running_loop().call_later(FULL_SECONDS, self._update_full, name)
 
-    def _weigh_later(self, name: str, loads: dict[int, Load], since: float) -> None:
-        self._weighing.add(name)
-        asyncio.get_running_loop().call_later(FULL_SECONDS, self._weigh, name, loads, since)
-
-    def _weigh(self, name: str, before: dict[int, Load], since: float) -> None:
-        self._weighing.discard(name)
-        loads = loads_of(self.replicas.watches.of(name))
-        found, written = weights(loads), self._written.get(name)
-        if written is None or (written.full, self._weights.get(name, {})) == (_full(loads), found):
-            return
-        is_due = time.monotonic() >= since + WEIGH_SECONDS
-        if is_due and is_calm(before, loads):
-            self._weights[name] = found
-        else:
-            self._weigh_later(name, *((loads, time.monotonic()) if is_due else (before, since)))
-        if written.full != _full(loads) or name not in self._weighing:
-            self.tasks.spawn(self._reconcile_insistently({name}), f"weigh the replicas of {name}")
+    def _update_full(self, name: str) -> None:
+        self._noted.discard(name)
+        written = self._written.get(name)
+        if written is not None and written.full != _full(self.replicas.watches.of(name)):
+            self.tasks.spawn(self._reconcile_insistently({name}), f"mark full replicas of {name}")
 
     async def until_served(self, name: str) -> str | None:
         """Return None once Envoy has a replica that takes sessions; otherwise why it has none."""
@@ -396,12 +379,10 @@ def backend_of(
     environment: Environment,
     watches: Iterable[ReplicaWatch],
     holding_socket: str | None = None,
-    weighed: Mapping[int, int] = MappingProxyType({}),
 ) -> Backend:
     """Return the gateway's configuration of an environment, from the states of its replicas."""
     found = sorted(watches, key=lambda watch: watch.run_file.number)
-    most = max(weighed.values(), default=1)  # the weight of a new replica
-    full = _full(loads_of(found))
+    full = _full(found)
     serving = [
         watch
         for watch in found
@@ -415,7 +396,6 @@ def backend_of(
             *watch.endpoint,
             is_draining=_is_draining(watch),
             is_full=watch.run_file.number in full,
-            weight=weighed.get(watch.run_file.number, most),
             generation=watch.run_file.request_id,
             replica=watch.run_file.replica_id,
         )
@@ -447,25 +427,19 @@ def _is_first(watch: ReplicaWatch, environment: Environment) -> bool:
     return is_of_launch and watch.request_id == environment.request_id
 
 
-def loads_of(watches: Iterable[ReplicaWatch]) -> dict[int, Load]:
-    """Return the sessions of replicas that may get more, by number; of those that report them."""
-    return {
-        watch.run_file.number: Load(watch.sessions, capacity)
-        for watch in watches
-        if watch.replica.state is ReplicaState.READY and not watch.status.get("held")
-        if (capacity := watch.max_sessions)
-    }
-
-
-def _full(loads: Mapping[int, Load]) -> set[int]:
+def _full(watches: Iterable[ReplicaWatch]) -> set[int]:
     """Return the replicas that are full for Envoy; none if a handshake can ask all replicas.
 
     Half a second later a full one may have room again, and Envoy does not ask it while another is
-    healthy.
+    healthy. A replica counts once it may get sessions, and has reported how many.
     """
-    if len(loads) <= MAX_ASKED:
-        return set()
-    return {number for number, load in loads.items() if not load.room}
+    room = {
+        watch.run_file.number: most - watch.sessions
+        for watch in watches
+        if watch.replica.state is ReplicaState.READY and not watch.status.get("held")
+        if (most := watch.max_sessions)
+    }
+    return {number for number, left in room.items() if left <= 0 and len(room) > MAX_ASKED}
 
 
 def _is_reached(backend: Backend | None, seen: Seen) -> bool | None:

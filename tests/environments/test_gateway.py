@@ -280,15 +280,6 @@ async def test_a_replica_that_is_known_to_be_full_is_asked_only_where_all_are(
     await close(sessions)
 
 
-async def test_replicas_get_sessions_by_weights(gateway: Gateway, replicas: list[Replica]) -> None:
-    first, second = [each.endpoint for each in replicas]
-    address = await put_behind(gateway, first, replace(second, weight=16))
-    sessions = [await begin(address) for _ in range(34)]
-    split = [await replica_of(session) for session in sessions]
-    assert 1 <= split.count(0) <= 4
-    await close(sessions)
-
-
 async def test_a_full_replica_is_passed_over(gateway: Gateway, replicas: list[Replica]) -> None:
     address = await put_behind(gateway, *replicas)
     replicas[0].is_full = True

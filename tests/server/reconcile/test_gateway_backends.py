@@ -2,15 +2,15 @@
 """What the gateway is told of an environment, by how its replicas are."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from openenvd.environments.gateway.configuration import MAX_ASKED, Backend, Endpoint, endpoints
-from openenvd.environments.replica_policy import Load
 from openenvd.requests_db.records import Environment
 from openenvd.schema.states import EnvironmentState, ReplicaState
-from openenvd.server.reconcile.gateway import backend_of, loads_of
+from openenvd.server.reconcile.gateway import backend_of
 
 from .conftest import new_watch as watch
 
@@ -20,7 +20,7 @@ def environment(**spec: Any) -> Environment:
     return Environment("trial", {"gateway": True, **spec}, EnvironmentState.READY, now, now)
 
 
-def test_replicas_get_sessions_and_have_loads_when_ready_or_in_a_drain() -> None:
+def test_replicas_get_sessions_when_ready_or_in_a_drain() -> None:
     watches = [watch(ordinal, state) for ordinal, state in enumerate(ReplicaState)]
     by_state = dict(zip(ReplicaState, watches, strict=True))
     found = backend_of(environment(), watches).endpoints
@@ -38,20 +38,6 @@ def test_replicas_get_sessions_and_have_loads_when_ready_or_in_a_drain() -> None
     }
     [third] = backend_of(environment(), [watch(0, ReplicaState.READY, number=3)]).endpoints
     assert third.number == 3
-    for each in watches:
-        each.status = {"sessions": 3, "capacity": {"max_sessions": 8}}
-    silent, held, starting = (watch(ordinal, ReplicaState.READY) for ordinal in (50, 51, 52))
-    held.status = {"sessions": 0, "held": True, "capacity": {"max_sessions": 8}}
-    starting.status = {"sessions": 0, "info": {"max_sessions": 4}}
-    loads = loads_of([*watches, silent, held, starting])
-    assert loads == {list(ReplicaState).index(ReplicaState.READY): Load(3, 8), 52: Load(0, 4)}
-
-
-def test_weights_are_those_of_replicas_by_number_and_one_that_comes_has_the_most_room() -> None:
-    watches = [watch(ordinal, ReplicaState.READY) for ordinal in range(3)]
-    found = backend_of(environment(), watches, None, {0: 1, 1: 16}).endpoints
-    assert [each.weight for each in found] == [1, 16, 16]
-    assert [each.weight for each in backend_of(environment(), watches).endpoints] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("replicas", "marked"), [(MAX_ASKED, set()), (MAX_ASKED + 1, {1})])
@@ -61,8 +47,13 @@ def test_full_replicas_are_marked_where_a_handshake_cannot_ask_all(
     watches = [watch(ordinal, ReplicaState.READY) for ordinal in range(replicas)]
     for each in watches:
         each.status = {"sessions": 7 + (each is watches[1]), "capacity": {"max_sessions": 8}}
+    watches[0].status = {"sessions": 0, "info": {"max_sessions": 4}}  # not used yet
+    silent, held, starting = (watch(ordinal) for ordinal in (50, 51, 52))
+    held.status = {"sessions": 8, "held": True, "capacity": {"max_sessions": 8}}
+    starting.replica = replace(starting.replica, state=ReplicaState.STARTING)
+    starting.status = {"sessions": 8, "capacity": {"max_sessions": 8}}
+    assert backend_of(environment(), [*watches, silent, held, starting]).full == marked
     found = backend_of(environment(), watches)
-    assert found.full == marked
     statuses = [each["health_status"] for each in lb_endpoints(found)]
     assert statuses == ["HEALTHY", "DEGRADED" if marked else "HEALTHY"] + ["HEALTHY"] * (
         replicas - 2
