@@ -10,34 +10,26 @@ Requirements, packages, extras and groups that the Dockerfile installs are added
 
 The author's own set-up reads one of these files, and the others may be months old: often a lock
 file is made once, and published with every later version. So each file is checked before anything
-is installed. All functions depend on the files alone, except for versions from git tags.
+is installed. All functions depend on the files alone.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...system.process.proc import printed_by
 from .dockerfile import find_file, read_dockerfile, read_text
 
-GIT_SECONDS = 10.0
 _REQUIREMENTS = ("server/requirements.txt", "requirements.txt")
 _BUILDS = ("setup.py", "setup.cfg")
 _BY_SETUP: Mapping[str, Any] = {"build-system": {}}  # equivalent content of `pyproject.toml`
 # Lines of a file of requirements that name another such file, or a folder here.
 _NESTED = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[\s=]*(\S+)")
 _FOLDER = re.compile(r"(?m)^\s*(?:(?:-e|--editable)[\s=]+(?!\w+[+:])|\.{1,2}(?:/|\[|\s*$)|file:)")
-# The output of `git describe`: the version in a tag, as setuptools-scm reads it, the number of
-# commits after the tag, and the commit; without a tag, only the commit.
-_DESCRIBED = re.compile(
-    r"(?:(?:[\w-]+-)?[vV]?(\d+(?:\.\d+){0,2}[^+]*?)(?:\+.*)?-(\d+)-g)?(\w+)(-dirty)?"
-)
 # The settings of setuptools-scm, hatch-vcs and PDM that name a module which a build writes.
 _WRITTEN = re.compile(r"""(?:write_to|version[_-]file)["']?\s*[:=]\s*["']?([^"'\n]+\.py)""")
 _VERSION_TEXT = """\
@@ -227,7 +219,8 @@ def metadata_of(folder: Path) -> dict[str, str]:
     """Return by path, if there are any, the files with which `importlib.metadata` finds a project.
 
     The project is served from its folder, and is not installed. With these files, its version and
-    its entry points are known as in an installation.
+    its entry points are known as in an installation. A version that a build would make of git's
+    tags is 0: with each commit it is another, and the virtual environment would be made again.
     """
     packaging = read_toml(folder / "pyproject.toml")
     project = table_in(packaging, "project") or table_in(packaging, "tool", "poetry")
@@ -235,8 +228,7 @@ def metadata_of(folder: Path) -> dict[str, str]:
         text = re.sub(r"([(,])", r"\1\n", read_text(folder / build))
         project = project or dict(_NAMED.findall(text))
     name = str(project.get("name", ""))
-    version = str(project.get("version") or "")
-    version = version or _version_in_git(packaging, folder) or _version_in_a_file(packaging, folder)
+    version = str(project.get("version") or "") or _version_in_a_file(packaging, folder)
     if not (re.fullmatch(r"[\w.-]+", name) and re.fullmatch(r"[\w.+!-]+", version)):
         return {}
     info = f"{normalized(name).replace('-', '_')}-{version}.dist-info"
@@ -269,39 +261,6 @@ def _version_module(packaging: dict[str, Any], folder: Path, version: str) -> di
         "_openenvd_finder.py": _FINDER.format(names=names, roots=("pyproject.toml", *_BUILDS)),
         "_openenvd_finder.pth": "import _openenvd_finder\n",
     }
-
-
-def _version_in_git(packaging: dict[str, Any], folder: Path) -> str:
-    """Return the version that setuptools-scm or hatch-vcs makes of git's tags; "": it has none."""
-    build = table_in(packaging, "build-system").get("requires")
-    pdm = table_in(packaging, "tool", "pdm", "version")
-    has_scm = not {"setuptools-scm", "hatch-vcs"}.isdisjoint(map(normalized, build or ()))
-    if not has_scm and pdm.get("source") != "scm":
-        return ""
-    settings = {**pdm, **table_in(packaging, "tool", "setuptools_scm")}
-    settings = {**table_in(packaging, "tool", "hatch", "version", "raw-options"), **settings}
-    words = ("--always", "--dirty", "--tags", "--long", "--abbrev=9", "--match=*[0-9]*")
-    found = _DESCRIBED.fullmatch(_git(folder, "describe", *words))
-    if found is None:  # no repository, no git, or no answer in time
-        return str(settings.get("fallback_version") or "")
-    tag, distance, node, is_dirty = found.groups()
-    if tag is None:
-        tag, distance = "0.0", _git(folder, "rev-list", "--count", "HEAD")
-    version = re.sub(r"[-_.]?(a|b|rc)[-_.]?(?=\d+$)", r"\1", tag)
-    if distance == "0" and not is_dirty:
-        return version
-    following = version.removesuffix(".dev0")
-    if following == version:
-        following = re.sub(r"\d+$", lambda last: str(int(last[0]) + 1), version)
-    day = f".d{time.strftime('%Y%m%d', time.gmtime())}" if is_dirty else ""
-    local = f"+g{node}{day}" if settings.get("local_scheme") != "no-local-version" else ""
-    return f"{following}.dev{distance}{local}"
-
-
-def _git(folder: Path, *words: str) -> str:
-    """Return git's output about a folder, without its file system monitor; "" on failure."""
-    command = ("git", "-C", str(folder), "-c", "core.fsmonitor=false", *words)
-    return printed_by(command, GIT_SECONDS).strip()
 
 
 def _version_in_a_file(packaging: dict[str, Any], folder: Path) -> str:

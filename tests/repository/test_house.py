@@ -14,12 +14,12 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_114,
-    "code lines": 47_235,
+    "shipped lines": 73_002,
+    "code lines": 47_155,
     "modules": 379,
-    "test lines": 67_926,
-    "words of pages": 24_955,
-    "words of decisions": 7_946,
+    "test lines": 67_843,
+    "words of pages": 24_951,
+    "words of decisions": 7_977,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,

@@ -140,30 +140,14 @@ def test_a_project_s_version_is_found_in_the_file_that_its_build_reads(
     assert "my_env-1.2.dist-info/METADATA" in metadata_of(tmp_path)
 
 
-def test_a_project_s_version_is_what_setuptools_scm_makes_of_git_s_tags(tmp_path: Path) -> None:
-    def git(*words: str) -> str:
-        person = ("-c", "user.name=a", "-c", "user.email=a@b")
-        command = ["git", *person, "-C", str(tmp_path), *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
+def test_a_version_that_a_build_makes_of_git_s_tags_is_0(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         "[project]\nname = 'my-env'\n[build-system]\nrequires = ['setuptools-scm>=8']\n"
     )
-    assert "my_env-0.dist-info/METADATA" in metadata_of(tmp_path)  # no repository
-    git("init")
-    git("add", ".")
-    for tag, exact, following in [
-        ("", "0.1.dev1+gNODE", "0.1.dev2+gNODE"),
-        ("v1.2.3", "1.2.3", "1.2.4.dev1+gNODE"),
-        ("my-env-2.0rc.1", "2.0rc1", "2.0rc2.dev1+gNODE"),
-    ]:
-        git("commit", "--allow-empty", "-m", "x")
-        for version in (exact, following):
-            if tag and version == exact:
-                git("tag", tag)
-            version = version.replace("NODE", git("rev-parse", "--short=9", "HEAD"))
-            assert f"my_env-{version}.dist-info/METADATA" in metadata_of(tmp_path)
-            git("commit", "--allow-empty", "-m", "x")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    for words in (["init"], ["commit", "--allow-empty", "-m", "x"], ["tag", "v1.2.3"]):
+        subprocess.run([*git, *words], check=True, capture_output=True)
+    assert "my_env-0.dist-info/METADATA" in metadata_of(tmp_path)
 
 
 @pytest.mark.parametrize("path", ["1", "[2, 'absent']", "{a = 1}", "'absent.py'"])
