@@ -274,10 +274,7 @@ class Shard:
     def on_state_lost(self, lost: WorldLost) -> None:
         """End all sessions: the state that they share is gone."""
         for session in self.table:
-            if session.socket is not None:
-                session.socket.end(lost)
-            else:
-                self._begin(self.table.close(session))
+            self.table.end(session, lost)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._pending.add(task := asyncio.create_task(work))
