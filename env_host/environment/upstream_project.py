@@ -100,22 +100,17 @@ def _no_asgi(candidate: str, app: Any) -> str:
 
 def has_session_route(app: Any) -> bool:
     """Return whether an app that is not upstream's shows a route of sessions; it may hide one."""
-    for route in _routes(app):
-        path = getattr(route, "path", None)
-        if path == "/ws" or (path == "" and has_session_route(getattr(route, "app", None))):
-            return True
-    return False
-
-
-def _routes(app: Any) -> Iterable[Any]:
-    while not hasattr(app, "routes") and hasattr(app, "app"):  # middleware
-        app = app.app
-    return getattr(app, "routes", None) or ()
+    return any(path == "/ws" for _, path in _all_routes(app))
 
 
 def example_route(app: Any) -> str | None:
     """Return a route of an app without sessions to try: `POST /reset {}`; None: it shows none."""
-    shown = list(_shown_routes(app))
+    shown = [
+        (method, path)
+        for route, path in _all_routes(app)
+        if getattr(route, "include_in_schema", True)
+        for method in sorted(getattr(route, "methods", None) or ())
+    ]
     posts = [f"POST {path} {{}}" for method, path in shown if method == "POST"]
     resets = [each for each in posts if each.endswith("/reset {}")]
     gets = [f"GET {path}" for method, path in shown if method == "GET"]
@@ -123,15 +118,15 @@ def example_route(app: Any) -> str | None:
     return next(iter([*resets, *health, *gets]), None)
 
 
-def _shown_routes(app: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield methods and paths."""
-    for route in _routes(app):
+def _all_routes(app: Any, prefix: str = "") -> Iterator[tuple[Any, str]]:
+    """Yield the routes of an app and of those mounted in it, each with its whole path."""
+    while not hasattr(app, "routes") and hasattr(app, "app"):  # middleware
+        app = app.app
+    for route in getattr(app, "routes", None) or ():
         path = prefix + getattr(route, "path", "")
-        methods = getattr(route, "methods", None) or ()
-        if not methods and hasattr(route, "app"):  # mounted
-            yield from _shown_routes(route.app, path)
-        elif getattr(route, "include_in_schema", True):
-            yield from ((method, path) for method in sorted(methods))
+        yield route, path
+        if hasattr(route, "app") and not getattr(route, "methods", None):  # mounted
+            yield from _all_routes(route.app, path)
 
 
 def _candidates(config: HostConfig, failures: Mapping[str, BaseException]) -> Iterator[str]:
