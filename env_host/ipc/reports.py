@@ -22,7 +22,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...schema.protocol import Serving
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 BUSY_SECONDS = 0.1  # median lag of a loop that is called busy
 
 
-_GAUGES = (
+_GAUGES = (  # fields in lower case
     ("sessions", "Sessions open now."),
     ("max_sessions", "Sessions that may be open at once."),
     ("waiting", "Clients that wait for a session."),
@@ -50,6 +50,8 @@ _COUNTERS = (
     ("steps", Field.STEPS, "Calls of step."),
     ("step_timeouts", Field.STEP_TIMEOUTS, "Calls that took too long."),
 )
+# Fields, in lower case, whose sums over all shards `/capacity` has.
+_SUMMED = ("sessions", "max_sessions", "waiting", "isolated", "branches", "checkpoints")
 _TOTALS = (
     ("isolated_sessions", "isolated", "Sessions with a process of their own."),
     ("branches", "branches", "Sessions that are copies of others."),
@@ -64,17 +66,11 @@ _LAGS = (
 
 def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
     """Return the answer of `/capacity`; `now` in microseconds of the scoreboard's clock."""
-    shards = list(scoreboard)
     exits, left, sessions_fail = scoreboard.read_news()
     return {
-        "sessions": _total(shards, Field.SESSIONS),
-        "max_sessions": _total(shards, Field.MAX_SESSIONS),
-        "draining": any(counters[Field.DRAINING] for counters in shards),
-        "branches": _total(shards, Field.BRANCHES),
-        "checkpoints": _total(shards, Field.CHECKPOINTS),
-        "waiting": _total(shards, Field.WAITING),
-        "shards": [shard_of(counters, now) for counters in shards],
-        "isolated": _total(shards, Field.ISOLATED),
+        **{key: sum(row[Field[key.upper()]] for row in scoreboard) for key in _SUMMED},
+        "draining": any(row[Field.DRAINING] for row in scoreboard),
+        "shards": [shard_of(row, now) for row in scoreboard],
         "exits": exits,
         "left": left,
         "sessions_fail": sessions_fail,
@@ -107,10 +103,7 @@ def shard_of(counters: Counters, now: int) -> Json:
         "pid": counters[Field.PID] or None,
         "generation": counters[Field.GENERATION],
         "state": state_of(counters, now),
-        "sessions": counters[Field.SESSIONS],
-        "max_sessions": counters[Field.MAX_SESSIONS],
-        "waiting": counters[Field.WAITING],
-        "busy": counters[Field.BUSY],
+        **{key: counters[Field[key.upper()]] for key, _ in _GAUGES},
         "abandoned": counters[Field.ABANDONED],
         "abandoned_seconds": abandoned_seconds(counters, now),
         "lag": {key: counters[field] / MICROSECONDS for key, field, _ in _LAGS},
@@ -159,10 +152,6 @@ def abandoned_steps(shards: Sequence[Json], at: float) -> list[Json]:
     """Return the shards with abandoned steps, from the shards of `/capacity` as read at `at`."""
     rows = [(one["index"], one["abandoned"], at - one["abandoned_seconds"]) for one in shards]
     return [{"shard": i, "count": count, "since": round(t)} for i, count, t in rows if count]
-
-
-def _total(rows: Iterable[Counters], field: Field) -> int:
-    return sum(counters[field] for counters in rows)
 
 
 def render_metrics(name: str, capacity: Json) -> str:

@@ -106,7 +106,7 @@ class EventDrivenServer(Server):
             listener.close()
         await super().shutdown(sockets)
 
-    def make_protocol(self, limit: ConnectionLimit | None = None) -> asyncio.Protocol:
+    def make_protocol(self, limit: ConnectionLimit | None = None) -> Any:
         """Make the protocol of one accepted connection, which reports to `limit`."""
         protocol_class: Any = self.config.http_protocol_class
         protocol: Any = protocol_class(
@@ -114,8 +114,7 @@ class EventDrivenServer(Server):
         )
         if limit is not None:
             protocol.limit = limit
-        made: asyncio.Protocol = protocol
-        return made
+        return protocol
 
     async def main_loop(self) -> None:
         """Wait until `request_exit` was called."""

@@ -187,14 +187,13 @@ class Mcp:
         return {"session_id": target_id, "closed": True}
 
     def _find(self, session_id: Any) -> Session:
+        code = RpcCode.INVALID_PARAMS
         try:
             session = self._table.find(str(session_id))
-        except UnknownSession as exc:
-            raise RpcFailed(RpcCode.INVALID_PARAMS, str(exc)) from exc
-        try:
+            code = RpcCode.INVALID_REQUEST  # while it is being created
             session.check_ready()
         except UnknownSession as exc:
-            raise RpcFailed(RpcCode.INVALID_REQUEST, str(exc)) from exc
+            raise RpcFailed(code, str(exc)) from exc
         return session
 
     async def _ask(self, session: Session, request: JsonRpcRequest) -> Any:

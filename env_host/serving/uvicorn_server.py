@@ -110,7 +110,7 @@ class Server(EventDrivenServer):
             if len(data) > end:
                 opened.data_received(data[end:])
         elif (limit := self._shared.http_limit).reserve():
-            http: Any = self.make_protocol(limit)
+            http = self.make_protocol(limit)
             http.routing = self._routing
             http.connection_made(transport)
             transport.set_protocol(http)
