@@ -69,16 +69,11 @@ def _model(**fields: Any) -> type[BaseModel]:
     return create_model("_Message", __config__=_CONFIG, type=(str, ...), **fields)
 
 
-_MODELS = {
-    "reset": _model(data=(dict[str, Any], {})),
-    "step": _model(data=(dict[str, Any], ...)),
-    "state": _model(),
-    "close": _model(),
-    "mcp": _model(data=(dict[str, Any], ...)),
-    "branch": _model(data=(dict[str, Any], {})),
-    "checkpoint": _model(data=(dict[str, Any], {})),
-    "restore": _model(data=(dict[str, Any], ...)),
-}
+_MODELS = (
+    {kind: _model(data=(dict[str, Any], ...)) for kind in ("step", "mcp", "restore")}
+    | {kind: _model(data=(dict[str, Any], {})) for kind in ("reset", "branch", "checkpoint")}
+    | {kind: _model() for kind in ("state", "close")}
+)
 
 
 def decode(text: str | bytes) -> Any:

@@ -63,23 +63,19 @@ class SessionService:
         object.__setattr__(self, "observation_message", writer.message)
 
 
+@dataclass(eq=False, slots=True)
 class Call:
     """A call that a session's socket waits for.
 
     The outcome is dropped when it is no longer waited for: the client left, the call timed out.
     """
 
-    __slots__ = ("future", "name", "session", "socket", "timer", "write")
-
-    def __init__(
-        self, socket: SessionSocket, name: str = "", write: Callable[[Any], bytes] | None = None
-    ) -> None:
-        self.socket = socket
-        self.name = name  # of the message's type; empty while the session begins
-        self.write = write  # its answer; None while the session begins
-        self.future: asyncio.Task[None] | None = None  # None: it runs on a thread
-        self.timer: asyncio.TimerHandle | None = None
-        self.session: Session | None = None  # of a call on a thread, which cannot be interrupted
+    socket: SessionSocket
+    name: str = ""  # of the message's type; empty while the session begins
+    write: Callable[[Any], bytes] | None = None  # its answer; None while the session begins
+    future: asyncio.Task[None] | None = None  # None: it runs on a thread
+    timer: asyncio.TimerHandle | None = None
+    session: Session | None = None  # of a call on a thread, which cannot be interrupted
 
     async def run(self, awaitable: Awaitable[Any]) -> None:
         """Await the call, and hand its outcome over: the body of a task.
