@@ -158,11 +158,9 @@ class Admission:
     async def _wait_locally(self, deadline: float) -> None:
         future = self._loop.create_future()
         self._local.append(future)
-        timer = self._loop.call_at(deadline, _settle, future)
         try:
-            await future
+            await asyncio.wait({future}, timeout=deadline - self._loop.time())
         finally:
-            timer.cancel()
             if future in self._local:
                 self._local.remove(future)
 

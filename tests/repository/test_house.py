@@ -14,14 +14,14 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_002,
-    "code lines": 47_155,
+    "shipped lines": 72_973,
+    "code lines": 47_129,
     "modules": 379,
     "test lines": 67_843,
     "words of pages": 24_951,
     "words of decisions": 7_977,
     "folders at the root": 15,
-    "large classes": 2,
+    "large classes": 3,
     "crowded folders": 0,
     "dialect words": 7,
     "private names": 0,
