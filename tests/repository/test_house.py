@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 72_973,
     "code lines": 47_129,
     "modules": 379,
-    "test lines": 67_843,
+    "test lines": 67_844,
     "words of pages": 24_951,
     "words of decisions": 7_977,
     "folders at the root": 15,

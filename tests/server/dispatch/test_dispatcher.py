@@ -360,6 +360,7 @@ def test_a_kill_for_memory_is_explained_in_the_log_and_counted(bench: Bench) -> 
     assert error.hint == f"openenv retry {request_id} --memory 512M"
     last = bench.paths.request_log(request_id).read_text().splitlines()[-1]
     assert "worker long-1 (pid 7) was killed by the kernel for memory at 255 MB" in last
+    bench.eventually(lambda: bench.dispatcher.recorder.kills)  # counted once that is written
     assert dict(bench.dispatcher.recorder.kills) == {("launch", "cgroup"): 1}
     assert bench.dispatcher.recorder.estimates.of(bench.read(request_id)) > 400 * MB
 
