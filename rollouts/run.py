@@ -113,9 +113,6 @@ class Report:
             "tried again": stats.retries,
         }
         parts += [f"{count} {what}" for what, count in counts.items() if count]
-        lag = self.lag
-        late, longest = lag.p99_seconds * 1000, lag.max_seconds * 1000
-        parts.append(f"delay {late:.0f} ms, longest {longest:.0f} ms")
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:

@@ -184,9 +184,6 @@ def _summary(result: Json) -> list[str]:
     lines += _failures(result)
     if there < result["wanted"]:
         lines.append("  the same command plays the missing ones")
-    lag = result["lag"]
-    worst = lag["worst_seconds"] * 1000
-    lines.append(f"  loop lag p99 {lag['p99_seconds'] * 1000:.1f} ms, worst {worst:.1f} ms")
     return lines
 
 

@@ -196,7 +196,6 @@ def test_the_summary_counts_episodes_and_failures() -> None:
         "    step timed out: the step took more than 5 s",
         "  failed ones are left out; --keep-failed writes them up to the failure",
         "  the same command plays the missing ones",
-        "  loop lag p99 1.0 ms, worst 250.0 ms",
     ]
 
 

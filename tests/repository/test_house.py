@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_973,
-    "code lines": 47_129,
+    "shipped lines": 72_967,
+    "code lines": 47_123,
     "modules": 379,
-    "test lines": 67_844,
+    "test lines": 67_843,
     "words of pages": 24_951,
     "words of decisions": 7_977,
     "folders at the root": 15,
