@@ -85,7 +85,7 @@ class PooledWorker:
     run: Run | None = None
     tasks_run: int = 0
     first_rss_bytes: int | None = None
-    rss_bytes: int | None = None
+    grown_bytes: int | None = None  # since its first task
     pipe_ended: bool = False
     sentinel_watched: bool = True
     exited_idle: bool = False  # by itself, with nothing to do
@@ -112,13 +112,6 @@ class PooledWorker:
         2 ms.
         """
         return self.guaranteed and self.ordinal <= KEPT_WORKERS and not self.tasks_run
-
-    @property
-    def grown_bytes(self) -> int | None:
-        """The bytes by which the worker has grown since its first task."""
-        if self.rss_bytes is None or self.first_rss_bytes is None:
-            return None
-        return self.rss_bytes - self.first_rss_bytes
 
     @property
     def log_fields(self) -> dict[str, Any]:

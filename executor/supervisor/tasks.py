@@ -147,9 +147,9 @@ class Tasks:
         self._events.add(event)
         self._pools.failed_starts = 0
         worker.tasks_run += 1
-        worker.rss_bytes = frame["rss_bytes"]
-        if worker.first_rss_bytes is None:
-            worker.first_rss_bytes = worker.rss_bytes
+        if (rss_bytes := frame["rss_bytes"]) is not None:
+            worker.first_rss_bytes = worker.first_rss_bytes or rss_bytes
+            worker.grown_bytes = rss_bytes - worker.first_rss_bytes
         if run.task.memory_bytes is not None:
             self._memory.apply_limit(worker, None)
         # A signal of ours may still be on its way to a stopped worker: it is never used again.
