@@ -14,9 +14,6 @@ class DatabaseError(HintedError):
 
     default_hint = "look at the daemon's log; `openenv check` examines the state folder"
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message, hint or self.default_hint)
-
 
 class DatabaseFull(DatabaseError):
     """The disk is full. Nothing is lost; the next write after space is freed succeeds."""

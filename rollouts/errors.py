@@ -20,9 +20,6 @@ class RolloutError(HintedError):
     kind: str = "operation_error"
     default_hint = "look at the request's log"
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message, hint or self.default_hint)
-
 
 class PolicyNotFound(RolloutError):
     """`--policy` names nothing that can be called."""

@@ -32,10 +32,12 @@ from typing import Any
 class HintedError(Exception):
     """Base of errors with a message, and a `hint` that says what to do next."""
 
+    default_hint: str | None = None  # of an error that is raised without one
+
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = hint or self.default_hint
 
 
 class EnvironmentsError(HintedError):

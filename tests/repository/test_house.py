@@ -14,8 +14,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_967,
-    "code lines": 47_123,
+    "shipped lines": 72_956,
+    "code lines": 47_115,
     "modules": 379,
     "test lines": 67_843,
     "words of pages": 24_951,
