@@ -416,13 +416,11 @@ class RemoteSession(Session):
 
     is_remote = True
 
-    def __init__(
-        self, ends: ProcessEnds, end: Callable[[Session, SessionEnded], None], *args: Any
-    ) -> None:
-        """`end` ends the session, with a reason; `args` are those of `Session`."""
+    def __init__(self, ends: ProcessEnds, release: Callable[[Session], Any], *args: Any) -> None:
+        """`release` ends the session; `args` are those of `Session`."""
         super().__init__(*args)
         self._ends = ends
-        self._end_session = end
+        self._release = release
         self.process: ProcessEnd | None = None
         self._is_prepared = False
 
@@ -479,7 +477,13 @@ class RemoteSession(Session):
     def _begin_in(self, process: ProcessEnd) -> None:
         self.process = process
         self._ends.report("held", process)
-        process.on_lost = lambda reason: self._end_session(self, reason)
+        process.on_lost = self._process_lost
+
+    def _process_lost(self, reason: SessionEnded) -> None:
+        if self.socket is not None:
+            self.socket.end(reason)
+        else:
+            self._release(self)
 
     def _end_process(self, process: ProcessEnd) -> asyncio.Future[None]:
         process.on_lost = lambda _: None

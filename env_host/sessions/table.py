@@ -219,13 +219,6 @@ class SessionTable:
         session.touch()
         return None
 
-    def end(self, session: Session, reason: SessionEnded) -> None:
-        """End a session, and send the reason over its WebSocket, if it has one."""
-        if session.socket is not None:
-            session.socket.end(reason)
-        else:
-            self.release(session)
-
     async def close(self, session: Session, *, abandoned: bool = False) -> None:
         """End a session and await its end, unless it is `abandoned`: a call of it still runs."""
         if (ending := self.release(session, abandoned=abandoned)) is not None:
@@ -352,7 +345,7 @@ class SessionTable:
     def _new(self, ends: ProcessEnds | None = None) -> Session:
         made = self.registry.new_id(), self.definition, self._factory, self._threads
         session: Session
-        session = Session(*made) if ends is None else RemoteSession(ends, self.end, *made)
+        session = Session(*made) if ends is None else RemoteSession(ends, self.release, *made)
         session.may_step = None if self.reset_first is None else not self.reset_first
         return session
 

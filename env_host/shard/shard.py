@@ -274,7 +274,10 @@ class Shard:
     def on_state_lost(self, lost: WorldLost) -> None:
         """End all sessions: the state that they share is gone."""
         for session in self.table:
-            self.table.end(session, lost)
+            if session.socket is not None:
+                session.socket.end(lost)
+            else:
+                self._begin(self.table.close(session))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._pending.add(task := asyncio.create_task(work))

@@ -15,13 +15,13 @@ from .house import ROOT, copy_files, files, measure
 # The most that there may be.
 BOUNDS = {
     "shipped lines": 72_956,
-    "code lines": 47_115,
+    "code lines": 47_116,
     "modules": 379,
     "test lines": 67_843,
     "words of pages": 24_951,
     "words of decisions": 7_977,
     "folders at the root": 15,
-    "large classes": 3,
+    "large classes": 2,
     "crowded folders": 0,
     "dialect words": 7,
     "private names": 0,
