@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ....schema.errors import PortInUse
+from ....schema.errors import OperationFailed, PortInUse
 from ....schema.layout import GATEWAY, check_private, make_private_in_shared
 from ....system.net.listening_sockets import open_listening_sockets
 from ... import run_files
@@ -64,7 +64,7 @@ def open_listeners(
     """Open and reserve listening TCP sockets on `port`, or on the first free port of the range.
 
     Ports that are `taken`, by replicas of the owner, are skipped. Raises `PortInUse`, which names
-    the owner, and `OSError` if the address is not this machine's.
+    the owner, `OperationFailed` if the port is root's, and `OSError` if the address is not ours.
     """
     # A search reads each other owner's run files at most once.
     ports_of = functools.cache(lambda other: frozenset(_ports_of(other)))
@@ -78,6 +78,9 @@ def open_listeners(
         try:
             listeners = open_listening_sockets(host, candidate)
         except OSError as exc:
+            if exc.errno == errno.EACCES:
+                text = f"port {candidate} is closed to ordinary users, as those below 1024 are"
+                raise OperationFailed(text, "choose a --port above 1023, such as 25000") from exc
             if exc.errno != errno.EADDRINUSE:
                 raise
             continue

@@ -2,6 +2,7 @@
 """The listening sockets of an environment."""
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -25,7 +26,7 @@ from openenvd.environments.engines.local.ports import (
 )
 from openenvd.environments.shim.client import read_run_file
 from openenvd.environments.shim.files import RUN_FILE_NAME
-from openenvd.schema.errors import PortInUse
+from openenvd.schema.errors import OperationFailed, PortInUse
 
 from ..conftest import write_run_file
 
@@ -103,6 +104,16 @@ def test_without_a_port_a_free_one_of_the_range_is_taken_which_accepts_at_once()
         assert all(FIRST_PORT <= port <= LAST_PORT for port in (first, second))
     with port_of() as port, socket.create_connection((LOOPBACK, port)):
         assert holder_of(port) is not None
+
+
+def test_a_port_of_root_is_refused_with_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(host: str, port: int) -> list[socket.socket]:  # root, who runs tests, may have it
+        raise PermissionError(errno.EACCES, "Permission denied", f"{host}:{port}")
+
+    monkeypatch.setattr(ports, "open_listening_sockets", refuse)
+    with pytest.raises(OperationFailed, match="port 80 is closed to ordinary users") as raised:
+        open_listeners(LOOPBACK, 80, OWNER)
+    assert "--port above 1023" in str(raised.value.hint)
 
 
 def test_a_reserved_port_is_not_even_tried(
