@@ -5,11 +5,12 @@
            └─▶ follow    log, spinner and progress bar on stderr; then the result on stdout
 
 The first Ctrl-C detaches: the request continues, and a note says how to follow it. A second one
-within `SECOND_CHANCE_SECONDS` cancels it.
+within `SECOND_CHANCE_SECONDS` cancels it, also while the first still unwinds the stack.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
 import click
@@ -111,8 +113,8 @@ def follow(
     """Show the request's log until it is final, then its result; returns the exit code."""
     try:
         final = follow_request(client, request, output, is_shown_later=is_shown_later)
-    except KeyboardInterrupt:
-        return detach(client, request, output)
+    except KeyboardInterrupt as exc:
+        return detach(client, request, output, exc)
     result, lines = conclude(final)
     answer = {"request_id": final["id"], **result}
     if final.get("error") is not None:
@@ -194,7 +196,8 @@ def follow_request(
     Raises `KeyboardInterrupt`: the request continues, and the caller may `detach` from it.
     """
     final = request
-    with _screen(output, plain(request["label"]), is_shown_later) as screen:
+    label = plain(request["label"])
+    with _interrupted_once(), _screen(output, label, is_shown_later) as screen:
         for event in following.follow(client, request["id"], reconnect=reconnect):
             match event.name:
                 case "log":
@@ -226,6 +229,30 @@ def phase_line(request: Json, progress: Json) -> str:
 
 
 @contextmanager
+def _interrupted_once() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` at Ctrl-C; the second one only adds `args` to the first.
+
+    So it cannot interrupt what ends at the first, nor be lost there.
+    """
+    if (before := signal.getsignal(signal.SIGINT)) is signal.SIG_IGN:  # in the background
+        yield
+        return
+    interrupt, numbers = KeyboardInterrupt(), count(1)
+
+    def press(*_: object) -> None:
+        if (number := next(numbers)) == 2:
+            interrupt.args = (number,)
+        else:
+            raise interrupt
+
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def _screen(output: Output, label: str, is_shown_later: Callable[[str], bool]) -> Iterator[_Screen]:
     if not sys.stderr.isatty():
         yield _Screen(output, None, is_shown_later)
@@ -235,13 +262,18 @@ def _screen(output: Output, label: str, is_shown_later: Callable[[str], bool]) -
         yield _Screen(output, status, is_shown_later)
 
 
-def detach(client: DaemonClient, request: Json, output: Output) -> int:
+def detach(
+    client: DaemonClient, request: Json, output: Output, interrupt: KeyboardInterrupt
+) -> int:
     """Leave the request running, unless a second Ctrl-C cancels it; returns the exit code."""
     short = phrases.short_id(request["id"])
     try:
+        if interrupt.args:  # there was a second one
+            raise interrupt
         output.note(
             f"\nDetached: {request['label']} continues. Follow it again: openenv logs -f {short}\n"
-            f"Ctrl-C again now cancels it; later: openenv cancel {short}"
+            f"Ctrl-C again within {SECOND_CHANCE_SECONDS:g} s cancels it; "
+            f"later: openenv cancel {short}"
         )
         time.sleep(SECOND_CHANCE_SECONDS)
     except KeyboardInterrupt:

@@ -130,8 +130,8 @@ def _wait_for(client: DaemonClient, launch: Json, output: Output) -> int:
     """Show a launch's log until it has ended; returns the exit code."""
     try:
         final = follow_request(client, launch, output)
-    except KeyboardInterrupt:
-        return following.detach(client, launch, output)
+    except KeyboardInterrupt as exc:
+        return following.detach(client, launch, output, exc)
     code = exit_codes.of_request(final)
     if code != exit_codes.OK:
         output.json({"request_id": final["id"], "error": final.get("error")})

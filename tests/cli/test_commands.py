@@ -11,13 +11,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from openenvd.cli import exit_codes, options
+from openenvd.cli import exit_codes, following, options
 
 from ..client.fake_daemon import Call, new_environment, new_request
 from .conftest import PROGRAM, Cli, Terminal, text
@@ -306,7 +306,7 @@ def test_a_second_interrupt_cancels(process: Process, cli: Cli) -> None:
     assert launch.stderr is not None
     assert launch.stderr.readline() == "preparing\n"
     launch.send_signal(signal.SIGINT)
-    while "Ctrl-C again" not in launch.stderr.readline():
+    while "Ctrl-C again within 2 s cancels it" not in launch.stderr.readline():
         pass
     launch.send_signal(signal.SIGINT)
     _, err = launch.communicate(timeout=30)
@@ -314,6 +314,28 @@ def test_a_second_interrupt_cancels(process: Process, cli: Cli) -> None:
     assert launch.returncode == 130
     assert "launch trial is being cancelled" in err
     assert [call for call in cli.fake.calls if call[1].endswith("/cancel")]
+
+
+def test_a_second_interrupt_while_the_first_is_handled_cancels(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def screen(*_: object) -> Iterator[None]:
+        try:
+            signal.raise_signal(signal.SIGINT)
+            yield
+        finally:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(following, "_screen", screen)
+    cli.accepts(READY)
+    cancelling = {"request": READY, "cancelled": False, "cancelling": True}
+    cli.post(f"/v1/requests/{ID}/cancel", cancelling)
+    answer = cli("launch", "echo", "--name", "trial")
+    assert answer.code == exit_codes.INTERRUPTED
+    assert "launch trial is being cancelled" in answer.err
+    assert "Detached" not in answer.err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_interrupted_down_names_what_continues(process: Process, cli: Cli) -> None:
