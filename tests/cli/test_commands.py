@@ -338,6 +338,14 @@ def test_a_second_interrupt_while_the_first_is_handled_cancels(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize("words", [["address"], ["play"], ["bench"], ["logs"]])
+def test_a_folder_is_no_environments_name(cli: Cli, words: list[str]) -> None:
+    answer = cli(*words, "./my_env")
+    assert answer.code == exit_codes.NOT_FOUND
+    assert "is called './my_env'" in answer.err
+    assert "openenv status" in answer.err
+
+
 def test_an_interrupted_down_names_what_continues(process: Process, cli: Cli) -> None:
     asked, release = threading.Event(), threading.Event()
     stream = holding(release)

@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_956,
-    "code lines": 47_116,
+    "shipped lines": 72_996,
+    "code lines": 47_147,
     "modules": 379,
-    "test lines": 67_843,
+    "test lines": 67_884,
     "words of pages": 24_951,
     "words of decisions": 7_977,
     "folders at the root": 15,
