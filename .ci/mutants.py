@@ -309,16 +309,20 @@ def run_alone(limit: float, arguments: list[str]) -> int:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what it leaves becomes ours
     command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-rfE", "--durations=0"]
     command += ["--durations-min=0", "-vv", "--no-header", "-p", "no:cacheprovider", *arguments]
+    tests = subprocess.Popen(command)
+    signal.signal(signal.SIGALRM, lambda *_: tests.kill())
+    signal.setitimer(signal.ITIMER_REAL, limit)
     try:
-        return subprocess.run(command, check=False, timeout=limit).returncode
-    except subprocess.TimeoutExpired:
-        return -signal.SIGKILL
+        pid = 0
+        while pid != tests.pid:  # tests wait until orphans of theirs are gone
+            pid, status = os.waitpid(-1, 0)
+        return os.waitstatus_to_exitcode(status)
     finally:
         with contextlib.suppress(ChildProcessError):
             while True:
                 children = Path("/proc/self/task", str(os.getpid()), "children").read_text()
-                for pid in children.split():
-                    os.kill(int(pid), signal.SIGKILL)
+                for child in children.split():
+                    os.kill(int(child), signal.SIGKILL)
                 os.waitpid(-1, 0)
 
 

@@ -198,6 +198,15 @@ def oom_grandchild_and_hang(payload: Json, request_id: str, home: str, progress:
     hang(payload, request_id, home, progress)
 
 
+def oom_grandchild_and_fail(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
+    with contextlib.suppress(subprocess.CalledProcessError):
+        grow_child(payload, request_id, home, progress)
+    progress({"pid": os.getpid()})
+    while not Path(payload["until"]).exists():
+        time.sleep(0.01)
+    raise ValueError("no child answered")
+
+
 def start_without_room(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
     (Path(payload["group"]) / "cgroup.procs").write_text(str(os.getpid()))
     (Path(payload["group"]) / "pids.max").write_text("1")

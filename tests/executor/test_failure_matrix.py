@@ -57,6 +57,7 @@ def test_a_result_is_unchanged_and_no_error_ends_a_worker(either: Bench) -> None
     assert outcome.peak_bytes is not None
     assert either.run("inheritable").result == []
     pid = either.run("context").result["pid"]
+    assert os.getpgid(pid) == os.getsid(pid) == pid  # a signal to its group reaches it alone
     outcome = either.run("fail")
     assert isinstance(outcome, Raised)
     assert (outcome.error.type, outcome.error.message) == ("ValueError", "no such thing")

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,11 +69,9 @@ def without_kernel_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oom_evidence, "kernel_log_kills", lambda _since: [])
 
 
-@pytest.mark.usefixtures("without_kernel_log")
-@pytest.mark.parametrize("schedule", [LONG, SHORT])
-def test_a_kill_by_hand_long_after_a_grandchilds_is_not_out_of_memory(
-    make_capped: Callable[..., Bench], schedule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def wait_for_looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Waits until the kernel's counters have been read again."""
     looks = threading.Semaphore(0)
 
     def look(*args: Any) -> None:
@@ -81,17 +80,44 @@ def test_a_kill_by_hand_long_after_a_grandchilds_is_not_out_of_memory(
 
     look_now = WorkerMemory.look_at_cgroups
     monkeypatch.setattr(WorkerMemory, "look_at_cgroups", look)
+
+    def wait() -> None:
+        while looks.acquire(blocking=False):  # those until now
+            pass
+        for _ in range(3):  # one may have begun before
+            assert looks.acquire(timeout=30)
+
+    return wait
+
+
+@pytest.mark.usefixtures("without_kernel_log")
+@pytest.mark.parametrize("schedule", [LONG, SHORT])
+def test_a_kill_by_hand_long_after_a_grandchilds_is_not_out_of_memory(
+    make_capped: Callable[..., Bench], wait_for_looks: Callable[[], None], schedule: str
+) -> None:
     capped = make_capped(timing=Timing(cgroup_look=0.05))
     task_id = capped.submit("oom_grandchild_and_hang", {"size": 200 * MB}, schedule=schedule)
     pid = capped.recorder.progress(task_id)["pid"]
-    while looks.acquire(blocking=False):  # those until now
-        pass
-    for _ in range(3):  # one may have begun before
-        assert looks.acquire(timeout=30)
+    wait_for_looks()
     os.kill(pid, signal.SIGKILL)
     outcome = capped.recorder.outcome(task_id)
     assert isinstance(outcome, Died)
     assert outcome.exit.kind is ExitKind.SIGNALED
+
+
+@pytest.mark.usefixtures("without_kernel_log")
+def test_an_error_long_after_a_grandchilds_kill_is_explained_by_the_kill(
+    make_capped: Callable[..., Bench], wait_for_looks: Callable[[], None], tmp_path: Path
+) -> None:
+    capped = make_capped(timing=Timing(cgroup_look=0.05))
+    payload = {"size": 200 * MB, "until": str(tmp_path / "then")}
+    task_id = capped.submit("oom_grandchild_and_fail", payload)
+    capped.recorder.progress(task_id)
+    wait_for_looks()
+    (tmp_path / "then").touch()
+    outcome = capped.recorder.outcome(task_id)
+    assert isinstance(outcome, Died)
+    assert outcome.exit.is_oom
 
 
 @pytest.mark.usefixtures("without_kernel_log")

@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 72_996,
     "code lines": 47_147,
     "modules": 379,
-    "test lines": 67_884,
+    "test lines": 68_001,
     "words of pages": 24_951,
     "words of decisions": 7_977,
     "folders at the root": 15,

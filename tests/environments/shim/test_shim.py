@@ -379,6 +379,15 @@ def test_a_shim_without_clients_is_found_again(one: Replica) -> None:
     assert written["exit"] == status["exit"]
 
 
+def test_a_shim_computes_nothing_while_nothing_happens(one: Replica) -> None:
+    shim = psutil.Process(one.status["shim"]["pid"])
+    before = sum(shim.cpu_times()[:2])
+    began = time.process_time()
+    while time.process_time() - began < 1.0:  # so that a busy machine gives the shim time, too
+        pass
+    assert sum(shim.cpu_times()[:2]) - before <= 0.03
+
+
 def test_two_clients_hear_the_same(one: Replica) -> None:
     with one.connect() as other:
         one.tell("exit 5")

@@ -352,7 +352,9 @@ def test_a_request_that_raised_leaves_the_estimate_unchanged(bench: Bench) -> No
     assert bench.executor.tasks[0].expected_bytes == 150 * MB
 
 
-def test_a_kill_for_memory_is_explained_in_the_log_and_counted(bench: Bench) -> None:
+def test_a_kill_for_memory_is_explained_in_the_log_and_counted(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     request_id = bench.running()
     bench.end(Died(request_id, "long-1", KILLED, (), 255 * MB, time.time()))
     error = bench.error_of(request_id)
@@ -361,6 +363,8 @@ def test_a_kill_for_memory_is_explained_in_the_log_and_counted(bench: Bench) -> 
     last = bench.paths.request_log(request_id).read_text().splitlines()[-1]
     assert "worker long-1 (pid 7) was killed by the kernel for memory at 255 MB" in last
     bench.eventually(lambda: bench.dispatcher.recorder.kills)  # counted once that is written
+    [line] = [line for line in caplog.records if "failed (oom_killed)" in line.message]
+    assert (vars(line)["worker"], vars(line)["pid"]) == ("long-1", 7)
     assert dict(bench.dispatcher.recorder.kills) == {("launch", "cgroup"): 1}
     assert bench.dispatcher.recorder.estimates.of(bench.read(request_id)) > 400 * MB
 
@@ -466,6 +470,24 @@ def test_a_cancellation_that_comes_before_the_worker_has_the_request_is_kept(
         claimer._context = replace(claimer._context, tasks=tasks)
         claimer.cancel("claimed")
         assert claimer._cancelled == {"claimed"}
+
+
+def test_only_the_long_requests_that_the_daemon_carries_out_take_room_from_the_executor(
+    tmp_path: Path,
+) -> None:
+    with closing(Bench(tmp_path)) as bench, closing(asyncio.new_event_loop()) as loop:
+        claimer = bench.dispatcher.claimer
+        tasks = DaemonTasks(loop, bench.paths, lambda _: None, cast(Any, None))
+        claimer._context = replace(claimer._context, tasks=tasks)
+        bench.executor.most, bench.executor.free_mb = 1, 1000  # beside what its workers run
+        ids = [bench.running(), bench.submit()]
+        bench.has_submitted(*ids)
+        scale = bench.submit("scale", environment="trial", payload={"replicas": 2})
+        bench.ended(scale, RequestState.RUNNING)
+        waits = bench.submit()
+        later = bench.submit("check", payload={})
+        bench.eventually(partial(bench.is_submitted, later))
+        assert bench.read(waits).state is RequestState.PENDING
 
 
 def test_the_worker_is_given_the_span_that_it_runs_in(tmp_path: Path, kept: KeptSpans) -> None:

@@ -319,6 +319,14 @@ async def test_what_was_written_down_and_not_started_is_started_by_the_next_daem
     assert trial.replicas()[1].created_at > left.created_at
 
 
+async def test_an_environment_is_stopped_before_the_request_for_that_ends(trial: Changed) -> None:
+    await trial.launch(replicas=2)
+    ids = trial.ids
+    stopped = await trial.world.carry_out(await trial.world.down())
+    assert sorted(stopped) == sorted(ids)
+    assert (await trial.world.environment()).state is EnvironmentState.STOPPED
+
+
 async def test_what_a_request_that_has_ended_left_beside_is_drained(trial: Changed) -> None:
     """As when its daemon was killed, and the next one heard that it is cancelled."""
     await trial.launch()
