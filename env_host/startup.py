@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING, Any
 
-from ..system.text.units import MB, plural
+from ..system.text.units import plural
 
 if TYPE_CHECKING:
     from ..system.memory.cgroups import Cgroup
@@ -193,11 +193,6 @@ def contained_import(seconds: float = 10.0) -> Iterator[None]:
             stack.end()
     if (took := time.monotonic() - began) > seconds:
         log.warning("the import took %.0f s; the stack is that after %g s", took, seconds)
-
-
-def cap_sentence(limit_bytes: int) -> str:
-    """Return the words for the end of a session that exceeded its cap."""
-    return f"was killed for memory: it needed more than {limit_bytes / MB:g} MB (--session-memory)"
 
 
 def sessions_of_process(limit: int) -> int:

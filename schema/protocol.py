@@ -14,7 +14,7 @@ The shim sets environment variables, and reads the *notify pipe*, one JSON objec
      "isolated_session_bytes"}}        the last: once it could be measured
                                                                  every 5 s, when it has changed
     {"shard_exit": {"shard": 2, "pid", "generation", "wait_status", "sessions": 3, "seconds",
-     "peak_bytes", "isolated": false, "out_of_memory": null,
+     "peak_bytes", "isolated": false, "out_of_memory": false,
      "replaced_for": null, "reason": {…}, "number": 1, "at"}}
                                                                  a child has exited; with
      "shared_state": true and no shard: the process that held the shared state; with
@@ -200,7 +200,7 @@ class HostConfig(ServeOptions):
     doors: str = ""  # path prefix of all replicas' control sockets; empty: this replica has none
     shares_address: bool = False  # all replicas accept from the same sockets
     manifest: dict[str, Any] = field(default_factory=dict)  # openenv.yaml, for /metadata
-    memory_bytes: int | None = None  # memory that the whole replica may use; None: not known
+    memory_bytes: int | None = None  # memory limit of the whole replica; None: none
     cores: int | None = None  # the same; None: as many as it may run on
     headers: dict[str, str] = field(default_factory=dict)  # of every answer: whose it is
     sleep_after_seconds: float | None = None  # without a connection; None: never

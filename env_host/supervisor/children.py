@@ -21,8 +21,7 @@ from ...system.memory.cgroups import Cgroup
 from ...system.process.diagnose import explain_child
 from ...system.process.proc import exit_sentence, kill, reap
 from ...system.text.json_lines import Json
-from ..startup import cap_sentence
-from .memory import KillCount
+from .memory import CHECK_SECONDS, KillCount
 
 if TYPE_CHECKING:
     from ..startup import ChildConfig
@@ -51,7 +50,7 @@ class Child:
     replaced_for: str | None = None  # why it was killed with its sessions, to be replaced
     last_beat: int = 0  # its heartbeat when its loop was last found blocked
     failure: Json | None = None  # why it could not serve: `failed`, and the end of its output
-    killed_for: str | None = None  # why the memory watchdog killed it
+    killed_over: int | None = None  # the limit in bytes for which the memory watchdog killed it
     socket_copies: dict[int, tuple[int, str]] = field(default_factory=dict)  # token: fd, path
 
     @property
@@ -181,12 +180,14 @@ def exit_of(
     Returns how it exited, for people (`was killed by SIGSEGV`), and the facts for the shim
     (`shard_exit` in `protocol.py`), with the `ExitReason`, which is decided here alone.
     """
-    out_of_memory, evidence, pid, started_at = child.killed_for, {}, child.pid, child.started_at
+    evidence: Json = {}
+    cap, pid, started_at = child.cap_bytes, child.pid, child.started_at
     if child.kills is not None and child.group is not None:
         peak_bytes = child.group.peak_bytes() or peak_bytes
         evidence = child.kills.evidence_of(pid, wait_status, 0, started_at)
-        if out_of_memory is None and child.cap_bytes and evidence:
-            out_of_memory = cap_sentence(child.cap_bytes)
+    is_over_cap = cap is not None and (bool(evidence) or child.killed_over == cap)
+    if child.killed_over is not None:
+        evidence = {"watchdog": f"checked each {CHECK_SECONDS:g} s, as it has no memory cgroup"}
     evidence = evidence or kills.evidence_of(pid, wait_status, child.kills_before, started_at)
     facts = {
         "shard": child.index,
@@ -197,11 +198,12 @@ def exit_of(
         "seconds": time.monotonic() - started_at,
         "peak_bytes": peak_bytes,
         "isolated": child.is_isolated,
-        "out_of_memory": out_of_memory,
+        "out_of_memory": is_over_cap,
         "replaced_for": child.replaced_for,
     }
-    detector = None if child.killed_for is None else "watchdog"
-    limit_bytes = child.cap_bytes if out_of_memory else kills.limit_bytes
-    reason = explain_child(facts | evidence | {"detector": detector, "limit_bytes": limit_bytes})
-    how = reason.sentence(shares_limit=True) if reason.is_oom else exit_sentence(wait_status)
-    return out_of_memory or child.replaced_for or how, facts | {"reason": reason.to_json()}
+    limit_bytes = cap if is_over_cap else kills.limit_bytes
+    reason = explain_child(facts | evidence | {"limit_bytes": limit_bytes})
+    how = child.replaced_for or exit_sentence(wait_status)
+    if reason.is_oom:
+        how = reason.sentence(shares_limit=not is_over_cap)
+    return how, facts | {"reason": reason.to_json()}

@@ -14,7 +14,7 @@ The group is the replica's own below a shim, and that of its container or job el
 about a single process: a kill that no exit explains within `DYING_SECONDS` is dropped.
 
 An isolated session is held to its cap by a cgroup below the replica's own, where there can be one;
-elsewhere by a watchdog.
+elsewhere by a watchdog, which also holds the replica to its limit if the shim could make no cgroup.
 
     /…/openenvd/replicas-51fe/my_env-0-7f3a            the replica's, made by its shim
     /…/openenvd/replicas-51fe/my_env-0-7f3a/session-5  one session's, made here before it is forked
@@ -44,7 +44,6 @@ from ...system.process.diagnose import explain_child, of_cgroup
 from ...system.process.oom_evidence import kernel_log_kills, killed_process
 from ...system.text.json_lines import Json
 from ...system.text.units import MB
-from ..startup import cap_sentence
 
 if TYPE_CHECKING:
     from ...schema.protocol import HostConfig
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 POLL_INTERVAL_SECONDS = 1.0  # at least, between two reads of the count
 SETTLE_SECONDS = 0.3  # from a count until the signal has certainly been sent
 DYING_SECONDS = 10.0  # from the count of a kill until its victim is reaped, as in `server_exit.py`
-CHECK_SECONDS = 0.25  # between two checks of uncapped sessions
+CHECK_SECONDS = 0.25  # between two checks of what has no cgroup
 MIN_LEFT_BYTES = 16 * MB  # a program that holds less is not reported
 MAX_NAMED = 5
 
@@ -195,27 +194,53 @@ class KillCount:
 
 @dataclass(eq=False, slots=True)
 class MemoryWatchdog:
-    """Kills isolated sessions that are over their cap and have no cgroup."""
+    """Kills what is over its limit and has no cgroup: isolated sessions, and parts of a replica.
 
-    _limit: int | None
+    Of a replica it kills the child that holds the most memory, with the programs below it.
+    """
+
+    _children: Children
+    _session_limit: int | None
+    _limit: int | None  # of the replica; None: it has none, or a cgroup
     _next_check: float = 0.0
 
-    def due(self, children: Iterable[Child]) -> float | None:
+    def due(self, *, is_used: bool) -> float | None:
         """Return when to check next, monotonic; None when there is nothing to check."""
-        is_wanted = self._limit is not None and any(each.group is None for each in children)
+        is_wanted = (is_used and self._limit is not None) or bool(self._capped())
         return self._next_check if is_wanted else None
 
-    def check(self, children: Iterable[Child]) -> None:
-        """Kill the sessions that are over their cap, when a check is due."""
+    def check(self) -> None:
+        """Kill what is over its limit, when a check is due."""
         now = time.monotonic()
-        if self._limit is None or now < self._next_check:
+        if now < self._next_check:
             return
         self._next_check = now + CHECK_SECONDS
-        for each in children:
-            # A page that n processes share counts as 1/n.
-            if each.group is None and (proc.rollup_bytes(each.pid, "Pss") or 0) > self._limit:
-                each.killed_for = cap_sentence(self._limit)
-                os.kill(each.pid, signal.SIGKILL)
+        for each in self._capped():
+            _kill_if_over(each, _held_bytes(each.pid), self._session_limit or 0)
+        if self._limit is None:
+            return
+        children = [each for each in map(self._children.find, self._children.pids) if each]
+        held = {each: _held_bytes(*proc.descendants_of(each.pid), each.pid) for each in children}
+        if held:
+            largest = max(held, key=lambda each: held[each])
+            every = _held_bytes(*proc.descendants_of(os.getpid()), os.getpid())
+            _kill_if_over(largest, every, self._limit)
+
+    def _capped(self) -> list[Child]:
+        is_capped = self._session_limit is not None
+        return [each for each in self._children.sessions if is_capped and each.group is None]
+
+
+def _held_bytes(*pids: int) -> int:
+    """Return the memory of some processes; a page that n processes share counts as 1/n."""
+    return sum(proc.rollup_bytes(pid, "Pss") or 0 for pid in pids)
+
+
+def _kill_if_over(child: Child, held_bytes: int, limit: int) -> None:
+    if held_bytes > limit:
+        child.killed_over = limit
+        for pid in (*proc.descendants_of(child.pid), child.pid):
+            proc.kill(pid)
 
 
 def private_bytes(pid: int) -> int:
@@ -228,10 +253,12 @@ class ProgramWatch:
 
     def __init__(self, config: HostConfig, children: Children, reporter: StatusReporter) -> None:
         self._is_own_group = not config.owns_cgroup
-        self._limit = config.memory_bytes if config.owns_cgroup else None  # of a job
+        self._group = own_group(is_ours=self._is_own_group)
+        is_known = config.owns_cgroup or self._group is None  # otherwise the group has it
+        self._limit = config.memory_bytes if is_known else None
+        self.watched_bytes = None if config.owns_cgroup else self._limit  # by `MemoryWatchdog`
         self._children = children
         self._reporter = reporter
-        self._group = own_group(is_ours=self._is_own_group)
         self._known: set[int] = set()
         self.kills = KillCount(self._group, limit_bytes=self._limit)  # of the whole server
 
@@ -240,6 +267,10 @@ class ProgramWatch:
         if self._group is not None:
             group = own_group(is_ours=self._is_own_group)
             self.kills = KillCount(group, self._group, self._limit)
+        elif self.watched_bytes is not None:
+            log.warning(
+                "no memory cgroup; the replica's memory is checked each %g s", CHECK_SECONDS
+            )
 
     def record_known(self) -> None:
         """Record the programs that run before the first session as the environment's own."""

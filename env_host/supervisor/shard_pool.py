@@ -59,7 +59,8 @@ class ShardPool:
         plan = context.plan
         keeps_one = plan.keeps_one or shared_class is not None
         self._demand = ShardDemand(plan.shards, least=int(keeps_one))
-        self._memory = MemoryWatchdog(context.config.session_memory_bytes)
+        session_limit, limit = context.config.session_memory_bytes, context.programs.watched_bytes
+        self._memory = MemoryWatchdog(context.children, session_limit, limit)
         self.links = ChildLinks(context, accept, lambda: self._demand.keep_one())
         self._replaces_at = 0.0  # when shards to replace are next looked for; monotonic
         self._stacks_signal = stacks_signal()
@@ -70,7 +71,7 @@ class ShardPool:
         moments = [
             context.restarts.next_due(),
             context.backlog.due(),
-            self._memory.due(context.children.sessions),
+            self._memory.due(is_used=context.reporter.sessions > 0),
             now + RETRY_SECONDS if context.processes.has_unsent else None,
         ]
         if context.is_placing:
@@ -116,7 +117,7 @@ class ShardPool:
         context.processes.send()
         if context.is_ready:
             context.reporter.report(lambda: context.programs.find_left(context.state_pid))
-        self._memory.check(context.children.sessions)
+        self._memory.check()
         if context.is_placing:
             context.programs.report_killed()
         self._replace_blocked()

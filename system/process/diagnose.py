@@ -164,9 +164,6 @@ def explain_child(facts: Mapping[str, Any]) -> ExitReason:
     pid, line = facts["pid"], facts.get("kernel_log_line")
     known: dict[str, Any] = {name: facts.get(name) for name in _MEASURED}
     killed = {**known, "signal_number": signal.SIGKILL}
-    if facts.get("out_of_memory"):  # over the cap of its own, which the server put on it
-        detector = Detector(facts.get("detector") or Detector.CGROUP)
-        return ExitReason(ExitKind.OOM_KILLED, pid, detector=detector, **killed)
     if why := facts.get("replaced_for"):
         return ExitReason(ExitKind.STOPPED, pid, seconds=known["seconds"], evidence=why)
     if facts.get("programs"):  # that an environment had started: the server does not know which
@@ -179,10 +176,11 @@ def explain_child(facts: Mapping[str, Any]) -> ExitReason:
     evidence = Evidence(
         pid,
         facts["wait_status"],
-        was_alone=False,
+        was_alone=bool(facts.get("out_of_memory")),  # over a limit of its own
         before=before,
         after=after,
         kernel_log_line=line,
+        watchdog=facts.get("watchdog"),
         cgroup_name=facts.get("cgroup"),
         **known,
     )

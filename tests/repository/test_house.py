@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_996,
-    "code lines": 47_147,
+    "shipped lines": 73_022,
+    "code lines": 47_169,
     "modules": 379,
-    "test lines": 68_001,
-    "words of pages": 24_951,
+    "test lines": 68_019,
+    "words of pages": 24_953,
     "words of decisions": 7_977,
     "folders at the root": 15,
     "large classes": 2,

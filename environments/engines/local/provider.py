@@ -87,8 +87,7 @@ class LocalProvider(providers.Provider):
             prepared,
             max_sessions=spec.max_sessions,
             import_paths=(*links, *prepared.config.import_paths),
-            # The env host cannot find these out, as it does not know about cgroups.
-            memory_bytes=spec.memory_bytes or limits.available_memory_bytes(),
+            memory_bytes=spec.memory_bytes,
             cores=_cores_of_one(spec),
             doors=layout.doors(spec.name),
             shares_address=not spec.gateway,

@@ -397,11 +397,11 @@ def test_a_branch_over_its_cap_is_killed_alone(serve: StartHost, is_watched: boo
         assert step(other)["at"] == 1
         hungry.send("step", {"how": "eat"})
         told, _ = hungry.last_word()
-        assert "killed for memory: it needed more than 64 MB" in told["data"]["message"]
+        assert "MB; its limit was 64 MB (" in told["data"]["message"]
         assert step(other)["at"] == 2
         assert step(parent)["at"] == 1
         parent.send("step", {"how": "eat"})
-        assert "killed for memory" in parent.last_word()[0]["data"]["message"]
+        assert "for memory at" in parent.last_word()[0]["data"]["message"]
         assert step(other)["at"] == 3
     host.emptied()
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Isolated sessions: a process for each, forked from the host."""
 
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from openenvd.env_host.supervisor import session_processes
 from openenvd.env_host.supervisor.children import Children
 from openenvd.env_host.supervisor.session_processes import Orphans
 from openenvd.system.memory.cgroups import GroupsBelow
+from openenvd.system.process.exit_reason import ExitReason
 from openenvd.system.text.json_lines import Json
 
 from ..conftest import StartHost
@@ -136,12 +138,30 @@ def test_a_session_over_its_cap_is_killed_alone(serve: StartHost, is_watched: bo
         hungry.send("step", {"what": "eat"})
         answer, _ = hungry.last_word()
         assert other.step("count")
-    assert "killed for memory" in answer["data"]["message"]
-    assert is_watched or "64 MB" in answer["data"]["message"]
     told = host.note_that_has("shard_exit")
     assert told["out_of_memory"]
-    assert is_watched or told["reason"]["limit_bytes"] == 64 * MEGABYTE
+    assert told["reason"]["limit_bytes"] == 64 * MEGABYTE
+    assert told["reason"]["evidence"]
+    how = ExitReason.from_json(told["reason"]).sentence()
+    assert re.search(r"for memory at \d+ MB; its limit was 64 MB \(", how)
+    assert how in answer["data"]["message"]  # the words of `status`
+    assert f"{how}\n" in host.log.read_text()
     assert ("their memory is checked" in host.log.read_text()) is is_watched
+
+
+def test_without_a_cgroup_a_replica_over_its_limit_loses_the_process_that_holds_most(
+    serve: StartHost, isolate: bool
+) -> None:
+    host = serve(isolate=isolate, max_sessions=2, memory_bytes=160 * MEGABYTE)
+    with host.open() as hungry:
+        hungry.send("step", {"what": "eat"})
+        message = hungry.last_word()[0]["data"]["message"]
+    assert "its replica's processes may use 160 MB together (checked each 0.25 s" in message
+    told = host.note_that_has("shard_exit")
+    assert (told["out_of_memory"], told["isolated"]) == (False, isolate)
+    assert told["reason"]["detector"] == "watchdog"
+    with host.open() as next_one:
+        assert next_one.ask("reset")["type"] == "observation"
 
 
 # The processes of an isolated session: a group of their own, which ends with the session

@@ -145,16 +145,14 @@ def test_a_process_that_is_refused_on_the_way_names_the_limit(
     assert run_files.all_of(layout.runs) == []
 
 
-def test_the_host_configuration_has_the_replicas_cores_and_memory(
-    home: Path, layout: Layout
-) -> None:
+def test_the_host_configuration_has_the_replicas_cores(home: Path, layout: Layout) -> None:
     """It knows no cgroups: it would make more shards than it has processors."""
     replicas = start(home)
     try:
         [run_file] = run_files.all_of(layout.runs)
         config = json.loads(run_file.data["env"]["OPENENVD_HOST_CONFIG"])
         assert config["cores"] == max(1, int(read_limits().cpus))
-        assert config["memory_bytes"] > 0
+        assert config["memory_bytes"] is None  # a watchdog would take it for a limit
     finally:
         replicas.stop()
 
