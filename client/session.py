@@ -92,17 +92,14 @@ class _Connecting:
         if not isinstance(seconds, int | float) or not seconds > 0:
             raise ValueError(f"timeout: {seconds!r} is no number of seconds above 0")
 
-    @property
-    def _lost_hint(self) -> str | None:
-        return None if self.name is None else f"openenv status {self.name} tells what happened"
+    def _lost_hint(self, command: str = "status") -> str | None:
+        return None if self.name is None else f"openenv {command} {self.name} tells what happened"
 
     def _raised(self, message: str, code: str | None, data: Json) -> SessionError:
-        """Return the error for an exception of the environment, with its class and its place."""
-        place, hint = data.get("place"), data.get("hint")
-        if exception := data.get("exception"):
-            message = f"{exception}: {message}" + (f" ({place})" if place else "")
-            if hint is None and self.name is not None:
-                hint = f"openenv logs {self.name} shows the traceback"
+        """Return the error for an error frame, with a hint for an exception of the environment."""
+        hint = data.get("hint")
+        if hint is None and self.name is not None and data.get("exception"):
+            hint = f"openenv logs {self.name} shows the traceback"
         return SessionError(message, code, hint)
 
 
@@ -237,7 +234,9 @@ class AsyncSession(_Connecting):
         except (SessionFailed, ValueError) as exc:
             is_full = isinstance(exc, SessionFailed) and exc.reason is SessionEnd.NO_CAPACITY
             code = WSErrorCode.CAPACITY_REACHED if is_full else None
-            raise SessionError(f"no session could be opened: {exc}", code, self._lost_hint) from exc
+            raise SessionError(
+                f"no session could be opened: {exc}", code, self._lost_hint()
+            ) from exc
         self._end, self._journal = None, branching.Journal()
 
     async def _copied(self, kind: str, data: Mapping[str, Any] | None) -> Any:
@@ -294,10 +293,12 @@ class AsyncSession(_Connecting):
         except SessionFailed as exc:
             if exc.reason is not SessionEnd.CONNECTION_LOST:
                 is_late = exc.reason is SessionEnd.STEP_TIMED_OUT
-                raise SessionError(str(exc), hint=self._lost_hint if is_late else None) from exc
+                raise SessionError(
+                    str(exc), hint=self._lost_hint("logs") if is_late else None
+                ) from exc
             said = "the connection was lost" if exc.close is None else "closed by the server"
             message = f"the session has ended: {(exc.close and exc.close.reason) or said}"
-            raise SessionError(message, hint=self._lost_hint) from exc
+            raise SessionError(message, hint=self._lost_hint()) from exc
 
     def _data_of(self, kind: str, text: Message) -> Json:
         try:
@@ -308,11 +309,12 @@ class AsyncSession(_Connecting):
             raise SessionError(f"the answer is no message of OpenEnv's protocol: {shown}") from None
         if answer.get("type") != "error":
             return found
-        message, code = error_text(found.get("message"), found.get("errors")), found.get("code")
+        message, code = error_text(found), found.get("code")
         if code not in _ENDS or kind == "branch":
             raise self._raised(message, code, found)
         # The close frame that follows has this message, but may be truncated.
-        hint = self._lost_hint if code == WSErrorCode.SESSION_ERROR else None
+        hint = self._lost_hint("status" if "for memory" in message else "logs")
+        hint = hint if code == WSErrorCode.SESSION_ERROR else None
         self._end = SessionError(message, code, hint)
         raise _again(self._end)
 

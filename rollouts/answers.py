@@ -64,6 +64,8 @@ class _Data(msgspec.Struct):
     message: msgspec.Raw = msgspec.Raw(b"null")
     code: msgspec.Raw = msgspec.Raw(b"null")
     errors: msgspec.Raw = msgspec.Raw(b"null")
+    exception: msgspec.Raw = msgspec.Raw(b"null")
+    place: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Frame(msgspec.Struct):
@@ -72,6 +74,7 @@ class _Frame(msgspec.Struct):
     odd_reward: str | None = None  # from our env host, which writes such a reward as null
 
 
+_OF_ERRORS = ("code", "message", "errors", "exception", "place")
 _decoder = msgspec.json.Decoder(_Frame)
 
 
@@ -99,10 +102,10 @@ def _taken_apart(text: Message, reward: Any = None) -> Answer:
         seen, metadata = bytes(data.observation), bytes(data.metadata)
         return Answer(seen, number, bool(data.done), metadata, odd or frame.odd_reward)
     if frame.type == "error":
-        said = (data.code, data.message, data.errors)
-        code, message, errors = (orjson.loads(bytes(raw)) for raw in said)
+        said = {name: orjson.loads(bytes(getattr(data, name))) for name in _OF_ERRORS}
+        code = None if said["exception"] else said["code"]
         known = _REASONS.get(code) if isinstance(code, str) else None
-        raise EpisodeFailed(known or FailureReason.ENVIRONMENT_ERROR, error_text(message, errors))
+        raise EpisodeFailed(known or FailureReason.ENVIRONMENT_ERROR, error_text(said))
     message = f"the server answered with a {frame.type!r} frame"
     raise EpisodeFailed(FailureReason.PROTOCOL_ERROR, message)
 

@@ -213,15 +213,12 @@ def _refused(error: Json, environment: str) -> CallFailed:
     """Return the error for an answer that is one, with the exception's class and place."""
     if error.get("code") == WSErrorCode.SESSION_NOT_RESET:
         return CallFailed("reset begins an episode")
-    errors = error.get("errors") or []
-    if errors:
+    is_raised = "exception" in error
+    if not is_raised and (errors := error.get("errors")):
         first = errors[0]
         return CallFailed(first["msg"], None, str((first["loc"] or [""])[0]))
-    message, hint, place = error_text(error.get("message"), None), error.get("hint"), ""
-    if error.get("place"):
-        place, hint = f" ({error['place']})", hint or f"openenv logs {environment}"
-    name = f"{error['exception']}: " if error.get("exception") else ""
-    return CallFailed(f"{name}{message}{place}", hint)
+    hint = error.get("hint") or (f"openenv logs {environment}" if is_raised else None)
+    return CallFailed(error_text(error), hint)
 
 
 def answer_to(call: Json, game: Game) -> Json:

@@ -216,13 +216,18 @@ def _import_class(reference: str, folders: Sequence[str]) -> type:
         raise LoadError(f"{type(exc).__name__}: {exc}") from exc
     found = getattr(module, class_name, None)
     if not inspect.isclass(found):
-        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
-        _, hint = near_matches(class_name, classes, "name one of its classes")
+        classes = [name for name, value in vars(module).items() if _is_environment(value)]
+        otherwise = f"its environments: {', '.join(classes)}" if classes else "it has none"
+        _, hint = near_matches(class_name, classes, otherwise)
         raise LoadError(f"module {module_name} has no class {class_name}; {hint}")
     missing = [item for item in ("reset", "step") if not callable(getattr(found, item, None))]
     if missing:
         raise LoadError(f"{reference} is no environment: it has no {' and no '.join(missing)}")
     return found
+
+
+def _is_environment(value: Any) -> bool:
+    return inspect.isclass(value) and hasattr(value, "step") and not inspect.isabstract(value)
 
 
 def is_absent(exc: BaseException, modules: Iterable[str]) -> bool:

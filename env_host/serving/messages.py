@@ -14,6 +14,7 @@ model with a serializer for JSON only, *inside a field without a type*.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
@@ -21,16 +22,16 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import CodeType
+from types import FrameType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import SchemaSerializer, core_schema, from_json
 
-from ..environment.instances import plain_state
+from ..environment.instances import Calls, plain_state
 from ..environment.upstream_types import ObservationForm
 from ..errors import BranchRefused, NotReset, WSErrorCode
 
@@ -42,7 +43,8 @@ to_json = SchemaSerializer(core_schema.any_schema()).to_json
 Writer = Callable[..., bytes]
 
 _OWN_FOLDERS = ("serving", "sessions", "environment", "shard")
-_NOT_THEIRS = ("<", *(str(Path(__file__).parents[1] / name) for name in _OWN_FOLDERS))
+_PYDANTIC = str(Path(inspect.getfile(BaseModel)).parent)
+_NOT_THEIRS = ("<", _PYDANTIC, *(str(Path(__file__).parents[1] / name) for name in _OWN_FOLDERS))
 _STANDARD_LIBRARY = re.escape(f"{sysconfig.get_path('stdlib')}{os.sep}")
 _INSTALLED = re.compile(rf"^{_STANDARD_LIBRARY}|/(site|dist)-packages/")
 _BESIDE = {"reward", "done"}  # fields of an observation that a message has beside the others
@@ -127,43 +129,48 @@ def error_frame(message: str, code: WSErrorCode, **details: Any) -> bytes:
     return encode_error({"type": "error", "data": {"message": message, "code": code, **details}})
 
 
-def refusal(kind: Any, exc: Exception, log_fields: dict[str, str]) -> bytes:
+def refusal(kind: Any, exc: Exception, log_fields: dict[str, str], env: Any) -> bytes:
     """Return the error frame for a message whose handling raised `exc`; the session continues."""
+    origin = origin_of(exc)
     match exc:
-        case ValidationError():
-            # If a model inside the environment failed to validate, name the line there.
-            origin = origin_of(exc)
-            origin = origin if "place" in origin else {}
-            code = WSErrorCode.VALIDATION_ERROR
-            return error_frame("Invalid message", code, errors=plain_errors(exc), **origin)
+        case ValidationError() if "place" not in origin:  # else a model of the environment's failed
+            origin = {}
         case BranchRefused():
             return error_frame(str(exc), exc.code, **exc.details)
         case NotReset():
             return error_frame(str(exc), WSErrorCode.SESSION_NOT_RESET)
-    log.warning("%s failed", kind, exc_info=exc, extra=log_fields)
-    return error_frame(text_of(exc), WSErrorCode.EXECUTION_ERROR, **origin_of(exc))
+        case _:
+            log.warning("%s failed", kind, exc_info=exc, extra=log_fields)
+    if isinstance(exc, NoObservation):
+        code = getattr(inspect.unwrap(getattr(Calls(env), kind)), "__code__", None)
+        where = f"{code.co_filename}:{code.co_firstlineno}, " if code else ""
+        origin |= {"hint": exc.hint, "place": f"{where}in {type(env).__name__}.{kind}"}
+    if isinstance(exc, ValidationError):  # upstream answers either as if the message were invalid
+        code, errors = WSErrorCode.VALIDATION_ERROR, plain_errors(exc)
+        return error_frame("Invalid message", code, errors=errors, **origin)
+    return error_frame(text_of(exc), WSErrorCode.EXECUTION_ERROR, **origin)
 
 
 def origin_of(exc: BaseException) -> dict[str, str]:
-    """Return the class of an exception, and the line of the environment that raised it.
+    """Return an exception's class, and the environment's line: `{"exception", "place"?}`."""
+    for raised in (exc, exc.__cause__ or exc):  # the env host may have raised `exc` from it
+        if place := place_of(traceback.walk_tb(raised.__traceback__)):
+            return {"exception": type(raised).__name__, "place": place}
+    return {"exception": type(exc.__cause__ or exc).__name__}
 
-    The line is the innermost one outside of the env host and of installed packages, or else the
-    innermost outside of the env host: `{"exception", "place"?, "hint"?}`.
+
+def place_of(stack: Iterable[tuple[FrameType, int]]) -> str:
+    """Return file, line and function of the environment, from frames and lines, outermost first.
+
+    It is the innermost frame outside of the env host and of installed packages, or else the
+    innermost outside of the env host; empty without any.
     """
-    raised = exc if _frames(exc) else exc.__cause__ or exc  # the env host has raised `exc` from it
-    origin, theirs = {"exception": type(raised).__name__}, _frames(raised)
+    codes = [(frame.f_code, line) for frame, line in stack]
+    theirs = [each for each in codes if not each[0].co_filename.startswith(_NOT_THEIRS)]
     inside = [each for each in theirs if not _INSTALLED.search(each[0].co_filename)]
     for code, line in (inside or theirs)[-1:]:
-        origin["place"] = f"{code.co_filename}:{line}, in {code.co_name}"
-    if isinstance(exc, NoObservation):
-        origin["hint"] = exc.hint
-    return origin
-
-
-def _frames(exc: BaseException) -> list[tuple[CodeType, int]]:
-    """Return the stack frames of an exception that are outside the env host: code and line."""
-    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(exc.__traceback__)]
-    return [each for each in frames if not each[0].co_filename.startswith(_NOT_THEIRS)]
+        return f"{code.co_filename}:{line}, in {code.co_name}"
+    return ""
 
 
 def text_of(exc: BaseException) -> str:

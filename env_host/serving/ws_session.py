@@ -373,7 +373,8 @@ class SessionSocket(WebSocketProtocol):
         if isinstance(exc, SessionError):
             self._fail(exc)
         else:
-            self.send_text(messages.refusal(kind, exc, self._log_fields()))
+            env = None if self._session is None else self._session.env
+            self.send_text(messages.refusal(kind, exc, self._log_fields(), env))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Drop the connection."""
@@ -391,8 +392,12 @@ class SessionSocket(WebSocketProtocol):
     def _time_out(self, call: Call) -> None:
         if self._call is not call:
             return
-        limit, memory = self._service.table.time_out(self._ready(), call.name)
-        text = f"The {call.name} did not finish within {limit:g} s; the session has ended.{memory}"
+        session = self._ready()
+        place = "" if session.is_remote else messages.place_of(session.stack(call.future))
+        where = f" ({place})" if place else ""
+        limit, memory = self._service.table.time_out(session, call.name, where)
+        over = f"The {call.name} did not finish within {limit:g} s{where}"
+        text = f"{over}; the session has ended.{memory}"
         self._fail(SessionEnded(text, INTERNAL_ERROR_CLOSE))
 
     def _fail(self, exc: BaseException) -> None:

@@ -21,6 +21,7 @@ import contextvars
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...system.net.websocket import GOING_AWAY_CLOSE
@@ -197,6 +198,17 @@ class Session:
         self.call_began = asyncio.get_running_loop().time()
         self.running += 1
         return await self.thread.run(method, *args, on_return=self.call_ended)
+
+    def stack(self, task: asyncio.Task[Any] | None) -> list[tuple[FrameType, int]]:
+        """Return the frames and lines of the running call, outermost first; `task` awaits it."""
+        if task is None:
+            return self.thread.stack()
+        found: list[tuple[FrameType, int]] = []
+        coroutine: Any = task.get_coro()
+        while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+            found.append((frame, frame.f_lineno))
+            coroutine = coroutine.cr_await
+        return found
 
     def call_ended(self) -> None:
         """Record that a thread has returned from a call."""

@@ -318,13 +318,13 @@ class SessionTable:
             raise RuntimeError("the environment cancelled its own call")
         return calling.result()
 
-    def time_out(self, session: Session, what: str) -> tuple[float, str]:
+    def time_out(self, session: Session, what: str, where: str = "") -> tuple[float, str]:
         """Count and log a call that has timed out; return the limit, and a note about memory."""
         limit = self.step_timeout_seconds
         assert limit is not None
         self.step_timeouts += 1
-        text, extra = "session %s: %s timed out after %g s", {"session": session.id}
-        log.warning(text, session.id, what, limit, extra=extra)
+        text, extra = "session %s: %s timed out after %g s%s", {"session": session.id}
+        log.warning(text, session.id, what, limit, where, extra=extra)
         return limit, self.memory_note(session.call_began)
 
     def _finish_later(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -37,11 +37,14 @@ import asyncio
 import contextlib
 import functools
 import logging
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
+from types import FrameType
 from typing import Any
 
 from ...system.process import forking
@@ -65,10 +68,11 @@ log = logging.getLogger("openenvd.env_host")
 class SessionThread:
     """Runs the calls of one session, or of all, one after the other. From the event loop only."""
 
-    __slots__ = ("_jobs", "_loop")
+    __slots__ = ("_jobs", "_loop", "ident")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self.ident = 0  # of the thread of the last call
         self._jobs: SimpleQueue[_Call | None] | None = None  # None: the thread has not started
 
     def submit(self, settle: Settle, call: Callable[..., Any], *args: Any) -> None:
@@ -100,6 +104,11 @@ class SessionThread:
         self.submit(settle, lambda: None if future.cancelled() else call(*args))
         return future
 
+    def stack(self) -> list[tuple[FrameType, int]]:
+        """Return the frames and lines of the thread of the last call, outermost first."""
+        frame = sys._current_frames().get(self.ident)  # noqa: SLF001
+        return [*traceback.walk_stack(frame)][::-1] if frame is not None else []
+
     def stop(self) -> None:
         """End the thread after the calls it was given; does not wait."""
         if self._jobs is not None:
@@ -108,6 +117,7 @@ class SessionThread:
     def _work(self, jobs: SimpleQueue[_Call | None]) -> None:
         while (job := jobs.get()) is not None:
             settle, call, args = job
+            self.ident = threading.get_ident()
             tell_loop(self._loop, settle, *outcome_of(call, args))
 
 
@@ -171,12 +181,13 @@ class SharedThread:
 
     def _run_all(self) -> None:
         """Run the waiting jobs, and deliver their outcomes in batches within a time limit."""
-        began, cpu_began = time.perf_counter(), time.process_time()
+        began, cpu_began, ident = time.perf_counter(), time.process_time(), threading.get_ident()
         while self._jobs:
             try:
                 runner, settle, call, args = self._jobs.popleft()
             except IndexError:  # abandoned meanwhile
                 break
+            runner.ident = ident
             self._outcomes.append((runner, settle, *outcome_of(call, args)))
             self.finished += 1
             seconds = time.perf_counter() - began

@@ -144,7 +144,7 @@ class SessionProcess:
                     result, error = outcome_of(self._call, (kind, data))
                     if error is not None:
                         fields = {"session": self._session_id}
-                        result = messages.refusal(kind, error, fields)
+                        result = messages.refusal(kind, error, fields, self.env)
                     self._end.send(FRAME, result)
 
     # Calls

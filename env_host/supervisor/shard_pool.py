@@ -367,7 +367,8 @@ class ChildLinks:
             return STOPPING
         name = self._context.config.headers.get(ENVIRONMENT_HEADER, self._context.config.name)
         text = f"The process of this session ({child.where}) {how}"
-        return f"{text}; the session has ended. openenv status {name} says more."
+        command = "status" if "for memory" in how else "logs"
+        return f"{text}; the session has ended. openenv {command} {name} says more."
 
     def _clean_up(self, shard: Child, text: str, wait_status: int) -> None:
         """Notify the clients of a shard that has exited, and free its row."""

@@ -84,10 +84,15 @@ def session_url(address: str) -> str:
     return urlunsplit((scheme, parts.netloc, path, parts.query, ""))
 
 
-def error_text(message: Any, errors: Any) -> str:
-    """Return an error message's text, with the invalid fields."""
-    text = str(message or "the server gave no reason")
-    return f"{text}: {json.dumps(errors, separators=(',', ':'))}" if errors else text
+def error_text(error: Mapping[str, Any]) -> str:
+    """Return an error's text, with invalid fields, and an exception's class and place."""
+    text, errors = str(error.get("message") or "the server gave no reason"), error.get("errors")
+    exception, place = error.get("exception"), error.get("place")
+    if errors:
+        listed = json.dumps(errors, separators=(",", ":"))
+        text = listed if exception else f"{text}: {listed}"
+    text = f"{exception}: {text}" if exception else text
+    return f"{text} ({place})" if place else text
 
 
 class Session:

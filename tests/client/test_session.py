@@ -108,11 +108,19 @@ def test_an_error_is_raised_with_its_code_and_the_fields_that_are_wrong() -> Non
             session.step({})
         assert caught.value.code == "EXECUTION_ERROR"
         assert session.step({}).done  # the session goes on
-    data = {"message": "Invalid message", "errors": [{"loc": ["mesage"], "msg": "unknown field"}]}
+    data: dict[str, Any] = {
+        "message": "Invalid message",
+        "errors": [{"loc": ["mesage"], "msg": "unknown field"}],
+    }
     refused = json.dumps({"type": "error", "data": data})
     wrong = pytest.raises(SessionError, match=r"Invalid message.*mesage.*unknown field")
     with server(refused) as address, Session(address) as session, wrong:
         session.step({"mesage": "x"})
+    data |= {"exception": "ValidationError", "place": "env.py:7, in step"}  # of its observation
+    raised = pytest.raises(SessionError, match=r"^ValidationError: \[.*mesage.*\(env.py:7, in step")
+    refused = json.dumps({"type": "error", "data": data})
+    with server(refused) as address, Session(address) as session, raised:
+        session.step({})
 
 
 def test_the_error_of_an_environment_names_its_class_its_line_and_the_command() -> None:
@@ -172,9 +180,12 @@ def test_a_session_says_with_each_call_why_it_has_ended_or_was_closed() -> None:
             )
 
 
-def test_the_notice_of_a_crash_is_repeated_whole_with_each_call() -> None:
+@pytest.mark.parametrize(
+    ("how", "command"), [("was killed for memory", "status"), ("crashed with SIGSEGV", "logs")]
+)
+def test_the_notice_of_a_crash_is_repeated_whole_with_each_call(how: str, command: str) -> None:
     """The close frame that follows it has the beginning of its text only."""
-    text = f"shard 0 was killed for memory: {'limit of 200 MB, ' * 20}start it with more"
+    text = f"shard 0 {how}: {'limit of 200 MB, ' * 20}start it with more"
     cut = close_payload(INTERNAL_ERROR_CLOSE, text)[2:].decode()
     assert len(cut) < len(text)
     frames = refusing_server(text, "SESSION_ERROR", (INTERNAL_ERROR_CLOSE, cut))
@@ -183,7 +194,8 @@ def test_the_notice_of_a_crash_is_repeated_whole_with_each_call() -> None:
             with pytest.raises(SessionError) as caught:
                 session.reset()
             told = caught.value.message, caught.value.code, caught.value.hint
-            assert told == (text, "SESSION_ERROR", "openenv status trial tells what happened")
+            hint = f"openenv {command} trial tells what happened"
+            assert told == (text, "SESSION_ERROR", hint)
 
 
 def test_a_session_that_is_not_open_says_how_or_at_which_address_it_is_opened() -> None:

@@ -52,6 +52,9 @@ class Counter(Environment[Do, Seen, State]):
     def do_raise(self, action):
         raise RuntimeError("the level file is missing")
 
+    def do_wrong_field(self, action):
+        return Seen(text=["no", "text"])
+
     def do_raise_half_a_pair(self, action):
         raise RuntimeError("half \\ud800")
 
@@ -137,6 +140,10 @@ class Stopping(Counter):
             return ending
 
         SessionTable.release = release_and_stop
+
+class Dictionary(Counter):
+    def step(self, action):
+        return {"text": "no observation"}
 
 class Single(Counter):
     SUPPORTS_CONCURRENT_SESSIONS = False

@@ -76,6 +76,15 @@ def test_an_error_has_a_reason(code: Any, reason: FailureReason) -> None:
     assert caught.value.reason is reason
 
 
+def test_an_exception_is_the_environments_whatever_its_code_and_named_with_its_line() -> None:
+    origin = {"exception": "ValidationError", "place": "env.py:7, in step"}
+    said = {"code": "VALIDATION_ERROR", "message": "Invalid message", "errors": [{"loc": ["x"]}]}
+    with pytest.raises(EpisodeFailed) as caught:
+        answer_of(frame("error", **said, **origin))
+    assert caught.value.reason is FailureReason.ENVIRONMENT_ERROR
+    assert str(caught.value).endswith('ValidationError: [{"loc":["x"]}] (env.py:7, in step)')
+
+
 DEEP = b"[" * 5000 + b"]" * 5000
 
 

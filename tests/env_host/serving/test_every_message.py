@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -73,6 +74,35 @@ def test_an_odd_message_is_answered_and_the_session_goes_on(
     assert answers[0]["type"] == "observation"
     assert [answer["data"]["code"] for answer in answers[1:4]] == [code] * 3
     assert answers[4]["type"] == "state"
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_an_environments_own_invalid_value_is_told_from_an_invalid_action(
+    serve: StartHost, isolate: bool
+) -> None:
+    """Upstream answers both with the same code and message."""
+    host = serve(isolate=isolate)
+    with host.open() as client:
+        invalid = client.ask("step", {"no": "action"})["data"]
+        raised = client.ask("step", {"what": "wrong_field"})["data"]
+    assert [each["code"] for each in (invalid, raised)] == ["VALIDATION_ERROR"] * 2
+    assert [each["message"] for each in (invalid, raised)] == ["Invalid message"] * 2
+    assert not {"exception", "place"} & invalid.keys()
+    assert (raised["exception"], raised["errors"][0]["loc"]) == ("ValidationError", ["text"])
+    assert re.search(r"/samples.py:\d+, in do_wrong_field$", raised["place"])
+    log = host.log.read_text()
+    assert "in do_wrong_field" in log
+    assert log.count("step failed") == 1
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_the_place_of_what_is_no_observation_is_the_method_that_returned_it(
+    serve: StartHost, isolate: bool
+) -> None:
+    with serve("Dictionary", isolate=isolate).open() as client:
+        answer = client.ask("step", {"what": "count"})["data"]
+    assert re.search(r"/samples.py:\d+, in Dictionary.step$", answer["place"]), answer
+    assert "of type dict: return an Observation" in answer["hint"]
 
 
 def test_a_host_builds_no_model_before_the_first_malformed_message() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that go on although nobody waits for them: they are counted, and their shards replaced."""
 
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,30 @@ def test_steps_that_go_on_are_counted_until_they_return(
             each.open()
         host.until(lambda capacity: capacity["shards"][0]["abandoned"] == 0)
         assert other.pid() == pid
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "function"),
+    [
+        ("ThreadSafe", "wait", "pass_gate"),
+        ("Sqlite", "wait", "pass_gate"),
+        ("Async", "forever", "step_async"),
+    ],
+)
+def test_the_line_of_a_step_that_hangs_is_in_its_clients_error_and_in_the_log(
+    serve: StartHost, gate: Gate, tmp_path: Path, name: str, what: str, function: str
+) -> None:
+    host = serve(name, step_timeout_seconds=0.2)
+    path = gate.name if what == "wait" else str(tmp_path / "ended")
+    with host.open() as client:
+        client.send("step", {"what": what, "gate": path})
+        text = client.last_word()[0]["data"]["message"]
+    place = re.search(rf"within 0.2 s \({tmp_path}/samples.py:\d+, in {function}\)", text)
+    assert place is not None, text
+    assert f"step timed out after 0.2 s {place[0][13:]}" in host.log.read_text()
+    if what == "wait":
+        gate.reached()
+        gate.open()
 
 
 def test_a_shard_is_replaced_when_its_other_sessions_have_ended(

@@ -118,7 +118,7 @@ def test_a_killed_process_ends_its_own_sessions_alone(
             assert (answer["type"], answer["data"]["code"]) == ("error", "SESSION_ERROR")
             assert how in answer["data"]["message"]
             assert f"pid {doomed}" in answer["data"]["message"]
-            assert "openenv status sample says more" in answer["data"]["message"]
+            assert "openenv logs sample says more" in answer["data"]["message"]
             assert code == 1011
         told = host.note_that_has("shard_exit")
         sessions = 1 if isolate else 4

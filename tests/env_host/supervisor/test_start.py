@@ -70,7 +70,7 @@ def test_a_host_without_upstreams_package_is_ready_and_says_what_it_serves(
     ("reference", "config", "message"),
     [
         ("nowhere.at.all:Class", {}, "No module named 'nowhere.at.all' in "),
-        ("samples:Nobody", {}, "has no class Nobody"),
+        ("samples:Nobody", {}, "has no class Nobody; its environments: Counter, "),
         ("samples:Countr", {}, "has no class Countr; did you mean Counter?"),
         ("samples:NotOne", {}, "no reset and no step"),
         ("a:", {}, "not of the form"),
