@@ -26,17 +26,21 @@ status. Shims import this module, so it imports little.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ..system.text.json_lines import Json
+from ..system.text.units import MB
 
 if TYPE_CHECKING:
     from ..schema.replica import ServerInfo, StatusLine
+    from ..system.process.exit_reason import ExitReason
 
 LEFT_GRACE_SECONDS = 5.0  # for a server to end whose sessions were not over in time
 GIVE_UP_SECONDS = 5.0  # for a killed process to be reaped; one stuck in the kernel takes longer
+GROWTH = 2  # how much more memory the next attempt is given after a kill
 MAX_SECONDS = 3650 * 86_400.0  # until a deadline; a later one was set before a reboot
 KEPT_EXITS = 4  # how many exits for lack of memory a status has, and how many others
 _NOTHING_SERVED: StatusLine = {"sessions": 0, "sessions_fail": None, "capacity": None}
@@ -294,6 +298,29 @@ class ExitHistory:
 
 def _kind_of(report: Json) -> str:
     return str((report.get("reason") or {}).get("kind") or "lost")
+
+
+def more_memory_after(
+    launch_id: str | None, exited: ExitReason, *, is_session: bool = False
+) -> str | None:
+    """Return the command that doubles an environment's memory after a process was killed for it.
+
+    It doubles the limit, or else the peak; with `is_session`, that of isolated sessions. None if
+    the launch is not known, or neither of the two.
+    """
+    had = exited.limit_bytes or exited.peak_bytes
+    if not (launch_id and had):
+        return None
+    option = "session-memory" if is_session else "memory"
+    return f"openenv retry {launch_id} --{option} {math.ceil(had * GROWTH / MB)}M"
+
+
+def is_over_session_limit(shard_exit: Json) -> bool:
+    """Return whether an isolated session exceeded `--session-memory`, not its replica's."""
+    return bool(
+        shard_exit.get("isolated")
+        and (shard_exit.get("out_of_memory") or shard_exit.get("programs"))
+    )
 
 
 def exit_with_shim(status: StatusLine) -> Json:

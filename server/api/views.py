@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ...environments.replica_state import is_over_session_limit, more_memory_after
 from ...requests_db import records
 from ...schema.protocol import LOOPBACK
 from ...schema.replica import EARLIER, WAITING, StatusLine, max_sessions_of
@@ -20,7 +21,6 @@ from ...system.process.exit_reason import ExitKind, ExitReason
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials, redact, without_secrets
 from ...system.text.units import MB, plural
-from ..dispatch.outcomes import is_over_session_limit, more_memory_after
 
 SLEEPING = "sleeping; wakes on connect"
 _OWN_SERVERS = {
@@ -217,7 +217,7 @@ def exit_views(
             continue
         if environment is not None and reason.get("kind") == ExitKind.OOM_KILLED:
             exited, is_session = ExitReason.from_json(reason), is_over_session_limit(one)
-            hint = more_memory_after(environment, exited, is_session=is_session)
+            hint = more_memory_after(environment.request_id, exited, is_session=is_session)
         views.append({**one, "message": _exit_message(one, server), "hint": hint})
     return views
 

@@ -23,6 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ...environments.replica_state import more_memory_after
 from ...environments.shim.files import read_json, write_json
 from ...requests_db.records import Environment, Event, Replica, Request, label_of
 from ...requests_db.sql import queries
@@ -35,7 +36,6 @@ from ...system.text.safe_text import hide_credentials
 from ...system.text.units import plural
 from ..api.dependencies import Dependencies
 from ..api.views import environment_view, error_view, exit_views
-from ..dispatch.outcomes import more_memory_after
 from .live_state import LiveState, Turn
 from .memory import MemoryHistory, coarse
 
@@ -334,7 +334,8 @@ def exit_of_replica(replica: Replica, environment: Environment) -> Json | None:
     is_down = replica.state in _DOWN
     exits = replica.restarts + is_down
     if exited.kind == ExitKind.OOM_KILLED:
-        kind, count, command = FaultKind.OUT_OF_MEMORY, 1, more_memory_after(environment, exited)
+        kind, count = FaultKind.OUT_OF_MEMORY, 1
+        command = more_memory_after(environment.request_id, exited)
     else:
         kind, count = FaultKind.RESTARTING, exits  # a replica that is back needs no command
         command = f"openenv restart {environment.name}" if is_down else None

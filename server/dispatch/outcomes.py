@@ -11,8 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
+from ...environments.replica_state import GROWTH
 from ...executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
-from ...requests_db.records import Environment, Outcome, Request, RequestError, Retry, label_of
+from ...requests_db.records import Outcome, Request, RequestError, Retry, label_of
 from ...schema.states import ErrorKind, RequestState
 from ...system.memory.limits import HINT, tells_no_room
 from ...system.process.exit_reason import ExitKind, ExitReason
@@ -35,7 +36,6 @@ _HINT_OF_KIND = {
 
 # Hints for operations whose next run continues where this one stopped.
 _RESUMES = {"rollout": "finished episodes are kept: the same command plays the missing ones"}
-_GROWTH = 2  # how much more the next attempt is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def more_memory(reason: ExitReason, budget_bytes: int) -> int | None:
     had = reason.limit_bytes or reason.peak_bytes or 0
     if had >= budget_bytes:
         return None
-    return min(budget_bytes, max(had * _GROWTH, reason.peak_bytes or 0))
+    return min(budget_bytes, max(had * GROWTH, reason.peak_bytes or 0))
 
 
 def reason_of(event: object) -> ExitReason | None:
@@ -132,29 +132,6 @@ def advice(event: Died | Raised, known: FailureContext) -> str:
     if not tips:
         return "it had all the memory that workers may use: openenv info shows the plan"
     return "   or fewer at once: ".join(tips)
-
-
-def more_memory_after(
-    environment: Environment, exited: ExitReason, *, is_session: bool = False
-) -> str | None:
-    """Return the command that doubles an environment's memory after a process was killed for it.
-
-    It doubles the limit, or else the peak; with `is_session`, that of isolated sessions. None if
-    the launch is not known, or neither of the two.
-    """
-    had = exited.limit_bytes or exited.peak_bytes
-    if not (environment.request_id and had):
-        return None
-    option = "session-memory" if is_session else "memory"
-    return f"openenv retry {environment.request_id} --{option} {math.ceil(had * _GROWTH / MB)}M"
-
-
-def is_over_session_limit(shard_exit: Json) -> bool:
-    """Return whether an isolated session exceeded `--session-memory`, not its replica's."""
-    return bool(
-        shard_exit.get("isolated")
-        and (shard_exit.get("out_of_memory") or shard_exit.get("programs"))
-    )
 
 
 def outcome_of(event: FinalEvent, known: FailureContext | None = None) -> Outcome:

@@ -16,8 +16,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,22 +27,27 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from ...environments import run_files
 from ...environments.access import find_replica
 from ...environments.engines.started_replicas import is_ready
-from ...environments.shim.client import read_status_file
+from ...environments.replica_state import is_over_session_limit, more_memory_after
+from ...environments.shim.client import ShimClient, ShimGone, read_status_file
 from ...schema.errors import NotAnswering
 from ...schema.layout import Layout
 from ...schema.operation_options import RolloutOptions
 from ...schema.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER
+from ...schema.states import ErrorKind
 from ...system.net.access import with_token, without_token
+from ...system.process.exit_reason import ExitReason
 from ...system.text.units import MB, plural
 from ..tracing import start, stop
 from . import base
 
 if TYPE_CHECKING:
+    from ...rollouts.errors import AllFailed
     from ...rollouts.run import Report, RunConfig
     from ...rollouts.session.session import Server
 
 LOG_SECONDS = 10.0  # between two log lines about progress
-POLL_INTERVAL_SECONDS = 0.1  # between two checks whether a starting environment is ready
+POLL_INTERVAL_SECONDS = 0.1  # between two reads of an environment's status
+EXIT_SECONDS = 2.0  # from a session's last message until the status has the exit
 
 
 class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # a class made at run time
@@ -127,6 +133,7 @@ class Rollout(base.Operation):
     @staticmethod
     def run(payload: RolloutPayload, context: base.OperationContext) -> dict[str, Any]:
         """`{"out", "episodes", "earlier", "steps", "mean_reward", "failures", "lag", …}`."""
+        from ...rollouts.errors import AllFailed
         from ...rollouts.run import roll_out
         from ...rollouts.session.loop_thread import run_on_thread
         from ...rollouts.stages.named_parts import importable
@@ -145,7 +152,12 @@ class Rollout(base.Operation):
         base.say(f"{plural(config.episodes, config.unit)} at {', '.join(addresses)}")
         folder = Path(payload.cwd) if payload.cwd else None
         with importable(folder), _variables(payload.env), _tracing() as tracer:
-            result = run_on_thread(roll_out(config, reporter.report, base.say, tracer=tracer))
+            try:
+                result = run_on_thread(roll_out(config, reporter.report, base.say, tracer=tracer))
+            except AllFailed as exc:
+                for environment in named.values():
+                    environment.explain(exc)
+                raise
             # Before the remaining traces are sent.
             kept, ran = plural(result["there"], result["unit"]), plural(result["steps"], "step")
             are = "is" if result["there"] == 1 else "are"
@@ -187,6 +199,23 @@ class FollowedEnvironment:
             )
         known = ((each, read_status_file(each.run_dir) or {}) for each in own)
         return not any(is_ready(f, s) and not s.get("is_draining") for f, s in known)
+
+    def explain(self, error: AllFailed) -> None:
+        """Give an error the kind and the hint of the kill for memory that it tells of, if any."""
+        until = time.monotonic() + EXIT_SECONDS * (" for memory" in str(error))
+        while error.kind != ErrorKind.OOM_KILLED and time.monotonic() < until:
+            time.sleep(POLL_INTERVAL_SECONDS)
+            for one in chain(*map(_exits_of, run_files.of_environment(self._runs, self.name))):
+                if f"pid {one.get('pid')})" in str(error):
+                    reason, is_own = ExitReason.from_json(one["reason"]), is_over_session_limit(one)
+                    error.kind = ErrorKind.OOM_KILLED
+                    error.hint = more_memory_after(self._launch, reason, is_session=is_own)
+
+
+def _exits_of(run_file: run_files.RunFile) -> list[dict[str, Any]]:
+    with suppress(ShimGone, TimeoutError), ShimClient.connect(run_file.socket_path) as shim:
+        return shim.status.get("exits") or []  # of a shim the file is older
+    return (read_status_file(run_file.run_dir) or {}).get("exits") or []
 
 
 class _ProgressReporter:

@@ -164,6 +164,15 @@ def test_without_a_cgroup_a_replica_over_its_limit_loses_the_process_that_holds_
         assert next_one.ask("reset")["type"] == "observation"
 
 
+@pytest.mark.parametrize(("asked", "says"), [(None, 1), (2, 0)])
+def test_a_launch_says_for_how_many_isolated_sessions_memory_leaves_room(
+    start: StartHost, asked: int | None, says: int
+) -> None:
+    ready = start("Single", memory_bytes=300 * MEGABYTE, max_sessions=asked).ready()
+    told = [note for note in ready.get("notes", ()) if "--memory leaves room for 3 at" in note]
+    assert (ready["isolate"], len(told)) == (True, says)
+
+
 # The processes of an isolated session: a group of their own, which ends with the session
 
 

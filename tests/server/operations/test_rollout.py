@@ -23,7 +23,7 @@ from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve
 from openenvd.executor.errors import TaskCancelled
 from openenvd.executor.worker import print_traceback
-from openenvd.rollouts.errors import OutputUnwritable, PolicyNotFound, RolloutError
+from openenvd.rollouts.errors import AllFailed, OutputUnwritable, PolicyNotFound, RolloutError
 from openenvd.rollouts.session.loop_thread import run_on_thread
 from openenvd.schema.spec import EnvironmentSpec
 from openenvd.server.operations.base import OperationContext
@@ -150,6 +150,39 @@ def test_a_rollout_follows_its_environment_through_a_restart(home: Path, tmp_pat
         restarts[0].join()
         run_files.stop_environment(home / "run", "sample")
     assert result["there"] == 5_000
+
+
+GROWING = """
+from openenvd.env_host.environment.interfaces import Environment, Observation, State
+
+
+class Growing(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    state = State()
+    held = b""
+
+    def reset(self, **kwargs):
+        return Observation()
+
+    def step(self, action):
+        self.held += bytes([65]) * (20 << 20)
+        return Observation()
+"""
+
+
+def test_a_rollout_that_dies_for_memory_is_out_of_memory_and_names_the_command(
+    home: Path, tmp_path: Path
+) -> None:
+    (home / "growing.py").write_text(GROWING)
+    run_file = launch(home, "growing:Growing", memory_mb=250)
+    payload = payload_of(tmp_path, episodes=1, max_steps=60, retries=0)
+    try:
+        with pytest.raises(AllFailed, match=r"for memory at \d+ MB") as caught:
+            Rollout.run(payload, context(home))
+    finally:
+        run_files.stop_environment(home / "run", "sample")
+    assert caught.value.kind == "oom_killed"
+    assert caught.value.hint == f"openenv retry {run_file.request_id} --memory 500M"
 
 
 @pytest.fixture
