@@ -51,7 +51,7 @@ _REPLY_TIMEOUT_SECONDS = 10.0
 MAX_STATUS_BYTES = 16 * MB
 _LINGER_SECONDS = 2.0  # for a shim to exit after its last status
 _POLL_SECONDS = 0.01  # between two attempts to remove a cgroup whose processes are exiting
-_READ_AT_START = ("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
+_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
 # `forking.set_environment` applies the first two. An env host flushes each line in any case.
 _READ_LATER = ("PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED")
 _FORKED_SHIM = f"{__package__}.forked:become_shim"

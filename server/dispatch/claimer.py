@@ -145,7 +145,6 @@ class Claimer:
             ):
                 claim = self._claim_what_fits(schedule, queue, limit)
             else:
-                self._note_shortages(queue, {})
                 claim = self._context.store.write(dispatching.claim, schedule, limit, time.time())
                 queue.has_pending |= len(claim.requests) == limit
             self._context.publish(claim.events)

@@ -806,6 +806,23 @@ def test_only_files_that_changed_or_are_absent_are_written(tmp_path: Path) -> No
     assert {"one.json", "two.json", "routes.json", "clusters.json"} == files_of(tmp_path).keys()
 
 
+def test_no_route_leads_to_a_cluster_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, written, replace = BackendFiles(tmp_path), list[str](), envoy._replace
+
+    def note(path: Path, content: Any) -> None:
+        written.append(path.name)
+        replace(path, content)
+
+    monkeypatch.setattr(envoy, "_replace", note)
+    files.write(backends_of("one"))
+    assert written == ["one.json", "clusters.json", "routes.json"]
+    written.clear()
+    files.write(backends_of("two"))  # in place of the first
+    assert written == ["two.json", "routes.json", "clusters.json", "routes.json"]
+
+
 def test_a_change_of_one_environment_reads_and_makes_nothing_of_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ from openenvd.executor.messages import (
 from openenvd.executor.policy.memory import Timing
 from openenvd.executor.spawning.source import SubprocessSource
 from openenvd.executor.supervisor.memory import sweep_orphans
-from openenvd.executor.worker import WORKER_OOM_SCORE_ADJ, arm_parent_death_signal
+from openenvd.executor.worker import WORKER_OOM_SCORE_ADJ, arm_parent_death_signal, message_of
 from openenvd.system.memory.cgroups import CgroupManager
 from openenvd.system.memory.limits import HINT, NO_ROOM
 from openenvd.system.process.exit_reason import Detector, ExitKind
@@ -323,6 +323,16 @@ def test_forty_long_tasks_run_in_forty_threads(make_bench: MakeBench) -> None:
     assert [worker.num_threads() for worker in workers] == [1] * 40
     # For libraries that would start a thread for each core.
     assert bench.run("environment", {"name": "OMP_NUM_THREADS"}).result == "1"
+
+
+class WithoutMessageError(Exception):
+    def __str__(self) -> str:
+        raise KeyError("message")
+
+
+def test_an_error_whose_message_cannot_be_made_is_named_by_its_class() -> None:
+    told = f"{__name__}.WithoutMessageError (its message raised KeyError)"
+    assert message_of(WithoutMessageError()) == told
 
 
 # ---------------------------------------------------------------------- the zygote, the daemon

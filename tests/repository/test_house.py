@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_110,
-    "code lines": 47_248,
+    "shipped lines": 73_109,
+    "code lines": 47_247,
     "modules": 379,
-    "test lines": 68_143,
+    "test lines": 68_186,
     "words of pages": 24_953,
     "words of decisions": 7_977,
     "folders at the root": 15,

@@ -60,6 +60,7 @@ def test_ready_status_has_message_and_identity_of_the_server(one: Replica) -> No
     status = one.status
     assert status["info"]["max_sessions"] == 4
     assert ProcessIdentity(status["pid"], status["pid_started_at"]).is_alive()
+    assert client.is_alive(one.link.status)
     assert (status["generation"], status["restarts"], status["exit"]) == (1, 0, None)
     run_file = client.read_run_file(one.run_dir)
     assert run_file is not None

@@ -396,6 +396,7 @@ def test_what_is_told_of_an_attempt_has_no_credentials(bench: Bench) -> None:
     bench.has_submitted(request_id)
     [data] = [e.data for e in bench.events if e.data.get("phase") == "retrying"]
     assert "hunter2" not in str(data)
+    assert data["message"].startswith("replica 0 of https://***@host/ was killed; it runs again")
     assert data["error"]["message"] == "replica 0 of https://***@host/ was killed"
 
 

@@ -105,6 +105,16 @@ async def test_a_submitted_request_wakes_the_dispatcher_or_is_cancelled(desk: De
     assert (again.request, again.before) == (cancelled.request, RequestState.CANCELLED)
 
 
+async def test_a_launch_that_is_submitted_again_keeps_the_replicas_that_it_was_scaled_to(
+    desk: Desk,
+) -> None:
+    launch = await desk.launched()
+    await desk.store.write(observing.set_replicas, "echo", 3, now=2.0)
+    again = await desk.submitter.retry(launch.id, {"memory_mb": 300})
+    kept = {name: again.payload[name] for name in ("replicas", "memory_mb", "update")}
+    assert kept == {"replicas": 3, "memory_mb": 300, "update": True}
+
+
 async def test_a_launch_takes_the_name_with_its_request(desk: Desk) -> None:
     request = await desk.launch()
     environment = await desk.store.read(queries.environment("echo"))

@@ -325,6 +325,10 @@ async def test_an_environment_is_stopped_before_the_request_for_that_ends(trial:
     stopped = await trial.world.carry_out(await trial.world.down())
     assert sorted(stopped) == sorted(ids)
     assert (await trial.world.environment()).state is EnvironmentState.STOPPED
+    again = await trial.run("down")
+    assert again == {"environment": {"name": "trial", "state": "STOPPED"}, "stopped": []}
+    with pytest.raises(errors.NotRunning, match="trial has no replicas"):
+        await trial.run("scale", replicas=2)
 
 
 async def test_what_a_request_that_has_ended_left_beside_is_drained(trial: Changed) -> None:
