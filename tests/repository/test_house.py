@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 73_109,
     "code lines": 47_247,
     "modules": 379,
-    "test lines": 68_186,
+    "test lines": 68_216,
     "words of pages": 24_953,
     "words of decisions": 7_977,
     "folders at the root": 15,

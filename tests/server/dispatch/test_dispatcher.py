@@ -20,10 +20,11 @@ from openenvd.requests_db import records
 from openenvd.requests_db.connections import WriteConnection, open_database
 from openenvd.requests_db.errors import DatabaseFull
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.transactions import dispatching, submitting
+from openenvd.requests_db.transactions import dispatching, retention, submitting
 from openenvd.schema.settings import Paths, Settings
 from openenvd.schema.states import EnvironmentState, RequestState, Schedule
 from openenvd.server.dispatch.dispatcher import Dispatcher
+from openenvd.server.dispatch.janitor import Janitor
 from openenvd.server.dispatch.memory_estimates import MemoryEstimates
 from openenvd.server.dispatch.request_traces import RequestTraces
 from openenvd.server.dispatch.running import DaemonTasks, DispatchContext, Timing
@@ -321,6 +322,21 @@ def test_a_request_whose_release_could_not_be_written_is_released_later(
         monkeypatch.setattr(bench.executor, "submit", submit_where_there_is_room)
         bench.running("check", payload={})
         assert refused == []
+
+
+def test_old_requests_are_deleted_in_steps_between_which_others_are_dispatched(
+    tmp_path: Path,
+) -> None:
+    with closing(Bench(tmp_path, Settings(keep_requests=0))) as bench:
+        for _ in range(2 * retention.BATCH):
+            bench.writer.write(submitting.cancel, bench.write("check", payload={}), time.time())
+        janitor = Janitor(bench.dispatcher.claimer._context)
+        left: list[int] = []
+        while not left or left[-1]:
+            janitor._collect_at = 0.0  # as after the pause
+            janitor.tidy()
+            left.append(len(bench.writer.read(queries.list_requests(limit=1000))))
+        assert left == [retention.BATCH, 0]
 
 
 def test_the_cap_asked_for_reaches_the_worker(bench: Bench) -> None:

@@ -238,6 +238,20 @@ async def test_a_replica_that_is_given_up_keeps_how_its_processes_exited(
     assert [each["reason"]["kind"] for each in view["exits"]] == [ExitKind.OOM_KILLED]
 
 
+async def test_an_exit_that_a_shim_wrote_before_its_own_end_is_that_of_the_replica(
+    run_file: RunFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = "openenvd.server.reconcile.replica_watch.restart_decision"
+    monkeypatch.setattr(watched, lambda *_, **__: GiveUp("it is enough"))
+    last = ExitReason(ExitKind.EXITED, pid=9, exit_code=3).to_json()
+    status = {"state": "exited", "generation": 1, "pid": None, "exit": last}
+    (run_file.run_dir / "status.json").write_text(json.dumps(status))
+    observed = Observed(serving=True)
+    async with watching(run_file, observed) as watch:
+        await watch.task
+    assert replica_view(observed.recorded[-1], None)["exit"] == last
+
+
 @pytest.mark.parametrize("last", ["stopped", "draining"])
 async def test_a_drained_replica_is_not_started_again_when_it_has_ended(
     run_file: RunFile, last: str
