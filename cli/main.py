@@ -64,6 +64,8 @@ OTHER_WORDS = {
     **dict.fromkeys(("jobs", "queue"), "requests"),
     "version": "--version",
 }
+# As it was called: upstream's package has a command `openenv`, too.
+NAME = "openenvd" if os.path.basename(sys.argv[0]) == "openenvd" else "openenv"  # noqa: PTH119
 # Errors of writes to stdout and stderr; EBADF: it was opened only for reading.
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
@@ -116,7 +118,9 @@ class CommandGroup(click.Group):
 
 def end_with_examples(command: click.Command) -> None:
     r"""Move the examples of a docstring behind the options; `\b` keeps click from wrapping them."""
-    text, heading, lines = cleandoc(command.help or "").partition("\n\nExamples:\n")
+    text, heading, lines = (
+        cleandoc(command.help or "").replace("openenv ", f"{NAME} ").partition("\n\nExamples:\n")
+    )
     if heading:
         command.help, command.epilog = text, f"\b\nExamples:\n{lines}"
     if isinstance(command, click.Group):
@@ -127,7 +131,7 @@ def end_with_examples(command: click.Command) -> None:
 def example_lines(command: click.Command) -> list[str]:
     """Return the command lines of a command's examples, without their comments."""
     lines = (command.epilog or "").splitlines()
-    return [line.partition("  #")[0].strip() for line in lines if line.startswith("  openenv ")]
+    return [line.partition("  #")[0].strip() for line in lines if line.startswith(f"  {NAME} ")]
 
 
 @click.group(
@@ -226,7 +230,7 @@ def _invoke(arguments: list[str]) -> int:
     if any(name.endswith("_COMPLETE") and name.startswith("_OPENENV") for name in os.environ):
         cli.main(args=arguments)  # a shell asks for completions
     # Not `cli.main`, which would turn a broken pipe into a plain failure.
-    with cli.make_context("openenv", arguments) as context:
+    with cli.make_context(NAME, arguments) as context:
         code = cli.invoke(context)
         return code if isinstance(code, int) else exit_codes.OK
 
@@ -247,7 +251,7 @@ def _report(error: click.ClickException | ClientError, *, as_json: bool) -> None
         output.note(*request_failure(error.request))
         output.json({"error": error.request["error"]})
     else:
-        output.note(*error_lines(error))
+        output.note(*(x.replace("openenv ", f"{NAME} ") for x in error_lines(error)))
         output.json(error.to_json())
 
 
@@ -259,8 +263,12 @@ def _lead(error: click.ClickException) -> str | None:
         examples = example_lines(error.ctx.command)
         return f"for example: {examples[0]}" if examples else None
     if isinstance(error, click.NoSuchOption):
+        from difflib import get_close_matches
+
         from .help_pages import set_option_of
 
+        near = get_close_matches(error.option_name, error.possibilities or (), cutoff=0.85)
+        error.possibilities = near  # type: ignore[misc]  # click's own are far from it
         of_it = set_option_of(error.ctx.command)
         if of_it is not None and (meant := of_it.instead_of(error.option_name)):
             error.possibilities = None  # type: ignore[misc]  # click would add names like it
@@ -270,9 +278,9 @@ def _lead(error: click.ClickException) -> str | None:
 
 def _unknown(name: str) -> str:
     if meant := OTHER_WORDS.get(name):
-        return f"no command is called {name!r}; use openenv {meant}"
+        return f"no command is called {name!r}; use {NAME} {meant}"
     upstream = passthrough.COMMANDS if passthrough.is_installed() else ()
-    _, hint = near_matches(name, [*COMMANDS, *upstream], "openenv --help lists them")
+    _, hint = near_matches(name, [*COMMANDS, *upstream], f"{NAME} --help lists them")
     return f"no command is called {name!r}; {hint}"
 
 

@@ -3,7 +3,9 @@
 
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -230,3 +232,25 @@ def test_words_of_other_tools_are_none_of_ours() -> None:
     assert not OTHER_WORDS.keys() & {*COMMANDS, *UPSTREAMS}
     meant = {words.split()[0] for words in OTHER_WORDS.values()}
     assert meant - {"--help", "--version"} <= set(COMMANDS)
+
+
+def test_only_near_options_are_suggested(cli: Cli) -> None:
+    assert "Did you mean" not in cli("launch", "--on", "slurm", "echo").err
+    assert "'--memory'" in cli("launch", "--memry", "1G", "echo").err
+
+
+@pytest.mark.usefixtures("fake")
+def test_usage_examples_and_hints_name_the_command_as_it_was_called(tmp_path: Path) -> None:
+    called = tmp_path / "openenvd"
+    called.write_text(f"#!{sys.executable} -P\nfrom openenvd.cli.entry import main; main()\n")
+    called.chmod(0o755)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([called, *words], capture_output=True, text=True, check=False)
+
+    shown = run("launch", "--help").stdout
+    assert shown.startswith("Usage: openenvd launch ")
+    assert "openenvd launch echo" in shown
+    assert "openenv " not in shown
+    assert "For example: openenvd launch echo" in run("launch").stderr
+    assert "  openenvd stop" in run("up", "--foreground").stderr
