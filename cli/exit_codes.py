@@ -5,7 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..client.errors import ApiRefused, ClientError, DaemonUnreachable, RequestFailed
+from ..client.errors import (
+    ApiRefused,
+    ClientError,
+    DaemonNotStarted,
+    DaemonUnreachable,
+    RequestFailed,
+)
 from ..schema.states import ErrorKind, RequestState
 from ..system.text.json_lines import Json
 
@@ -25,6 +31,8 @@ def of_error(error: ClientError) -> int:
     match error:
         case RequestFailed():
             return of_request(error.request)
+        case DaemonNotStarted(kind="service" | "no_service"):  # a daemon may run all the same
+            return FAILED
         case DaemonUnreachable() | ApiRefused(kind="unauthorized" | "forbidden"):
             return UNREACHABLE
         case ApiRefused(kind="not_found"):

@@ -57,7 +57,7 @@ OPTIONS = ("memory_mb", "gpus", "engine_options")
 def check(source: str | None, provider: str | None, output: Output, **options: Any) -> int:
     """Check this machine: its performance settings, its providers, and the gateway.
 
-    Each problem has the command that fixes it.
+    Each problem has the command that fixes it. The exit code is 1 if a line has a ✗.
 
     With --provider, check that provider: a replica of `echo`, or of SOURCE, has one session and is
     taken down again. If a step fails, say which, and why. Where nodes pull images, as in
@@ -74,8 +74,9 @@ def check(source: str | None, provider: str | None, output: Output, **options: A
         if source is not None or given:
             raise click.UsageError("name the --provider to try")
         result = run(connect(output), "check", {})["result"]
-        output.answer(result, *_lines(dict(result)))
-        return exit_codes.OK
+        lines, is_good = _lines(dict(result))
+        output.answer({**result, "is_good": is_good}, *lines)
+        return exit_codes.OK if is_good else exit_codes.FAILED
     here = working_folder()
     payload = {
         "source": read_source(source or "echo", here).text,
@@ -89,8 +90,8 @@ def check(source: str | None, provider: str | None, output: Output, **options: A
         return _Trial(output, payload).run()
 
 
-def _lines(result: Json) -> list[str]:
-    """Return the findings for people, each problem with its remedy."""
+def _lines(result: Json) -> tuple[list[str], bool]:
+    """Return the findings for people, each problem with its remedy; and whether all is good."""
     needed = {"local", *result.pop("used_providers", ())}
     parts = {
         "providers": result.pop("providers", {}),
@@ -104,7 +105,7 @@ def _lines(result: Json) -> list[str]:
     verdict = bad("not all good: see the lines with ✗") if faults else good("local: all good")
     if optional:
         verdict += faint(f"; optional, not working here: {', '.join(optional)}")
-    return [*phrases.describe_json(result, indent=""), *checked, "", verdict]
+    return [*phrases.describe_json(result, indent=""), *checked, "", verdict], not faults
 
 
 def _checked(title: str, found: dict[str, Json], optional: list[str]) -> list[str]:

@@ -785,10 +785,12 @@ def test_check_says_of_each_provider_and_the_gateway_in_a_line_what_is_missing(c
         "",
         "local: all good; optional, not working here: swarm",
     ]
-    assert cli("check", "--json").json == result
+    assert cli("check", "--json").json == {**result, "is_good": True}
     used = {**result, "used_providers": ["swarm"]}
     cli.accepts(new_request("3", operation="check", result=used))
-    *_, mark, _, _, _, verdict = cli("check").out.splitlines()
+    answer = cli("check")
+    assert answer.code == exit_codes.FAILED
+    *_, mark, _, _, _, verdict = answer.out.splitlines()
     assert mark.startswith("  ✗ swarm")
     assert verdict == "not all good: see the lines with ✗"
 
