@@ -196,8 +196,7 @@ def follow_request(
     Raises `KeyboardInterrupt`: the request continues, and the caller may `detach` from it.
     """
     final = request
-    label = plain(request["label"])
-    with _interrupted_once(), _screen(output, label, is_shown_later) as screen:
+    with _interrupted_once(), _screen(output, plain(request["label"]), is_shown_later) as screen:
         for event in following.follow(client, request["id"], reconnect=reconnect):
             match event.name:
                 case "log":
@@ -230,22 +229,19 @@ def phase_line(request: Json, progress: Json) -> str:
 
 @contextmanager
 def _interrupted_once() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` at Ctrl-C; the second one only adds `args` to the first.
+    """Raise `KeyboardInterrupt` at Ctrl-C; its `args` count; the second one only counts.
 
     So it cannot interrupt what ends at the first, nor be lost there.
     """
-    if (before := signal.getsignal(signal.SIGINT)) is signal.SIG_IGN:  # in the background
-        yield
-        return
-    interrupt, numbers = KeyboardInterrupt(), count(1)
+    before, interrupt, numbers = signal.getsignal(signal.SIGINT), KeyboardInterrupt(), count(1)
 
     def press(*_: object) -> None:
-        if (number := next(numbers)) == 2:
-            interrupt.args = (number,)
-        else:
+        interrupt.args = (next(numbers),)
+        if interrupt.args != (2,):
             raise interrupt
 
-    signal.signal(signal.SIGINT, press)
+    if before is signal.default_int_handler:  # else it is ignored, as in the background
+        signal.signal(signal.SIGINT, press)
     try:
         yield
     finally:
@@ -262,14 +258,12 @@ def _screen(output: Output, label: str, is_shown_later: Callable[[str], bool]) -
         yield _Screen(output, status, is_shown_later)
 
 
-def detach(
-    client: DaemonClient, request: Json, output: Output, interrupt: KeyboardInterrupt
-) -> int:
+def detach(client: DaemonClient, request: Json, output: Output, exc: KeyboardInterrupt) -> int:
     """Leave the request running, unless a second Ctrl-C cancels it; returns the exit code."""
     short = phrases.short_id(request["id"])
     try:
-        if interrupt.args:  # there was a second one
-            raise interrupt
+        if exc.args > (1,):  # there was a second one
+            raise exc
         output.note(
             f"\nDetached: {request['label']} continues. Follow it again: openenv logs -f {short}\n"
             f"Ctrl-C again within {SECOND_CHANCE_SECONDS:g} s cancels it; "

@@ -234,9 +234,8 @@ def _request(request_id: str) -> str:
 def _environment(name: str) -> str:
     """Return an environment's path; raises `NotFound` if the name can be none's: a folder."""
     if "/" in name:
-        hint = "write the environment's name, which openenv status lists"
-        message = f"no environment is called {name!r}"
-        raise NotFound(404, {"kind": "not_found", "message": message, "hint": hint})
+        error = {"kind": "not_found", "message": f"no environment is called {name!r}"}
+        raise NotFound(404, {**error, "hint": "write a name that openenv status lists"})
     return f"/v1/environments/{quote(name, safe='')}"
 
 
