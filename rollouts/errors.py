@@ -81,7 +81,7 @@ class OutputFull(OutputError):
 class OutputBusy(OutputError):
     """Another process writes to the folder."""
 
-    default_hint = "wait for the other rollout, or write to another folder"
+    default_hint = "wait for the other one (openenv requests --state running), or write elsewhere"
 
 
 class OutputDamaged(OutputError):

@@ -98,7 +98,7 @@ class Report:
         parts = [
             f"{self.earlier + stats.trees}/{self.wanted} {self.unit}s",
             *([plural(stats.episodes, "episode")] if self.unit == "tree" else []),
-            f"{stats.steps_per_second:,.0f} steps/s",
+            *([f"{stats.steps_per_second:,.0f} steps/s"] if stats.steps else []),
         ]
         if (mean := stats.mean_reward(EpisodeStatus.DONE)) is not None:
             parts.append(f"mean reward {mean:.3g}")

@@ -228,5 +228,7 @@ async def test_progress_is_reported_while_episodes_run(serve: Serve, tmp_path: P
         assert report.to_json()["wanted"] == 200
 
     await run(order_of(address_of(serve()), tmp_path, episodes=200), tmp_path, tell=tell)
-    assert all("/200 episodes, " in text for text in reports)
-    assert reports
+    assert all("/200 episodes" in text for text in reports)
+    assert " steps/s" in reports[-1]
+    await run(order_of(address_of(serve()), tmp_path, episodes=200), tmp_path, tell=tell)
+    assert reports[-1] == "200/200 episodes"  # nothing is played: no rate

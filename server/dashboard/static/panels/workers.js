@@ -60,8 +60,8 @@ export default {
             .sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
           const busy = workers.filter((each) => each.task_id).length;
           const key = schedule.toLowerCase();
-          const planned = plan ? `; ${plan[`guaranteed_${key}`]} kept ready${plan[`burst_${key}`] ? `, up to ${plan[`burst_${key}`]} more while memory allows` : ""}` : "";
-          text(title, `${words}: ${workers.length ? `${busy} busy of ${workers.length}` : "none needed yet"}${planned}`);
+          const planned = plan ? `; room for ${plan[`guaranteed_${key}`]}${plan[`burst_${key}`] ? `, up to ${plan[`burst_${key}`]} more while memory allows` : ""}` : "";
+          text(title, `${words}: ${workers.length ? `${busy} busy of ${workers.length} started` : "none needed yet"}${planned}`);
           keyed(list, workers, (each) => each.name, () => cell(app));
         }
       },
