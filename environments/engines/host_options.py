@@ -211,7 +211,7 @@ def share(devices: tuple[str, ...], gpus: int, ordinal: int) -> tuple[str, ...]:
     """Choose a replica's devices, which are shared when all are taken; raises `InvalidSpec`."""
     if not devices:
         lacks = "no NVIDIA driver, no /dev/nvidia0, and no nvidia-smi that shows one"
-        hint = "leave --gpus out, or launch on a machine that has one"
+        hint = "leave --gpus (or gpus in openenv.yaml) out, or launch on a machine that has one"
         raise InvalidSpec(f"--gpus {gpus}: there is no GPU here ({lacks})", hint)
     if gpus > len(devices):
         has = f"{plural(len(devices), 'GPU')} ({', '.join(devices)})"

@@ -69,5 +69,5 @@ def test_a_missing_gpu_is_refused_with_a_hint() -> None:
     with pytest.raises(InvalidSpec, match="there is no GPU here") as raised:
         share((), 1, 0)
     hint = raised.value.hint or ""
-    assert "leave --gpus out" in hint
+    assert "leave --gpus (or gpus in openenv.yaml) out" in hint
     assert "--provider" not in hint  # there is no other provider

@@ -187,6 +187,9 @@ def kill(job: str) -> None:
     cancel(job)
 
 
+_NO_CONFIGURATION = "this machine has no Slurm configuration where Slurm looks for it; for another"
+
+
 def _error(command: str, text: str) -> EngineGone | EngineRefused:
     lines = [_PREFIX.sub("", line.strip()) for line in text.splitlines() if line.strip()]
     said = "; ".join(dict.fromkeys(lines)) or "it does not say why"
@@ -195,8 +198,8 @@ def _error(command: str, text: str) -> EngineGone | EngineRefused:
     if any(words in lowered for words in _UNCONFIGURED):
         # The daemon's variables are those of the shell that started it.
         file = os.environ.get("SLURM_CONF")
-        how = f"with SLURM_CONF={file}" if file else "without SLURM_CONF"
-        gone = f"the daemon was started {how}: openenv stop, export SLURM_CONF=FILE, openenv up"
+        why = f"the daemon was started with SLURM_CONF={file}" if file else _NO_CONFIGURATION
+        gone = f"{why}: openenv stop, export SLURM_CONF=FILE, openenv up"
     if gone is not None:
         return EngineGone(f"Slurm does not answer: {said}", gone)
     hint = next((hint for words, hint in _HINTS.items() if words in lowered), None)

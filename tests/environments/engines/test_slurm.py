@@ -166,11 +166,14 @@ sinfo: fatal: Could not establish a configuration source
 
 
 @pytest.mark.parametrize(
-    ("file", "how"),
-    [("", "without SLURM_CONF"), ("/etc/one.conf", "with SLURM_CONF=/etc/one.conf")],
+    ("file", "why"),
+    [
+        ("", "this machine has no Slurm configuration where Slurm looks for it; for another"),
+        ("/etc/one.conf", "the daemon was started with SLURM_CONF=/etc/one.conf"),
+    ],
 )
-def test_without_a_configuration_the_hint_names_the_variables_of_the_daemon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, how: str
+def test_without_a_configuration_the_hint_names_the_variable_or_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, why: str
 ) -> None:
     sinfo = tmp_path / "sinfo"
     sinfo.write_text(f"#!/bin/sh\ncat >&2 <<END\n{UNCONFIGURED}END\nexit 1\n")
@@ -179,7 +182,7 @@ def test_without_a_configuration_the_hint_names_the_variables_of_the_daemon(
     with pytest.raises(base.EngineGone) as raised:
         slurm_commands.run(str(sinfo))
     hint = str(raised.value.hint)
-    assert hint.startswith(f"the daemon was started {how}: openenv stop, export SLURM_CONF=")
+    assert hint.startswith(f"{why}: openenv stop, export SLURM_CONF=")
     assert hint.endswith("openenv up")
 
 
