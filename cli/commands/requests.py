@@ -202,7 +202,7 @@ def logs(
 
     Examples:
       openenv logs -f my_env                   # follow its youngest replica
-      openenv logs --grep warning my_env echo  # lines of two that match
+      openenv logs --grep WARNING my_env echo  # lines of two that match
       openenv logs --since 5m my_env           # the last five minutes
       openenv logs --tail 100 7f3a91c2         # the end of a request's log
     """

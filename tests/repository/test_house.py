@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_109,
-    "code lines": 47_247,
+    "shipped lines": 73_122,
+    "code lines": 47_256,
     "modules": 379,
-    "test lines": 68_216,
-    "words of pages": 24_953,
+    "test lines": 68_247,
+    "words of pages": 24_992,
     "words of decisions": 7_977,
     "folders at the root": 15,
     "large classes": 2,
