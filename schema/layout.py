@@ -12,6 +12,7 @@
     home/home-id                           the name of this home on engines
     home/logs/agent-<key>.log              the agent's log
     home/venvs/<key>/                      the virtual environment of an upstream project
+    home/reserve                           room that `prune` and `down` free on a full disk
 
 `server.settings.Paths` adds what is the daemon's alone. Standard library alone: it is imported with
 every command.

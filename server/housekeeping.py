@@ -62,6 +62,7 @@ from ..requests_db.errors import DatabaseError
 from ..requests_db.sql import queries
 from ..schema.layout import Layout, make_private, socket_folders_outside
 from ..schema.settings import Paths, Settings
+from ..system.files.disk_space import keep_reserve
 from ..system.memory.cgroups import Cgroup, existing_groups
 from ..system.process.process_identity import ProcessIdentity, is_locked
 from ..system.text.units import MB
@@ -241,6 +242,7 @@ def collect(paths: Paths, settings: Settings, run_seconds: float) -> None:
     """Clean up once; daemons have run for `run_seconds` in all. Blocks."""
     if gone := collect_abandoned(socket_folders_outside()):
         log.info("removed %d abandoned folders of sockets", len(gone))
+    keep_reserve(paths.home)
     for venv in prune_old(paths, run_seconds, settings.keep_venv_days * DAY_SECONDS):
         whose, size = venv.project or "an unfinished launch", venv.freed_bytes / MB
         text = "removed the virtual environment of %s, unused for %g days: %.0f MB"

@@ -18,7 +18,14 @@ from ...system.text.json_lines import Json
 from ...system.text.units import plural
 from .. import completion, exit_codes
 from ..following import async_option, carry_out, follow_request, run
-from ..options import WholeNumber, connect, declared_options, given_options, json_option
+from ..options import (
+    WholeNumber,
+    connect,
+    connect_to_clean_up,
+    declared_options,
+    given_options,
+    json_option,
+)
 from ..output import phrases
 from ..output.failures import error_lines
 from ..output.output import Output, good
@@ -102,7 +109,7 @@ def down(
     """
     if [bool(names), everything, strays].count(True) != 1:
         raise click.UsageError("name environments, or use --all, or --strays")
-    client = connect(output)
+    client = connect_to_clean_up(output)
     refused: list[ApiRefused] = []
     if strays:
         found = client.status()["strays"]
@@ -143,7 +150,7 @@ def prune(output: Output) -> None:
     Examples:
       openenv prune  # free the disk space of unused dependencies
     """
-    result = run(connect(output), "prune", {})["result"]
+    result = run(connect_to_clean_up(output), "prune", {})["result"]
     output.json(result)
     for venv in result["removed"]:
         made_for = venv["project"] or "an unfinished launch"

@@ -3,13 +3,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 from pathlib import Path
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+RESERVE_BYTES = 2 * 2**20  # enough for the daemon to start, and for a few requests
 _REASONS = tuple(os.strerror(number) for number in _FULL)
+
+
+def keep_reserve(home: Path) -> None:
+    """Make a file that `free_reserve` removes, unless there is one or its disk is nearly full."""
+    with contextlib.suppress(OSError):
+        if _free_bytes(home) > 8 * RESERVE_BYTES and not _reserve(home).exists():
+            _reserve(home).write_bytes(bytes(RESERVE_BYTES))
+
+
+def free_reserve(home: Path) -> None:
+    """Make room on a full disk for the requests that free more of it."""
+    with contextlib.suppress(OSError):
+        if _free_bytes(home) < RESERVE_BYTES:
+            _reserve(home).unlink()
+
+
+def _reserve(home: Path) -> Path:
+    return home / "reserve"
+
+
+def _free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
 
 
 def is_full(exc: BaseException) -> bool:

@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_122,
-    "code lines": 47_256,
+    "shipped lines": 73_164,
+    "code lines": 47_284,
     "modules": 379,
-    "test lines": 68_247,
-    "words of pages": 24_992,
+    "test lines": 68_248,
+    "words of pages": 25_004,
     "words of decisions": 7_977,
     "folders at the root": 15,
     "large classes": 2,
