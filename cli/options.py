@@ -16,7 +16,6 @@ import click
 from ..client import daemon
 from ..client.errors import NotFound
 from ..schema.settings import Paths
-from ..system.files import disk_space
 from ..system.text.json_lines import Json
 from . import completion
 from .output.output import Output
@@ -53,12 +52,6 @@ def connect(output: Output, before_start: Callable[[], None] = lambda: None) -> 
         output.note(f"started the daemon at {line['address']} (pid {line['pid']})")
 
     return daemon.connect(Paths.from_environment(), on_start=say, before_start=before_start)
-
-
-def connect_to_clean_up(output: Output) -> DaemonClient:
-    """Connect as `connect` does, and first make room if the disk of the state folder is full."""
-    disk_space.free_reserve(Paths.from_environment().home)
-    return connect(output)
 
 
 def reconnect() -> DaemonClient | None:

@@ -202,7 +202,8 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
     if has_hooks:
         notifier.note(plans.NOTE_ON_HOOKS)
     if plan.isolates and config.max_sessions is None and config.memory_bytes is not None:
-        notifier.note(plans.NOTE_ON_MEMORY.format(plan.max_sessions))
+        room = f"--memory leaves room for {plan.max_sessions} at a time"
+        notifier.note(f"each session has a process of its own, and {room} (--max-sessions)")
     default = plan.max_sessions if plan.isolates else protocol.DEFAULT_SESSIONS
     wanted = 1 if plan.exclusive else config.max_sessions or default
     note = note_on_few_fds(wanted, plan.max_sessions, max_fds, plan.shards, 1 + plan.isolates)

@@ -315,14 +315,6 @@ def more_memory_after(
     return f"openenv retry {launch_id} --{option} {math.ceil(had * GROWTH / MB)}M"
 
 
-def is_over_session_limit(shard_exit: Json) -> bool:
-    """Return whether an isolated session exceeded `--session-memory`, not its replica's."""
-    return bool(
-        shard_exit.get("isolated")
-        and (shard_exit.get("out_of_memory") or shard_exit.get("programs"))
-    )
-
-
 def exit_with_shim(status: StatusLine) -> Json:
     """Return the `ExitReason` of a server whose shim was killed or crashed, by its last status."""
     shim = status.get("shim")

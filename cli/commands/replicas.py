@@ -13,19 +13,14 @@ import click
 from ...client.api import DaemonClient
 from ...client.errors import ApiRefused
 from ...schema.operation_options import DrainOptions
+from ...schema.settings import Paths
 from ...schema.states import RequestState
+from ...system.files.disk_space import free_reserve
 from ...system.text.json_lines import Json
 from ...system.text.units import plural
 from .. import completion, exit_codes
 from ..following import async_option, carry_out, follow_request, run
-from ..options import (
-    WholeNumber,
-    connect,
-    connect_to_clean_up,
-    declared_options,
-    given_options,
-    json_option,
-)
+from ..options import WholeNumber, connect, declared_options, given_options, json_option
 from ..output import phrases
 from ..output.failures import error_lines
 from ..output.output import Output, good
@@ -109,7 +104,8 @@ def down(
     """
     if [bool(names), everything, strays].count(True) != 1:
         raise click.UsageError("name environments, or use --all, or --strays")
-    client = connect_to_clean_up(output)
+    free_reserve(Paths.from_environment().home)
+    client = connect(output)
     refused: list[ApiRefused] = []
     if strays:
         found = client.status()["strays"]
@@ -150,7 +146,8 @@ def prune(output: Output) -> None:
     Examples:
       openenv prune  # free the disk space of unused dependencies
     """
-    result = run(connect_to_clean_up(output), "prune", {})["result"]
+    free_reserve(Paths.from_environment().home)
+    result = run(connect(output), "prune", {})["result"]
     output.json(result)
     for venv in result["removed"]:
         made_for = venv["project"] or "an unfinished launch"

@@ -42,10 +42,6 @@ NOTE_ON_HOOKS = (
     "this project has start-up or shutdown hooks, which run in one process: it serves all sessions "
     "unless --shards or --isolate adds processes, which do not see what the hooks made"
 )
-NOTE_ON_MEMORY = (
-    "each session has a process of its own, and --memory leaves room for {} at a time; "
-    "--max-sessions allows more"
-)
 _MAX_BYTES = 4096  # more than any answer has
 
 log = logging.getLogger("openenvd.env_host")

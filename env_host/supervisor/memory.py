@@ -216,24 +216,22 @@ class MemoryWatchdog:
             return
         self._next_check = now + CHECK_SECONDS
         for each in self._capped():
-            _kill_if_over(each, _held_bytes(each.pid), self._session_limit or 0)
+            _kill_if_over(each, proc.rollup_bytes(each.pid, "Pss") or 0, self._session_limit or 0)
         if self._limit is None:
             return
-        children = [each for each in map(self._children.find, self._children.pids) if each]
-        held = {each: _held_bytes(*proc.descendants_of(each.pid), each.pid) for each in children}
-        if held:
-            largest = max(held, key=lambda each: held[each])
-            every = _held_bytes(*proc.descendants_of(os.getpid()), os.getpid())
-            _kill_if_over(largest, every, self._limit)
+        largest = self._children.find(max(self._children.pids, key=_tree_bytes, default=0))
+        if largest is not None:
+            _kill_if_over(largest, _tree_bytes(os.getpid()), self._limit)
 
     def _capped(self) -> list[Child]:
         is_capped = self._session_limit is not None
         return [each for each in self._children.sessions if is_capped and each.group is None]
 
 
-def _held_bytes(*pids: int) -> int:
-    """Return the memory of some processes; a page that n processes share counts as 1/n."""
-    return sum(proc.rollup_bytes(pid, "Pss") or 0 for pid in pids)
+def _tree_bytes(pid: int) -> int:
+    """Return the memory of a process and all below it; a page that n share counts as 1/n."""
+    pids = (pid, *proc.descendants_of(pid))
+    return sum(proc.rollup_bytes(each, "Pss") or 0 for each in pids)
 
 
 def _kill_if_over(child: Child, held_bytes: int, limit: int) -> None:
@@ -267,10 +265,6 @@ class ProgramWatch:
         if self._group is not None:
             group = own_group(is_ours=self._is_own_group)
             self.kills = KillCount(group, self._group, self._limit)
-        elif self.watched_bytes is not None:
-            log.warning(
-                "no memory cgroup; the replica's memory is checked each %g s", CHECK_SECONDS
-            )
 
     def record_known(self) -> None:
         """Record the programs that run before the first session as the environment's own."""
@@ -318,6 +312,7 @@ class ProgramWatch:
             "sessions": 0,
             "peak_bytes": peak,
             "isolated": cap_bytes is not None,
+            "out_of_memory": cap_bytes is not None,
         }
         known = {"limit_bytes": limit, "kernel_log_line": kills.take_line()}
         reason = explain_child(facts | known)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ...environments.replica_state import is_over_session_limit, more_memory_after
+from ...environments.replica_state import more_memory_after
 from ...requests_db import records
 from ...schema.protocol import LOOPBACK
 from ...schema.replica import EARLIER, WAITING, StatusLine, max_sessions_of
@@ -216,7 +216,7 @@ def exit_views(
         if one.get("server") and shown and shown.get("pid") == reason.get("pid"):
             continue
         if environment is not None and reason.get("kind") == ExitKind.OOM_KILLED:
-            exited, is_session = ExitReason.from_json(reason), is_over_session_limit(one)
+            exited, is_session = ExitReason.from_json(reason), bool(one.get("out_of_memory"))
             hint = more_memory_after(environment.request_id, exited, is_session=is_session)
         views.append({**one, "message": _exit_message(one, server), "hint": hint})
     return views
@@ -226,7 +226,7 @@ def _exit_message(one: Json, server: str) -> str:
     how = "exited"
     if one.get("reason"):
         reason = ExitReason.from_json(one["reason"])
-        how = reason.sentence(shares_limit=not is_over_session_limit(one))
+        how = reason.sentence(shares_limit=not one.get("out_of_memory"))
         if programs := one.get("programs"):  # whose sessions continue
             killed = reason.of_programs(programs, is_isolated=bool(one.get("isolated")))
             return f"{killed}; the session went on"

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,7 +26,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from ...environments import run_files
 from ...environments.access import find_replica
 from ...environments.engines.started_replicas import is_ready
-from ...environments.replica_state import is_over_session_limit, more_memory_after
+from ...environments.replica_state import more_memory_after
 from ...environments.shim.client import ShimClient, ShimGone, read_status_file
 from ...schema.errors import NotAnswering
 from ...schema.layout import Layout
@@ -205,17 +204,13 @@ class FollowedEnvironment:
         until = time.monotonic() + EXIT_SECONDS * (" for memory" in str(error))
         while error.kind != ErrorKind.OOM_KILLED and time.monotonic() < until:
             time.sleep(POLL_INTERVAL_SECONDS)
-            for one in chain(*map(_exits_of, run_files.of_environment(self._runs, self.name))):
-                if f"pid {one.get('pid')})" in str(error):
-                    reason, is_own = ExitReason.from_json(one["reason"]), is_over_session_limit(one)
-                    error.kind = ErrorKind.OOM_KILLED
-                    error.hint = more_memory_after(self._launch, reason, is_session=is_own)
-
-
-def _exits_of(run_file: run_files.RunFile) -> list[dict[str, Any]]:
-    with suppress(ShimGone, TimeoutError), ShimClient.connect(run_file.socket_path) as shim:
-        return shim.status.get("exits") or []  # of a shim the file is older
-    return (read_status_file(run_file.run_dir) or {}).get("exits") or []
+            for run_file in run_files.of_environment(self._runs, self.name):
+                with suppress(ShimGone), ShimClient.connect(run_file.socket_path) as shim:
+                    for one in shim.status.get("exits", ()):
+                        if f"pid {one.get('pid')})" in str(error):
+                            reason, own = ExitReason.from_json(one["reason"]), one["out_of_memory"]
+                            error.kind = ErrorKind.OOM_KILLED
+                            error.hint = more_memory_after(self._launch, reason, is_session=own)
 
 
 class _ProgressReporter:

@@ -14,8 +14,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_164,
-    "code lines": 47_284,
+    "shipped lines": 73_133,
+    "code lines": 47_261,
     "modules": 379,
     "test lines": 68_248,
     "words of pages": 25_004,

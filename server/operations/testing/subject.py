@@ -191,7 +191,7 @@ class Subject:
         below = [one for one in status.get("exits") or () if not one.get("server")]
         shard: Json = max(below, key=lambda one: one.get("at") or 0.0, default={})
         last = shard.get("reason") if of_shard else status.get("last_exit")
-        had_own_limit = of_shard and shard.get("isolated") and shard.get("out_of_memory")
+        had_own_limit = of_shard and shard.get("out_of_memory")
         return ExitReason.from_json(last) if last else None, not had_own_limit
 
     def capacity(self) -> Json | None:

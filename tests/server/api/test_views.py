@@ -135,7 +135,7 @@ CHROME = replace(PROGRAM, victim_pid=71, victim_name="chrome")
             ),
         ),
         (
-            {"programs": 1, "isolated": True},
+            {"programs": 1, "isolated": True, "out_of_memory": True},
             PROGRAM,
             (
                 "a program that an isolated session had started was killed by the kernel for "
