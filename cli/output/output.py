@@ -126,8 +126,23 @@ Drawn = str | Table  # a string may be styled (`click.style`), and have several 
 
 def lines_of(parts: Iterable[Drawn], columns: int) -> list[str]:
     """Return tables and lines as lines, which may be styled."""
-    drawn = (part.lines(columns) if isinstance(part, Table) else [part] for part in parts)
-    return list(chain.from_iterable(drawn))
+    lines: list[str] = []
+    for part in parts:
+        if isinstance(part, Table):
+            lines += part.lines(columns)
+        else:
+            lines += chain.from_iterable(_words(line, columns) for line in part.split("\n"))
+    return lines
+
+
+def _words(line: str, columns: int) -> list[str]:
+    """Fold a line between words, unless it is styled."""
+    if len(line) <= columns or "\x1b" in line:
+        return [line]
+    from textwrap import wrap
+
+    indent = " " * (len(line) - len(line.lstrip()))
+    return wrap(line, columns, subsequent_indent=indent, break_long_words=False)
 
 
 def is_coloured(stream: TextIO) -> bool:

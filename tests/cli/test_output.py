@@ -15,7 +15,7 @@ from rich.spinner import Spinner
 from openenvd.cli import exit_codes
 from openenvd.cli.following import BAR_WIDTH, Phase, phase_line
 from openenvd.cli.output import failures, phrases
-from openenvd.cli.output.output import Cell, Output, Table
+from openenvd.cli.output.output import Cell, Output, Table, lines_of
 from openenvd.client.errors import ApiRefused, ConnectionLost, RequestFailed
 
 from ..client.fake_daemon import new_environment, new_request
@@ -180,6 +180,13 @@ def test_a_narrow_terminal_shows_fewer_columns_and_folds_the_remark_alone() -> N
         " " * 37 + "its memory",
         "launch             8f3a91c3  FAILED  no such…",
     ]
+
+
+def test_a_sentence_is_folded_between_words_and_keeps_its_indent() -> None:
+    text = "  echo replica 0: 1.0 s ago it was killed by the kernel for memory"
+    folded = ["  echo replica 0: 1.0 s ago it was", "  killed by the kernel for memory"]
+    assert lines_of([text, "short"], 36) == [*folded, "short"]
+    assert lines_of([text], 100) == [text]
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_133,
-    "code lines": 47_261,
+    "shipped lines": 73_148,
+    "code lines": 47_272,
     "modules": 379,
-    "test lines": 68_248,
-    "words of pages": 25_004,
+    "test lines": 68_255,
+    "words of pages": 24_997,
     "words of decisions": 7_977,
     "folders at the root": 15,
     "large classes": 2,
