@@ -228,11 +228,10 @@ class RolloutCollector(Rules):
         for attempt in itertools.count(1):
             episode = await context.attempt(context, number, address, hold, attempt).run()
             tree = [*episode.branches, replace(episode, branches=())]
-            failed = next((each for each in tree if each.failure is not None), None)
-            failure = None if failed is None else failed.failure
+            failure = next((each.failure for each in tree if each.failure is not None), None)
             if failure is None or not failure.reason.is_worth_retrying or attempt > self.retries:
                 break
-            self.stats.retry(failed or episode)
+            self.stats.retried[failure.reason.value] += 1
             for each in tree:
                 await context.sink.discard(each.id)
         return tree

@@ -222,7 +222,7 @@ class StepSink(Protocol):
 
 
 _COUNTS = (
-    *("steps", "retries", "retried", "failures", "last_failures", "hung_calls", "odd_rewards"),
+    *("steps", "retried", "failures", "last_failures", "hung_calls", "odd_rewards"),
     *("episodes_with_odd_rewards", "written", "left_out", "filtered"),
 )
 
@@ -234,11 +234,10 @@ class ProgressStats:
         self._began_at = time.monotonic()
         self.branches = 0  # ended episodes that another one of their tree is counted for
         self.steps = 0
-        self.retries = 0
         self.hung_calls = 0
         self.finished: Counter[EpisodeStatus] = Counter()
         self.failures: Counter[str] = Counter()  # by reason, of episodes
-        self.retried: Counter[str] = Counter()  # by reason, of attempts
+        self.retried: Counter[str] = Counter()  # by reason, of failed attempts before the last
         self.odd_rewards: Counter[str] = Counter()  # rewards that are not numbers, by their text
         self.episodes_with_odd_rewards = 0
         self._numbers: Counter[EpisodeStatus] = Counter()  # episodes whose reward is a number
@@ -266,12 +265,6 @@ class ProgressStats:
             count, mean = self._numbers[episode.status], self._means[episode.status]
             # Quotients are subtracted, since the sum of the greatest numbers is not finite.
             self._means[episode.status] += episode.total_reward / count - mean / count
-
-    def retry(self, episode: Episode) -> None:
-        """Count a failed attempt that is followed by another one."""
-        self.retries += 1
-        if episode.failure is not None:
-            self.retried[episode.failure.reason.value] += 1
 
     def hang(self) -> None:
         """Count a call of a synchronous policy that was abandoned with its thread."""
@@ -307,6 +300,7 @@ class ProgressStats:
             "episodes": self.episodes,
             **{status.value: self.finished[status] for status in EpisodeStatus},
             **{name: copy(getattr(self, name)) for name in _COUNTS},  # for another thread
+            "retries": self.retried.total(),
             "mean_reward": self.mean_reward(EpisodeStatus.DONE),
             "truncated_mean_reward": self.mean_reward(EpisodeStatus.TRUNCATED),
             "seconds": self.seconds,

@@ -22,8 +22,6 @@ The answer to a call that failed is `{"error": {"message", "hint", "field"}}`.
 from __future__ import annotations
 
 import json
-import os
-import resource
 import select
 import sys
 import time
@@ -34,14 +32,13 @@ from typing import Any
 
 from ..env_host.errors import WSErrorCode
 from ..schema.errors import HintedError
-from ..system.process.proc import set_oom_score_adj
 from ..system.text.json_lines import Json
 from ..system.text.units import MB
 from .episodes import Episode, EpisodeStatus, Step, episode_id
 from .errors import RolloutError
 from .images import take_images
 from .policies.random_policy import action_schema, properties, sample
-from .replay import MAX_MEMORY_BYTES, OOM_SCORE_ADJ, encoded, image_views, text_view
+from .replay import MAX_MEMORY_BYTES, encoded, image_views, limit_memory, text_view
 from .session.loop_thread import loop_thread, run_on_thread
 from .session.session import Session, SessionFailed, error_text
 
@@ -246,8 +243,7 @@ def _view(answer: Json) -> Json:
 
 def main() -> int:
     """Answer calls until there are no more."""
-    set_oom_score_adj(os.getpid(), OOM_SCORE_ADJ)
-    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    limit_memory()
     game: Game | None = None
     while select.select([sys.stdin], [], [], IDLE_SECONDS)[0] and (line := sys.stdin.readline()):
         try:

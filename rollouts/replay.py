@@ -56,8 +56,7 @@ SHOWN = (
 
 def main() -> int:
     """Answer the question in the first argument."""
-    set_oom_score_adj(os.getpid(), OOM_SCORE_ADJ)
-    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    limit_memory()
     try:
         answer = answer_to(json.loads(sys.argv[1]))
     except (RolloutError, OSError) as exc:
@@ -67,6 +66,12 @@ def main() -> int:
         answer = {"error": {"message": what, "hint": "read it with openenvd.rollouts"}}
     sys.stdout.buffer.write(encoded(answer))
     return 0
+
+
+def limit_memory() -> None:
+    """Limit the memory of this process, which the kernel is to end before the daemon."""
+    set_oom_score_adj(os.getpid(), OOM_SCORE_ADJ)
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
 
 
 def answer_to(question: Json) -> Json:

@@ -110,7 +110,7 @@ class Report:
             "rewards are not numbers": stats.odd_rewards.total(),
             "failed": stats.finished[EpisodeStatus.FAILED],
             "filtered": stats.filtered.total(),
-            "tried again": stats.retries,
+            "tried again": stats.retried.total(),
         }
         parts += [f"{count} {what}" for what, count in counts.items() if count]
         return ", ".join(parts)
@@ -159,7 +159,7 @@ async def roll_out(
     )
     stats = collector.stats
     advantages, filters = await asyncio.to_thread(config.stages.functions)
-    damaged, replayed = list[str](), list[str]()
+    damaged = list[str]()
 
     def tell(lines: list[str]) -> None:
         damaged.extend(lines)
@@ -179,7 +179,6 @@ async def roll_out(
         async def lost_numbers() -> list[int]:
             tell(await asyncio.to_thread(claim_folder, config))
             lost, found = await writer.check()
-            replayed.extend(found)
             tell(found)
             return [number for number in range(config.episodes) if episode_id(number) in lost]
 
@@ -219,7 +218,6 @@ async def roll_out(
         "kept_failed": keeps_failed,
         "max_steps": config.max_steps,
         "damaged": damaged,
-        "replayed": bool(replayed),  # the episodes of a damaged file, not its settings alone
     }
 
 

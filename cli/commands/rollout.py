@@ -179,8 +179,6 @@ def _summary(result: Json) -> list[str]:
     if result["filtered"]:
         lines.append(f"  {sum(result['filtered'].values())} dropped: {_counts(result['filtered'])}")
     lines += [f"  {line}" for line in result["damaged"]]
-    if result["replayed"]:
-        lines.append("  what was lost by it was played again")
     lines += _failures(result)
     if there < result["wanted"]:
         lines.append("  the same command plays the missing ones")

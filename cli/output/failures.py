@@ -148,7 +148,4 @@ def _evidence(error: Json, message: str) -> list[str]:
         )
     if (sign := exit_reason.get("evidence")) and str(sign) not in message:
         lines.append(f"Evidence: {plain(str(sign))}.")
-    seconds = exit_reason.get("seconds")
-    if seconds is not None and "It was running" not in message:
-        lines.append(f"It had run for {phrases.duration(seconds)}.")
     return lines

@@ -161,9 +161,7 @@ def _content(path: Path, place: Place) -> bytes:
     """Return the lines of an episode, without the index of its pack."""
     with path.open("rb") as file:
         file.seek(place.offset)
-        content = file.read((place.end or 0) - place.offset)
-    line_at = content.rfind(b"\n", 0, -1) + 1
-    return content[:line_at] + without_index(content[line_at:])
+        return without_index(file.read((place.end or 0) - place.offset))
 
 
 def _known_files(folder: Path) -> dict[Path, Sequence[str]]:

@@ -142,13 +142,12 @@ def _add_file(made: Pack, path: Path) -> bool:
         content = path.read_bytes()
     except FileNotFoundError:  # a person removed its episode
         return False
-    line = content[content.rfind(b"\n", 0, -1) + 1 :]
     try:
-        row = parsed_end(line, path)
+        row = parsed_end(content[content.rfind(b"\n", 0, -1) + 1 :], path)
     except OutputDamaged:
         return False
     index = row.get("index") or [(row["episode_id"], 0)]
-    made.add(content[: len(content) - len(line)] + without_index(line), index)
+    made.add(without_index(content), index)
     return True
 
 

@@ -183,10 +183,10 @@ def before_checksum(line: bytes) -> bytes:
     return line[: line.rfind(_SUM)]
 
 
-def without_index(line: bytes) -> bytes:
-    """Return an episode's last line without the index of a pack."""
-    end = line.rfind(_SUM) + len(_SUM) + 2 * hashlib.sha256().digest_size + 1
-    return line[:end] + END_OF_LINE
+def without_index(lines: bytes) -> bytes:
+    """Return the lines of an episode, or only its last one, without the index of a pack."""
+    end = lines.rfind(_SUM) + len(_SUM) + 2 * hashlib.sha256().digest_size + 1
+    return lines[:end] + END_OF_LINE
 
 
 def parsed_end(line: bytes, path: object) -> dict[str, Any]:

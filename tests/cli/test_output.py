@@ -39,7 +39,6 @@ def test_a_failure_shows_evidence_hint_and_log_and_a_cancelled_request_its_state
         "✗ launch trial  FAILED  out of memory",
         "  Worker long-3 (pid 41233) was killed for using too much memory at 251 MB",
         "  Evidence: cgroup openenvd/long-3, oom_kill 0→1.",
-        "  It had run for 12 s.",
         "  │ loading",
         "  │ weights",
         "  Try: openenv retry 7f3a91c2b04d5e68 --memory 512M",

@@ -171,7 +171,6 @@ def result_of(**told: Any) -> dict[str, Any]:
         "wanted": 8, "earlier": 0, "there": 8, "out": "/out", "steps": 0, "mean_reward": None,
         "truncated": 0, "truncated_mean_reward": None, "max_steps": 100, "odd_rewards": {},
         "damaged": [],
-        "replayed": False,
         "failures": {}, "last_failures": {}, "filtered": {}, "left_out": 0, "kept_failed": False,
         "lag": {"p99_seconds": 0.0, "worst_seconds": 0.0}, **told,
     }  # fmt: skip
@@ -215,9 +214,8 @@ def test_the_summary_tells_truncated_damaged_and_dropped_episodes_and_odd_reward
     )
     text = summary(mean_reward=1.0, truncated=1, truncated_mean_reward=None, max_steps=1)
     assert "  mean reward 1\n  1 truncated at 1 step\n" in text
-    text = summary(damaged=["packs/00000.jsonl was removed"], replayed=True)
-    assert "  packs/00000.jsonl was removed\n  what was lost by it was played again\n" in text
-    assert "played again" not in summary(damaged=["out/rollout.json was cut or changed"])
+    text = summary(damaged=["packs/00000.jsonl was removed"])
+    assert "  packs/00000.jsonl was removed\n" in text
     text = summary(odd_rewards={'"high"': 1, "NaN": 12}, episodes_with_odd_rewards=3)
     assert "  3 episodes with rewards that are no numbers, left out of the mean: " in text
     assert ': 12 NaN, 1 "high"\n' in text

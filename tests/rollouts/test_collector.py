@@ -191,7 +191,7 @@ async def test_an_episode_is_tried_again_as_a_whole_and_counted(serve: Serve) ->
     assert (episode.status, episode.attempts) == (EpisodeStatus.DONE, 2)
     assert [step.reward for step in episode.steps] == [1, 2, 3, 4, 5]
     assert lines_of(host, "steps.log") == [f"000000 {n}" for n in (1, 2, 3, 4, 1, 2, 3, 4, 5)]
-    assert collector.stats.retries == 1
+    assert collector.stats.retried.total() == 1
     assert collector.stats.to_json()["retried"] == {"environment_error": 1}
 
 
@@ -213,7 +213,7 @@ async def test_a_server_that_restarts_is_waited_for(serve: Serve) -> None:
         )
         episodes = await collect(collector, 20)
     assert {episode.status for episode in episodes} == {EpisodeStatus.DONE}
-    assert 1 <= collector.stats.retries <= 3
+    assert 1 <= collector.stats.retried.total() <= 3
 
 
 def said_by(name: str, launch: str = "1") -> dict[str, dict[str, str]]:
@@ -278,7 +278,7 @@ async def test_a_server_with_one_session_serves_all_in_turn(serve: Serve) -> Non
     collector = RolloutCollector(address_of(host), go, concurrency=8, retries=0)
     episodes = await collect(collector, 16)
     assert {episode.status for episode in episodes} == {EpisodeStatus.DONE}
-    assert collector.stats.retries == 0
+    assert collector.stats.retried.total() == 0
 
 
 @pytest.mark.parametrize("address", ["ftp://here", "http://", ""])

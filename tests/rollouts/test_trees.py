@@ -109,7 +109,7 @@ async def test_a_tree_fails_as_a_whole_and_leaves_no_session(serve: Serve) -> No
     assert failure is not None
     assert failure.reason is FailureReason.ENVIRONMENT_ERROR
     assert found["000000"].failure is None
-    assert collector.stats.retries == 1
+    assert collector.stats.retried.total() == 1
     host.emptied()
 
 
@@ -123,7 +123,7 @@ async def test_an_environment_that_a_seed_does_not_repeat_is_refused(serve: Serv
     failure = (await collected(collector, 1))["000000.2"].failure
     assert failure is not None
     assert failure.reason is FailureReason.BRANCH_FAILED
-    assert collector.stats.retries == 0
+    assert collector.stats.retried.total() == 0
 
 
 def config(folder: Path, address: str, **more: Any) -> RunConfig:
