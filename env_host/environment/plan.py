@@ -15,7 +15,6 @@ import logging
 import os
 import resource
 import select
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Never
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple, Never
 from ...schema.protocol import DEFAULT_SESSIONS, HostConfig
 from ...system.memory.cgroup_tree import free_memory_bytes
 from ...system.process.prctl import die_with_parent
-from ...system.process.proc import signal_name
+from ...system.process.proc import kill, signal_name
 from ...system.text.units import MB
 from ..errors import NotConcurrent
 from ..startup import fitting_sessions, sessions_of_process, stacks_signal, write_stacks_at_signal
@@ -185,8 +184,7 @@ def try_factory(definition: Definition, seconds: float | None = TRIAL_SECONDS) -
             os.kill(pid, stacks_signal())
             is_answered = bool(select.select([answer], [], [])[0])
         text = answer.read(_MAX_BYTES) if is_answered else b""
-    with contextlib.suppress(ProcessLookupError):  # with what it has started itself
-        os.killpg(pid, signal.SIGKILL)
+    kill(pid, group=True)  # with what it has started itself
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if not is_answered:
         log.warning("%s created no environment in %g s", definition.factory_name, seconds)

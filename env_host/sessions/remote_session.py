@@ -21,11 +21,9 @@ pickles from the environment's process. A process runs one call at a time. What 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import marshal
-import os
 import socket
 import struct
 from collections import deque
@@ -34,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...system.net.websocket import INTERNAL_ERROR_CLOSE
 from ...system.process.descriptors import MAX_FDS, Message, close_all
+from ...system.process.proc import kill
 from ...system.text.json_lines import Json
 from ..errors import BranchRefused, FactoryFailed, SessionEnded, SessionError, WSErrorCode
 from ..startup import stacks_signal
@@ -194,8 +193,7 @@ class ProcessEnd(asyncio.Protocol):
     def write_stacks(self) -> None:
         """Send the process the signal at which it writes its stacks to the log."""
         if self.pid and not self.is_lost and (number := stacks_signal()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+            kill(self.pid, number)
 
     def fail(self, text: str) -> None:
         """Record that the process has ended; `text` tells the client how."""

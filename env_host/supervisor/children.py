@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...system.memory.cgroups import Cgroup
 from ...system.process.diagnose import explain_child
-from ...system.process.proc import exit_sentence, kill, reap
+from ...system.process.proc import kill, reap
 from ...system.text.json_lines import Json
 from .memory import CHECK_SECONDS, KillCount
 
@@ -78,8 +77,7 @@ class Child:
         """Ask a shard without sessions to exit when that is due; kill it if it does not."""
         if self.retire_at is None or now < self.retire_at:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL if self.is_retired else signal.SIGTERM)
+        kill(self.pid, signal.SIGKILL if self.is_retired else signal.SIGTERM)
         self.is_retired = True
         self.retire_at = now + RETIRE_SECONDS
 
@@ -167,8 +165,7 @@ class Children:
     def terminate_shards(self) -> None:
         """Send SIGTERM to the shards, which first end their sessions and session processes."""
         for pid in self._shards:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+            kill(pid, signal.SIGTERM)
 
 
 def exit_of(
@@ -203,7 +200,5 @@ def exit_of(
     }
     limit_bytes = cap if is_over_cap else kills.limit_bytes
     reason = explain_child(facts | evidence | {"limit_bytes": limit_bytes})
-    how = child.replaced_for or exit_sentence(wait_status)
-    if reason.is_oom:
-        how = reason.sentence(shares_limit=not is_over_cap)
+    how = reason.sentence(shares_limit=not is_over_cap)
     return how, facts | {"reason": reason.to_json()}

@@ -23,7 +23,7 @@ from ...schema.protocol import ENVIRONMENT_HEADER, Serving
 from ...system.process.descriptors import Message, receive_message
 from ...system.process.diagnose import explain_child
 from ...system.process.prctl import adopt_orphans
-from ...system.process.proc import exit_sentence, has_exited
+from ...system.process.proc import has_exited
 from ...system.text.units import plural
 from ..errors import ShardFailed
 from ..ipc.reports import abandoned_seconds, blocked_seconds
@@ -268,11 +268,12 @@ class ChildLinks:
         gone = self._context.state.reap() if self._context.state is not None else None
         if gone is not None and not self._context.is_stopping:
             fields = {"pid": gone["pid"], "generation": gone["generation"]}
-            how = f"{exit_sentence(gone['wait_status'])} after {gone['seconds']:.1f} s"
+            reason = explain_child(gone)
+            how = f"{reason.sentence()} after {gone['seconds']:.1f} s"
             text = "the process with the shared state (pid %d, epoch %d) %s; its sessions ended"
             log.warning(text, *fields.values(), how, extra=fields)
             sessions = self._context.reporter.sessions
-            gone |= {"sessions": sessions, "reason": explain_child(gone).to_json()}
+            gone |= {"sessions": sessions, "reason": reason.to_json()}
             self._context.reporter.report_exit(gone)
 
     def _look_for_orphans(self) -> None:

@@ -116,10 +116,10 @@ def test_kill_from_outside_after_one_for_memory(harness: Harness, victim: str) -
 def test_crash_of_a_session(harness: Harness) -> None:
     """A crash of a step in C code is shown with its signal to the client, in status and log."""
     harness.launched()
-    assert "crashed with SIGSEGV" in harness.tell("signal", int(signal.SIGSEGV))
+    assert "was killed by SIGSEGV" in harness.tell("signal", int(signal.SIGSEGV))
     exited = harness.told("was killed by SIGSEGV")
     assert exited["reason"]["signal"] == "SIGSEGV"
-    harness.until_printed("crashed with SIGSEGV")
+    harness.until_printed("was killed by SIGSEGV")
     harness.tell("exit", 3)
     harness.told("exited with code 3")
     assert harness.told("was killed by SIGSEGV")

@@ -21,7 +21,6 @@ from ..memory.cgroup_tree import read_text
 
 _SECONDS_PER_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 OWN_SESSION = "/proc/self/autogroup"
-_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 _MAX_DEPTH = 16  # of a tree of processes
 _KILL_SECONDS = 1.0  # then processes that the kernel cannot end yet are left
 _KILL_ROUNDS = 100
@@ -114,10 +113,10 @@ def kill_descendants() -> None:
         time.sleep(_KILL_SECONDS / _KILL_ROUNDS)
 
 
-def kill(pid: int, *, group: bool = False) -> None:
-    """Send SIGKILL to a process or to a process group, unless it has ended."""
+def kill(pid: int, number: int = signal.SIGKILL, *, group: bool = False) -> None:
+    """Send a signal to a process or to a process group, unless it has ended."""
     with contextlib.suppress(ProcessLookupError):
-        (os.killpg if group else os.kill)(pid, signal.SIGKILL)
+        (os.killpg if group else os.kill)(pid, number)
 
 
 def has_exited(pid: int) -> bool:
@@ -224,14 +223,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time one
         return f"signal {number}"
-
-
-def exit_sentence(wait_status: int) -> str:
-    """Return a clause for people, without its subject: `was killed by SIGKILL`."""
-    code, number = split_wait_status(wait_status)
-    if number is None:
-        return f"exited with code {code}"
-    return f"{'crashed with' if number in _CRASHES else 'was killed by'} {signal_name(number)}"
 
 
 _fd_limits: list[tuple[int, int]] = []  # of this process, before the first was raised

@@ -181,7 +181,7 @@ def test_a_session_says_with_each_call_why_it_has_ended_or_was_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "command"), [("was killed for memory", "status"), ("crashed with SIGSEGV", "logs")]
+    ("how", "command"), [("was killed for memory", "status"), ("was killed by SIGSEGV", "logs")]
 )
 def test_the_notice_of_a_crash_is_repeated_whole_with_each_call(how: str, command: str) -> None:
     """The close frame that follows it has the beginning of its text only."""

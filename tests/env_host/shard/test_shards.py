@@ -97,7 +97,7 @@ def test_a_waiting_connection_gets_the_next_free_slot_of_any_process(
     ("what", "how"),
     [
         ("kill", "was killed by SIGKILL"),
-        ("segfault", "crashed with SIGSEGV"),
+        ("segfault", "was killed by SIGSEGV"),
         ("exit_at_once", "exited with code 5"),
     ],
 )
