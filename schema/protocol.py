@@ -8,10 +8,9 @@ The shim sets environment variables, and reads the *notify pipe*, one JSON objec
     {"sessions_fail": "ImportError: …"}                          creating an environment has failed,
                                                                  also before ready; null: one was
     {"sessions": 3}                                              whenever the number has changed
-    {"capacity": {"max_sessions": 64, "waiting", "begun", "refused", "steps", "step_timeouts",
-     "lag_p99_seconds", "lag_max_seconds", "shards": {"alive": 4},
-     "abandoned": [{"shard", "count", "since"}], "left": [{"pid", "name", "bytes"}],
-     "isolated_session_bytes"}}        the last: once it could be measured
+    {"capacity": {"max_sessions": 64, "waiting", "refused", "steps", "step_timeouts",
+     "lag_p99_seconds", "shards": {"alive": 4},
+     "abandoned": [{"shard", "count", "since"}], "left": [{"pid", "name", "bytes"}]}}
                                                                  every 5 s, when it has changed
     {"shard_exit": {"shard": 2, "pid", "generation", "wait_status", "sessions": 3, "seconds",
      "peak_bytes", "isolated": false, "out_of_memory": false,

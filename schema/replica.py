@@ -89,17 +89,14 @@ class Capacity(TypedDict, total=False):
 
     max_sessions: int
     waiting: int
-    begun: int
     refused: int
     steps: int
     step_timeouts: int
     lag_p99_seconds: float
-    lag_max_seconds: float
     shards: dict[str, int]  # number of shards by state
     abandoned: list[Json]  # steps that run although their sessions have ended
     left: list[Json]  # programs that sessions have left behind
     held_since: float  # the time since which the loop of a shard is blocked
-    isolated_session_bytes: int
 
 
 class ServerReport(ServerInfo, total=False):

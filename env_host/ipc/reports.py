@@ -84,12 +84,10 @@ def summary_of(capacity: Json) -> Capacity:
     return {
         "max_sessions": capacity["max_sessions"],
         "waiting": capacity["waiting"],
-        "begun": sum(each["sessions"] for each in totals),
         "refused": sum(each["refused"] for each in totals),
         "steps": sum(each["steps"] for each in totals),
         "step_timeouts": sum(each["step_timeouts"] for each in totals),
         "lag_p99_seconds": max((round(each["p99_seconds"], 2) for each in lags), default=0.0),
-        "lag_max_seconds": max((round(each["max_seconds"], 2) for each in lags), default=0.0),
         "shards": dict(sorted(Counter(shard["state"] for shard in shards).items())),
         "abandoned": abandoned_steps(shards, time.time()),
         "left": capacity.get("left", []),

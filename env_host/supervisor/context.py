@@ -48,7 +48,7 @@ class SupervisorContext:
         self.selector = selectors.DefaultSelector()
         self.children = Children()
         self.processes = SessionProcesses(self.children, self.spawner)
-        self.reporter = StatusReporter(self.scoreboard, self.notifier, self.children)
+        self.reporter = StatusReporter(self.scoreboard, self.notifier)
         self.programs = ProgramWatch(self.config, self.children, self.reporter)
         self.spawner.count_kills = lambda: self.programs.kills.count()
         self.restarts = RestartSchedule()

@@ -241,11 +241,6 @@ def _kill_if_over(child: Child, held_bytes: int, limit: int) -> None:
             proc.kill(pid)
 
 
-def private_bytes(pid: int) -> int:
-    """Return what would be free again if the process exited: the pages it shares with no other."""
-    return proc.rollup_bytes(pid, "Private_Clean", "Private_Dirty") or 0
-
-
 class ProgramWatch:
     """Reports the programs of the environment that were killed for memory, or left running."""
 
@@ -290,7 +285,9 @@ class ProgramWatch:
         found: list[dict[str, Any]] = []
         own = {os.getpid(), *self._children.pids, state_pid}
         for pid in self._running() - self._known - own:
-            size, stat = private_bytes(pid), proc.read_stat(pid)
+            # What would be free again if it exited: the pages that it shares with no other.
+            size = proc.rollup_bytes(pid, "Private_Clean", "Private_Dirty") or 0
+            stat = proc.read_stat(pid)
             if size >= MIN_LEFT_BYTES and stat is not None:
                 found.append({"pid": pid, "name": stat.name, "bytes": round(size / MB) * MB})
         return sorted(found, key=lambda one: -one["bytes"])[:MAX_NAMED]

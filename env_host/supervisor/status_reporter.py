@@ -6,40 +6,33 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...system.text.units import MB
 from ..ipc.reports import blocked_seconds, capacity_of, summary_of
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
-from .memory import private_bytes
 
 if TYPE_CHECKING:
     from ...schema.replica import Capacity
     from ..ipc.reports import Notifier
-    from .children import Children
 
 SESSIONS_SECONDS = 0.05  # between two reports of the number of sessions
 CAPACITY_SECONDS = 5.0  # between two reports of how full all shards are
-MAX_MEASURED = 4  # isolated sessions whose memory is averaged to estimate the memory of one
 KEPT = 8  # exits that `/capacity` shows
 
 
 class StatusReporter:
     """Reports what has changed, at a bounded rate; exits at once."""
 
-    def __init__(self, scoreboard: Scoreboard, notifier: Notifier, children: Children) -> None:
+    def __init__(self, scoreboard: Scoreboard, notifier: Notifier) -> None:
         self._scoreboard = scoreboard
         self._notifier = notifier
-        self._children = children
         self._sessions_reported_at = 0.0
         self._capacity_reported_at = 0.0
         self._capacity: Capacity | None = None
         self._is_settled = False  # reported since the last shard fell idle
-        self._session_bytes: int | None = None  # of an isolated session, when last there was one
         self._exits = 0
         self._last_exits: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._left: list[dict[str, Any]] = []  # programs that sessions have left running
@@ -91,12 +84,6 @@ class StatusReporter:
         rows = self._scoreboard
         if blocked := max(blocked_seconds(row, now) for row in rows):
             summary["held_since"] = round(time.time() - blocked)  # a duration would become stale
-        own = (each.pid for each in self._children.sessions if each.holds_slot)
-        pids = list(itertools.islice(own, MAX_MEASURED))
-        if sizes := [size for pid in pids if (size := private_bytes(pid))]:
-            self._session_bytes = round(sum(sizes) / len(sizes) / MB) * MB
-        if self._session_bytes is not None:
-            summary["isolated_session_bytes"] = self._session_bytes
         if summary != self._capacity:
             self._capacity = summary
             self._notifier.report_if_room(capacity=summary)

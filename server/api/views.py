@@ -20,7 +20,7 @@ from ...system.net.access import is_loopback
 from ...system.process.exit_reason import ExitKind, ExitReason
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials, redact, without_secrets
-from ...system.text.units import MB, plural
+from ...system.text.units import plural
 
 SLEEPING = "sleeping; wakes on connect"
 _OWN_SERVERS = {
@@ -180,10 +180,7 @@ def serving_view(lives: Iterable[StatusLine | None]) -> Json | None:
     is_isolated = any(info.get("isolate") for info in infos)
     how = _OWN_SERVERS.get(infos[0].get("serving", ""), plural(shards, "shard"))
     if is_isolated:
-        # The private memory of a session's process, once one was measured.
-        measured = [size for each in capacities if (size := each.get("isolated_session_bytes"))]
-        cost = f", {max(measured) / MB:.0f} MB each" if measured else ""
-        how = f"isolated: a process per session{cost}"
+        how = "isolated: a process per session"
     return {
         "shards": shards,
         "isolated": is_isolated,

@@ -106,16 +106,6 @@ def test_a_client_that_does_not_wait_for_its_handshake_harms_no_other(
         assert next_one.ask("reset")["type"] == "observation"
 
 
-def test_the_memory_of_a_session_is_measured_in_its_process(serve: StartHost) -> None:
-    """Pages of its own: what it shares with the host is paid once."""
-    host = serve("Single", max_sessions=2)
-    with host.open() as client:
-        whole = psutil.Process(client.pid()).memory_info().rss
-        while "isolated_session_bytes" not in (told := (host.note() or {}).get("capacity", {})):
-            pass
-    assert MEGABYTE <= told["isolated_session_bytes"] < whole
-
-
 def test_a_hung_front_learns_of_all_free_slots_later(serve: StartHost) -> None:
     host = serve("Single", max_sessions=12)
     (front,) = host.children()

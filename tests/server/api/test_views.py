@@ -27,12 +27,6 @@ def live(**info: Any) -> Any:
     return {"info": {"ready": True, "serving": "sessions", **info}}
 
 
-def measured(session_bytes: int | None) -> dict[str, Any]:
-    """Of a host that has, or has not, had an isolated session to measure."""
-    capacity = {"isolated_session_bytes": session_bytes} if session_bytes else {}
-    return {**live(isolate=True), "capacity": capacity}
-
-
 @pytest.mark.parametrize(
     ("lives", "sentence"),
     [
@@ -40,10 +34,6 @@ def measured(session_bytes: int | None) -> dict[str, Any]:
         ([live(shards=1), None], "1 shard"),
         ([live(shards=2), live(shards=2)], "4 shards"),
         ([live(shards=1, isolate=True)], "isolated: a process per session"),
-        (
-            [measured(None), measured(14 << 20), measured(9 << 20), live(isolate=True)],
-            "isolated: a process per session, 14 MB each",
-        ),
         ([live(serving="as_is")], "as it is: the project's own server"),
         ([live(serving="http")], "as it is: the project's own server, which has no sessions"),
     ],
