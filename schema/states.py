@@ -25,9 +25,6 @@ class InvalidTransition(Exception):
 
     def __init__(self, subject: str, before: str, after: str) -> None:
         super().__init__(f"{subject} cannot go from {before} to {after}")
-        self.subject = subject
-        self.before = before
-        self.after = after
 
 
 class RequestState(StrEnum):

@@ -175,8 +175,6 @@ def _preflight(scope: Message, asked: Mapping[bytes, bytes], origin: bytes) -> H
     ]
     if (wanted := asked.get(b"access-control-request-headers")) is not None:
         answer.append((b"access-control-allow-headers", wanted))
-    if asked.get(b"access-control-request-private-network") == b"true":
-        answer.append((b"access-control-allow-private-network", b"true"))
     return answer
 
 

@@ -218,7 +218,7 @@ async def _measured(work: Coroutine[Any, Any, None], told: Told) -> None:
     told.seconds = time.monotonic() - began
     told.starved_seconds = _starved_seconds() - starved
     told.lag_p50_seconds, told.lag_p99_seconds = seen.p50_seconds, seen.p99_seconds
-    told.lag_max_seconds = seen.worst_seconds
+    told.lag_max_seconds = seen.max_seconds
 
 
 def _starved_seconds() -> float:

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LagSnapshot:
-    """The lag over the window, in seconds; `worst_seconds` is that since the start.
+    """The lag over the window, in seconds.
 
     The window covers sampled time only, so measurements stay while the loop is idle.
     """
@@ -49,7 +49,6 @@ class LagSnapshot:
     p50_seconds: float
     p99_seconds: float
     max_seconds: float
-    worst_seconds: float
 
 
 class LagWindow:
@@ -62,16 +61,13 @@ class LagWindow:
         self._interval = interval_seconds
         self._most = max(1, round(window_seconds / interval_seconds))
         self._lags: deque[float] = deque(maxlen=self._most)
-        self._worst = 0.0
         self.due = now + interval_seconds  # of the next sample; infinite while paused
 
     def beat(self, now: float) -> None:
         """Record that the loop runs at `now`, and when it should run next."""
-        missed = lags_of(self.due, now, self._interval, self._most)
-        lag = now - self.due
-        self._lags.extend(missed)
-        self._worst = max(self._worst, lag)
-        self.due += (math.floor(max(0.0, lag) / self._interval + _ROUNDING) + 1) * self._interval
+        self._lags.extend(lags_of(self.due, now, self._interval, self._most))
+        lag = max(0.0, now - self.due)
+        self.due += (math.floor(lag / self._interval + _ROUNDING) + 1) * self._interval
 
     def overdue_seconds(self, now: float) -> float:
         """Return the seconds since the loop should have run."""
@@ -84,7 +80,7 @@ class LagWindow:
             lags.extend(lags_of(now - overdue, now, self._interval, self._most))
         ordered = sorted(lags)
         p50, p99, longest = (quantile(ordered, share) for share in (0.5, 0.99, 1.0))
-        return LagSnapshot(len(ordered), p50, p99, longest, max(self._worst, overdue))
+        return LagSnapshot(len(ordered), p50, p99, longest)
 
 
 def lags_of(due: float, now: float, interval: float, most: int) -> list[float]:

@@ -172,7 +172,7 @@ def result_of(**told: Any) -> dict[str, Any]:
         "truncated": 0, "truncated_mean_reward": None, "max_steps": 100, "odd_rewards": {},
         "damaged": [],
         "failures": {}, "last_failures": {}, "filtered": {}, "left_out": 0, "kept_failed": False,
-        "lag": {"p99_seconds": 0.0, "worst_seconds": 0.0}, **told,
+        "lag": {"p99_seconds": 0.0}, **told,
     }  # fmt: skip
 
 

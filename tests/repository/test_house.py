@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_132,
-    "code lines": 47_255,
+    "shipped lines": 73_081,
+    "code lines": 47_211,
     "modules": 379,
-    "test lines": 68_252,
+    "test lines": 68_225,
     "words of pages": 24_997,
     "words of decisions": 7_977,
     "folders at the root": 15,
