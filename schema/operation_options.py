@@ -146,11 +146,6 @@ class ImageOptions:
 
     base: str = option(DEFAULT_BASE, "Image that it is based on; it has a Python.", metavar="IMAGE")
     tag: str | None = option(None, "What else to call it: NAME:TAG.", metavar="IMAGE")
-    dockerfile: str | None = option(
-        None,
-        "Build this file of the project as it is, with the server that it has: server/Dockerfile.",
-        metavar="FILE",
-    )
     with_packages: list[str] = option(  # noqa: RUF009  a field with a factory
         list, "Install this package as well. Repeatable.", own_flag="--with", metavar="PACKAGE"
     )

@@ -5,8 +5,7 @@
                                                        └─ does not exist ─▶ docker build ─▶ that
 
 Nothing is written into the project's folder. The `docker` command builds images, because the
-library does not support BuildKit, which Dockerfiles of upstream's projects need, nor the user's
-context and credentials.
+library supports neither BuildKit nor the user's context and credentials.
 
 `prune_images` removes images that were built here and that nothing uses any more:
 
@@ -90,28 +89,6 @@ def ensure_image(
         docker.run("build", *_OURS, *options, *_NETWORK, "-", stdin=archive, variables=index)
     say(f"built {tags[-1]} in {time.monotonic() - started:.1f} s")
     return tags[-1]
-
-
-def build_dockerfile(
-    project: resolve.ResolvedSource, path: str, say: Say, *, tag: str | None = None
-) -> str:
-    """Build a project's own Dockerfile, which starts its own server; return the image's name.
-
-    Raises:
-        InvalidSpec: The source is not a project.
-        ManifestError: The project has no such file.
-        EngineFailed, PreparationFailed, UnknownSource
-    """
-    if not isinstance(project, resolve.Project):
-        text = "only a project's folder has a Dockerfile"
-        raise errors.InvalidSpec(text, "leave out --dockerfile")
-    file = project.folder / path
-    if not file.is_file():
-        raise errors.ManifestError(project.manifest.path, f"there is no {path} beside it")
-    named = resolve.check_reference(tag) if tag else resolve.tag_of(project.manifest.name, "latest")
-    say(f"building {file} as {named}")
-    DockerCli(say).run("build", *_OURS, "--tag", named, "--file", str(file), str(project.folder))
-    return named
 
 
 class DockerCli:

@@ -198,16 +198,13 @@ _VARIABLE_OF_OPTION = {
     "no-index": "UV_NO_INDEX",
     "trusted-host": "UV_INSECURE_HOST",
     "cert": "SSL_CERT_FILE",
-    "timeout": "UV_HTTP_TIMEOUT",
 }
-_ALIASES = {"default-timeout": "timeout", "pypi-url": "index-url"}
 _INDEX_OPTIONS = {"index-url", "extra-index-url", "find-links", "no-index"}
 # Any of these is the user's own setting of uv's index: in its file, or as a variable.
 _UV_INDEX_KEYS = {"index", "default-index", *_INDEX_OPTIONS}
 _UV_INDEX_VARIABLES = {f"UV_{key.upper().replace('-', '_')}" for key in _UV_INDEX_KEYS}
 SYSTEM_FILES = (Path("/etc/pip.conf"), Path("/etc/uv/uv.toml"))  # pip's, uv's
 _PIP_SECTIONS = ("global", "install")  # the later one wins
-_MIN_TIMEOUT_SECONDS = 30  # uv's own default; a shorter one of pip's has another meaning
 
 
 def uv_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -222,7 +219,6 @@ def uv_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     found = {}
     for name, value in _pip_settings(environ):
         option = name.lower().replace("_", "-")
-        option = _ALIASES.get(option, option)
         if option in _VARIABLE_OF_OPTION and not (has_own and option in _INDEX_OPTIONS):
             found[_VARIABLE_OF_OPTION[option]] = _value(option, value)
     return {name: value for name, value in found.items() if value and name not in environ}
@@ -262,9 +258,6 @@ def pip_files(environ: Mapping[str, str]) -> list[Path]:
 def _value(name: str, value: str) -> str:
     if name == "no-index":
         return "1" if value.strip().lower() in ("1", "true", "yes", "on") else ""
-    if name == "timeout":
-        seconds = int(float(value)) if value.replace(".", "", 1).isdigit() else 0
-        return str(seconds) if seconds > _MIN_TIMEOUT_SECONDS else ""
     return ("," if name == "find-links" else " ").join(value.split())  # pip has blanks
 
 

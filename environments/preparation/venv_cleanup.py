@@ -53,8 +53,7 @@ class Venv(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON."""
-        known = {"path": str(self.path), "project": self.project}
-        return known | {"freed_bytes": self.freed_bytes}
+        return {"path": str(self.path), "project": self.project, "freed_bytes": self.freed_bytes}
 
 
 def prune(layout: Layout) -> list[Venv]:
@@ -80,19 +79,14 @@ def _idle(layout: Layout) -> list[Venv]:
         if venv.path in used:
             note_use(venv.path)
     now = boot_seconds()
-    return [
-        v for v in found if v.path not in used and not is_launching(v.used, now, _launch_seconds(v))
-    ]
+    return [v for v in found if v.path not in used and not is_launching(v, now)]
 
 
-def _launch_seconds(venv: Venv) -> float:
-    return INSTALL_SECONDS if venv.path.name.startswith(CHECKOUT) else LAUNCH_SECONDS
-
-
-def is_launching(used: str, now: float, seconds: float = LAUNCH_SECONDS) -> bool:
+def is_launching(venv: Venv, now: float) -> bool:
     """Return whether the run file of the launch that wrote `used` may still be written."""
+    seconds = INSTALL_SECONDS if venv.path.name.startswith(CHECKOUT) else LAUNCH_SECONDS
     try:
-        return abs(now - float(used)) <= seconds
+        return abs(now - float(venv.used)) <= seconds
     except ValueError:  # it is missing, or being written, which `_take_away` notices
         return False
 

@@ -97,10 +97,7 @@ def _unknown_field(location: Sequence[int | str]) -> Invalid | None:
             fields = list(registry.OPERATIONS[operation].Payload.model_fields)
         case _:
             return None
-    begin_so = [name for name in fields if name.startswith(f"{field}_")]
     near, hint = near_matches(field, fields, _SEE)
-    if begin_so:
-        near, hint = begin_so, f"did you mean {' or '.join(begin_so)}?"
     return Invalid(f"{operation} has no option {field!r}", hint, field=field, near=near)
 
 

@@ -54,7 +54,7 @@ Variables = Annotated[dict[str, str], AfterValidator(_variables)]
 
 
 # Fields of payloads that 0.2.0 has queued, and that no payload has now.
-_GONE = frozenset({"keep_cached", "max_loop_lag_seconds", "session"})
+_GONE = frozenset({"dockerfile", "keep_cached", "max_loop_lag_seconds", "session"})
 
 
 class Payload(BaseModel):

@@ -205,16 +205,12 @@ class BuildImage(base.Operation):
     @staticmethod
     def run(payload: BuildImagePayload, context: base.OperationContext) -> dict[str, Any]:
         """`{"image": "openenvd/my-env:4f1d…"}`."""
-        from ...environments.preparation import image_build as build
+        from ...environments.preparation.image_build import ensure_image
 
         context.enter("building", "building the image")
         cwd = Path(payload.cwd) if payload.cwd else Path.cwd()
         source = _resolve(payload.source, cwd, Layout(context.home), base.say)
         base.say(describe(source))
-        if payload.dockerfile is not None:
-            image = build.build_dockerfile(source, payload.dockerfile, base.say, tag=payload.tag)
-        else:
-            more = payload.with_packages
-            spec = EnvironmentSpec("image", payload.source, base=payload.base, with_packages=more)
-            image = build.ensure_image(spec, source, base.say, tag=payload.tag)
-        return {"image": image}
+        more = payload.with_packages
+        spec = EnvironmentSpec("image", payload.source, base=payload.base, with_packages=more)
+        return {"image": ensure_image(spec, source, base.say, tag=payload.tag)}

@@ -63,34 +63,6 @@ def test_the_same_files_make_one_image_and_others_another(
     assert changed["image"] != first["image"]
 
 
-def test_a_dockerfile_of_the_project_is_built_as_it_is(
-    docker_machine: Machine, docker_engine: DockerEngine, tmp_path: Path
-) -> None:
-    project = tmp_path / "own"
-    (project / "server").mkdir(parents=True)
-    (project / "openenv.yaml").write_text("name: own\n")
-    (project / "server" / "Dockerfile").write_text(
-        "FROM python:3.11-slim\nCOPY openenv.yaml /here.yaml\nCMD cat /here.yaml\n"
-    )
-    words = ["image", "build", str(project), "--dockerfile", "server/Dockerfile", "--json"]
-    image = docker_machine.ok(*words).json["image"]
-    assert docker_engine.docker("run", "--rm", image) == "name: own"
-
-
-def test_a_dockerfile_for_buildkit_says_what_to_install(
-    docker_machine: Machine, tmp_path: Path
-) -> None:
-    (tmp_path / "openenv.yaml").write_text("name: own\n")
-    (tmp_path / "Dockerfile").write_text(
-        "FROM python:3.11-slim\nRUN --mount=type=cache,target=/x true\n"
-    )
-    docker_machine.environ["DOCKER_CONFIG"] = str(tmp_path)  # without the user's plugins
-    answer = docker_machine.run("image", "build", str(tmp_path), "--dockerfile", "Dockerfile")
-    assert answer.code == 1, answer.text
-    assert "BuildKit" in answer.err
-    assert "buildx" in answer.err
-
-
 def test_a_project_that_cannot_be_installed_shows_what_uv_said(
     docker_machine: Machine, tmp_path: Path
 ) -> None:

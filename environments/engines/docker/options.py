@@ -55,7 +55,7 @@ def host_config(options: Mapping[str, str], *, sandbox: bool) -> tuple[Json, Jso
             text = f"--engine-option {name}={options[name]} takes back what --sandbox drops"
             raise EngineRefused(text, "leave one of them out")
         key = _OPTIONS[name][0]
-        config = own if key in _OWN else host
+        config = own if key == "User" else host  # which is no part of `HostConfig`
         match value:  # it is added to the sandbox's
             case list():
                 config[key] = [*config.get(key, ()), *value]
@@ -133,7 +133,6 @@ _UNDOES: dict[str, Callable[[Any], bool]] = {
         not _VOLUME_NAME.fullmatch(each.partition(":")[0]) for each in binds
     ),
 }
-_OWN = frozenset({"User", "Hostname", "WorkingDir"})  # not part of `HostConfig`
 _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "add-host": ("ExtraHosts", _list),
     "cap-add": ("CapAdd", _list),
@@ -142,7 +141,6 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "device": ("Devices", _devices),
     "dns": ("Dns", _list),
     "group-add": ("GroupAdd", _list),
-    "hostname": ("Hostname", str),
     "init": ("Init", _switch),
     "ipc": ("IpcMode", str),
     "network": ("NetworkMode", published_network),
@@ -157,7 +155,6 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ulimit": ("Ulimits", _ulimits),
     "user": ("User", str),
     "volume": ("Binds", _list),
-    "workdir": ("WorkingDir", str),
 }
 
 
@@ -175,7 +172,6 @@ _REMEDIES = {
     "manifest unknown": "look at the image's tag",
     "not found: manifest": "look at the image's tag",
     "no command specified": "its image starts no server; make one that does: openenv image build",
-    "requires buildkit": "install it: apt install docker-buildx-plugin, or docker-buildx",
 }
 
 

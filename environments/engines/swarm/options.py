@@ -115,7 +115,6 @@ _SPEC_OF: dict[str, str | Callable[[Any], Json]] = {
     "Dns": lambda value: {"DNSConfig": {"Nameservers": value}},
     "ExtraHosts": _hosts,
     "GroupAdd": "Groups",
-    "Hostname": "Hostname",
     "Init": "Init",
     "PidsLimit": "Pids",
     "ReadonlyRootfs": "ReadOnly",
@@ -126,7 +125,6 @@ _SPEC_OF: dict[str, str | Callable[[Any], Json]] = {
     "Tmpfs": _tmpfs,
     "Ulimits": "Ulimits",
     "User": "User",
-    "WorkingDir": "Dir",
 }
 
 

@@ -51,8 +51,7 @@ async def check(subject: Subject, result: CheckResult) -> None:
     longest = max(call.seconds for call in calls)
     result.figures = {
         "calls": len(calls),
-        "longest_step_seconds": max(c.seconds for c in calls if c.what == "step"),
-        "longest_reset_seconds": max(c.seconds for c in calls if c.what == "reset"),
+        "longest_seconds": longest,
         "longest_answer_meanwhile_seconds": max(c.question_seconds for c in calls),
     }
     result.summary = f"{len(calls)} calls, the longest {longest * 1000:.0f} ms; "

@@ -75,8 +75,6 @@ async def check_memory(subject: Subject, result: CheckResult) -> None:
         "sessions": count,
         "bytes_per_session": each,
         "bytes_without_sessions": before.memory_bytes,
-        "threads_per_session": round((held.threads - before.threads) / count, 2),
-        "descriptors_per_session": round((held.descriptors - before.descriptors) / count, 2),
     }
     result.summary = (
         f"{size(each)} a session, {size(before.memory_bytes)} without any "

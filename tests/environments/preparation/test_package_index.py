@@ -36,7 +36,6 @@ def test_pips_variables_become_uvs(tmp_path: Path) -> None:
             PIP_EXTRA_INDEX_URL="https://a/simple\n https://b/simple",
             PIP_FIND_LINKS="/wheels /more",
             PIP_CERT="/ca.pem",
-            PIP_DEFAULT_TIMEOUT="180",
             PIP_TRUSTED_HOST="a b",
         )
     )
@@ -45,7 +44,6 @@ def test_pips_variables_become_uvs(tmp_path: Path) -> None:
         "UV_INDEX": "https://a/simple https://b/simple",
         "UV_FIND_LINKS": "/wheels,/more",
         "SSL_CERT_FILE": "/ca.pem",
-        "UV_HTTP_TIMEOUT": "180",
         "UV_INSECURE_HOST": "a b",
     }
 

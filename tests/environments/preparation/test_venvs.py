@@ -70,7 +70,7 @@ def test_the_environment_of_a_replica_is_kept_and_marked_as_used(
     assert venv_cleanup.in_use(layout) == {venv}
     assert venv_cleanup.prune(layout) == []
     [found] = venv_cleanup.venvs_of(layout)
-    assert venv_cleanup.is_launching(found.used, boot_seconds())
+    assert venv_cleanup.is_launching(found, boot_seconds())
 
 
 def test_all_environments_are_kept_while_a_run_file_cannot_be_used(layout: Layout) -> None:
@@ -149,4 +149,5 @@ def test_what_is_made_or_used_is_kept_and_what_is_removed_not_found(layout: Layo
     ],
 )
 def test_a_launch_has_time_to_write_its_run_file(used: str, is_kept: bool) -> None:
-    assert venv_cleanup.is_launching(used, now=1000.0) is is_kept
+    venv = venv_cleanup.Venv(Path("a"), None, used)
+    assert venv_cleanup.is_launching(venv, now=1000.0) is is_kept
