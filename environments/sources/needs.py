@@ -219,8 +219,8 @@ def metadata_of(folder: Path) -> dict[str, str]:
     """Return by path, if there are any, the files with which `importlib.metadata` finds a project.
 
     The project is served from its folder, and is not installed. With these files, its version and
-    its entry points are known as in an installation. A version that a build would make of git's
-    tags is 0: with each commit it is another, and the virtual environment would be made again.
+    its entry points are known as in an installation. A version that only a build knows is 0: with
+    each change of it the virtual environment would be made again.
     """
     packaging = read_toml(folder / "pyproject.toml")
     project = table_in(packaging, "project") or table_in(packaging, "tool", "poetry")
@@ -228,7 +228,7 @@ def metadata_of(folder: Path) -> dict[str, str]:
         text = re.sub(r"([(,])", r"\1\n", read_text(folder / build))
         project = project or dict(_NAMED.findall(text))
     name = str(project.get("name", ""))
-    version = str(project.get("version") or "") or _version_in_a_file(packaging, folder)
+    version = str(project.get("version") or "0")
     if not (re.fullmatch(r"[\w.-]+", name) and re.fullmatch(r"[\w.+!-]+", version)):
         return {}
     info = f"{normalized(name).replace('-', '_')}-{version}.dist-info"
@@ -241,11 +241,11 @@ def metadata_of(folder: Path) -> dict[str, str]:
         f"{info}/INSTALLER": "openenvd\n",
         f"{info}/RECORD": "",
         f"{info}/entry_points.txt": "\n".join([*points, ""]),
-        **_version_module(packaging, folder, version),
+        **_version_module(folder, version),
     }
 
 
-def _version_module(packaging: dict[str, Any], folder: Path, version: str) -> dict[str, str]:
+def _version_module(folder: Path, version: str) -> dict[str, str]:
     """Return the module into which a build would write the version, and its import finder.
 
     The project's folder is not changed: an import of `my_env/_version.py` loads the module here.
@@ -261,27 +261,6 @@ def _version_module(packaging: dict[str, Any], folder: Path, version: str) -> di
         "_openenvd_finder.py": _FINDER.format(names=names, roots=("pyproject.toml", *_BUILDS)),
         "_openenvd_finder.pth": "import _openenvd_finder\n",
     }
-
-
-def _version_in_a_file(packaging: dict[str, Any], folder: Path) -> str:
-    """Return the version that a build reads from a file of the project, or "0"."""
-    dynamic = table_in(packaging, "tool", "setuptools", "dynamic", "version")
-    module, _, name = str(dynamic.get("attr", "")).rpartition(".")
-    if str(table_in(packaging, "build-system").get("build-backend")).startswith("flit"):
-        own = {**table_in(packaging, "project"), **table_in(packaging, "tool", "flit", "module")}
-        module = str(own.get("name", "")).replace("-", "_")
-    read = (table_in(packaging, "tool", tool, "version").get("path") for tool in ("hatch", "pdm"))
-    path = dynamic.get("file") or next(filter(None, read), None)
-    if module:
-        place = module.replace(".", "/")
-        path = [f"{top}{place}{end}" for top in ("", "src/") for end in (".py", "/__init__.py")]
-    assigned = re.escape(name or "__version__")
-    for each in path if isinstance(path, list) else [path]:
-        text = read_text(folder / each) if isinstance(each, str) else ""
-        found = re.search(rf"(?m)^{assigned}\s*(?::.*)?=\s*[\"']([^\"']+)", text)
-        if found or (text and "file" in dynamic):
-            return found[1] if found else text.strip()
-    return "0"
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_081,
-    "code lines": 47_211,
+    "shipped lines": 73_001,
+    "code lines": 47_146,
     "modules": 379,
-    "test lines": 68_225,
-    "words of pages": 24_997,
+    "test lines": 68_157,
+    "words of pages": 24_998,
     "words of decisions": 7_977,
     "folders at the root": 15,
     "large classes": 2,

@@ -119,44 +119,15 @@ def test_a_project_s_own_version_is_known_from_where_it_stands(
 
 
 @pytest.mark.parametrize(
-    ("tool", "path", "text"),
+    "more",
     [
-        (
-            "setuptools.dynamic]\nversion = {attr = 'my_env.VERSION'}",
-            "src/my_env/__init__.py",
-            "VERSION = '1.2'",
-        ),
-        ("setuptools.dynamic]\nversion = {file = ['VERSION']}", "VERSION", "1.2\n"),
-        ("hatch.version]\npath = 'my_env.py'", "my_env.py", "import os\n__version__: str = '1.2'"),
+        "[build-system]\nrequires = ['setuptools-scm>=8']\n",
+        "dynamic = ['version']\n[tool.hatch.version]\npath = 'my_env.py'\n",
     ],
 )
-def test_a_project_s_version_is_found_in_the_file_that_its_build_reads(
-    tmp_path: Path, tool: str, path: str, text: str
-) -> None:
-    project = "[project]\nname = 'my-env'\ndynamic = ['version']\n"
-    (tmp_path / "pyproject.toml").write_text(f"{project}[tool.{tool}\n")
-    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / path).write_text(text)
-    assert "my_env-1.2.dist-info/METADATA" in metadata_of(tmp_path)
-
-
-def test_a_version_that_a_build_makes_of_git_s_tags_is_0(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(
-        "[project]\nname = 'my-env'\n[build-system]\nrequires = ['setuptools-scm>=8']\n"
-    )
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
-    for words in (["init"], ["commit", "--allow-empty", "-m", "x"], ["tag", "v1.2.3"]):
-        subprocess.run([*git, *words], check=True, capture_output=True)
-    assert "my_env-0.dist-info/METADATA" in metadata_of(tmp_path)
-
-
-@pytest.mark.parametrize("path", ["1", "[2, 'absent']", "{a = 1}", "'absent.py'"])
-def test_a_version_s_file_that_is_no_path_or_not_there_stops_nothing(
-    tmp_path: Path, path: str
-) -> None:
-    (tmp_path / "pyproject.toml").write_text(
-        f"[project]\nname = 'my-env'\ndynamic = ['version']\n[tool.hatch.version]\npath = {path}\n"
-    )
+def test_a_version_that_only_a_build_knows_is_0(tmp_path: Path, more: str) -> None:
+    (tmp_path / "my_env.py").write_text("__version__ = '1.2'")
+    (tmp_path / "pyproject.toml").write_text(f"[project]\nname = 'my-env'\n{more}")
     assert "my_env-0.dist-info/METADATA" in metadata_of(tmp_path)
 
 
@@ -221,12 +192,3 @@ def test_a_module_that_the_build_writes_is_imported_and_not_written(
     assert done.stdout == "1.2.dev3 (1, 2, 'dev3')\n"
     assert "No module named 'json._version'" in done.stderr
     assert not (project / written).exists()
-
-
-def test_flit_s_version_is_the_one_of_its_module(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(
-        "[build-system]\nbuild-backend = 'flit_core.buildapi'\n"
-        "[project]\nname = 'my-env'\ndynamic = ['version']\n"
-    )
-    (tmp_path / "my_env.py").write_text("__version__ = '1.2'")
-    assert "my_env-1.2.dist-info/METADATA" in metadata_of(tmp_path)
