@@ -131,9 +131,9 @@ class FactoryFailed(SessionError):
 class CallTimedOut(SessionError):
     """A call of the environment for one HTTP request took too long."""
 
-    def __init__(self, what: str, limit_seconds: float, memory: str = "") -> None:
+    def __init__(self, what: str, limit: str, memory: str = "") -> None:
         super().__init__(
-            f"{what} did not finish within {limit_seconds:g} s; `--step-timeout` at the launch "
+            f"{what} did not finish within {limit}; `--step-timeout` at the launch "
             f"changes this limit.{memory}"
         )
 

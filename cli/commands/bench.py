@@ -88,13 +88,18 @@ def bench(name: str, output: Output, is_async: bool, **options: Any) -> int:
 def _conclude(final: Json) -> tuple[Json, list[str]]:
     if not (result := final.get("result")):
         return {"result": result}, []
+    least, most = (plural(result["tried"][at], "session") for at in (0, -1))
+    words = {result["tried"][-1]: f"at least {most} (the most that was tried)"}
+    words[0] = f"fewer than {least} (95 % of them have to succeed)"
     largest = (
-        plural(each["sessions"], "session") + (f" (wait {wait:g} s)" if wait else "")
+        words.get(each["sessions"], plural(each["sessions"], "session"))
+        + (f" (wait {wait:g} s)" if wait else "")
         for each in result["max_batch"]
         for wait in [each["wait_seconds"]]
     )
+    mark = good("✓") if all(each["sessions"] for each in result["max_batch"]) else "!"
     return {"result": result}, [
-        f"{good('✓')} {result['name']} holds {', '.join(largest)}",
+        f"{mark} {result['name']} holds {', '.join(largest)}",
         "",
         *(f"  {path}" for path in result["files"]),
     ]

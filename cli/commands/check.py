@@ -31,6 +31,7 @@ from ...schema.spec import LaunchOptions
 from ...schema.states import RequestState
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
+from ...system.text.units import plural
 from .. import completion, exit_codes
 from ..following import follow_request, run, submit
 from ..help_pages import set_option
@@ -257,7 +258,7 @@ _MARKS = {"passed": good("✓"), "failed": bad("✗"), "warned": "!", "skipped":
 @click.option("--keep", is_flag=True, help="Leave the environment running, to look at its log.")
 @json_option
 def test(source: str, actions: tuple[str, ...], keep: bool, output: Output, **options: Any) -> int:
-    """Find the faults of an environment on a real server: a folder, module:Class, or a name.
+    """Find the faults of an environment on a real server: a folder, module:Class, or a bundled one.
 
     Plays episodes like a training run, and checks: OpenEnv's protocol; memory per session; steps
     that block the event loop; equal episodes under the same seed; what 1,000 sessions leave behind
@@ -310,17 +311,17 @@ def _test(client: DaemonClient, launch: Json, payload: Json, output: Output) -> 
 def _run(client: DaemonClient, operation: str, payload: Json, output: Output) -> Json:
     """Queue a request and follow it; the end of the command cancels it."""
     request = submit(client, operation, payload, {})
-    is_late = operation == "test" and sys.stdout.isatty()  # else each check as it ends
     lines: list[str] = []  # of the log, which the report replaces
 
     def is_shown_later(line: str) -> bool:
-        lines.append(line)
+        is_late = operation == "test" and (sys.stdout.isatty() or line.startswith("  "))
+        lines.extend([line] if is_late else [])  # else each check as it ends
         return is_late
 
     try:
         return follow_request(client, request, output, is_shown_later=is_shown_later)
     except KeyboardInterrupt:
-        output.result(*map(plain, lines if is_late else ()))
+        output.result(*map(plain, lines))
         client.cancel(request["id"])
         raise
 
@@ -337,7 +338,8 @@ def _report_lines(report: Json) -> list[str]:
                 faint(f"    means: {plain(finding['means'])}"),
                 faint(f"    fix:   {plain(finding['remedy'])}"),
             ]
-    failed = sum(each["outcome"] == "failed" for each in report["checks"])
+    outcomes = [each["outcome"] for each in report["checks"]]
+    failed, run = outcomes.count("failed"), len(outcomes) - outcomes.count("skipped")
     if failed:
-        return [*lines, "", bad(f"{failed} of {len(report['checks'])} checks failed")]
+        return [*lines, "", bad(f"{failed} of {plural(run, 'check')} failed")]
     return [*lines, "", good("passed")]

@@ -15,7 +15,9 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import re
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -25,6 +27,8 @@ from operator import itemgetter
 from pathlib import Path
 from types import FrameType, MethodType
 from typing import Any
+
+from pydantic import BaseModel
 
 from . import interfaces
 
@@ -41,8 +45,11 @@ MAX_STALLS = 3  # a machine that is busy elsewhere causes some, too
 
 _OVERRIDABLE = frozenset({"reset", "reset_async", "step", "step_async", "close", "mcp_session"})
 
-# Prefixes of paths outside of a project: our own files, and the standard library's.
-_NOT_ITS_OWN = (str(Path(__file__).parents[1]), str(Path(inspect.__file__).parent), "<frozen ")
+_OWN_FOLDERS = ("serving", "sessions", "environment", "shard")
+_PYDANTIC = str(Path(inspect.getfile(BaseModel)).parent)
+_NOT_THEIRS = ("<", _PYDANTIC, *(str(Path(__file__).parents[1] / name) for name in _OWN_FOLDERS))
+_STANDARD_LIBRARY = re.escape(f"{sysconfig.get_path('stdlib')}{os.sep}")
+_INSTALLED = re.compile(rf"^{_STANDARD_LIBRARY}|/(site|dist)-packages/")
 
 # By function: whether it takes any keyword, and the names that it excludes then, or else takes.
 _keywords: dict[Any, tuple[bool, frozenset[str]]] = {}
@@ -145,7 +152,7 @@ def failure_of(exc: BaseException) -> str:
         lines = str(exc).splitlines() or [""]
     except Exception:  # it cannot describe itself
         lines = [""]
-    where = _shown(_place(traceback.walk_tb(exc.__traceback__)))
+    where = shown_place(traceback.walk_tb(exc.__traceback__))
     return f"{type(exc).__name__}: {lines[0]}"[: MAX_FAILURE_CHARACTERS - len(where)] + where
 
 
@@ -159,7 +166,7 @@ class Factory:
         self.uses_loop = False  # for the next creation
         self.failure: str | None = None  # of the last creation; empty when it succeeded
         self._threads: dict[int, float] = {}  # that create environments, and since when
-        self._logged: set[tuple[type[BaseException], tuple[str, int]]] = set()  # causes of failures
+        self._logged: set[tuple[type[BaseException], str]] = set()  # causes of failures
 
     def create_on_loop(self) -> Any:
         """Create an environment here and now; None if it has to be created on a thread."""
@@ -189,7 +196,7 @@ class Factory:
             env = self._function()
         except BaseException as exc:
             self.failure = failure_of(exc)
-            cause = (type(exc), _place(traceback.walk_tb(exc.__traceback__)))
+            cause = (type(exc), place_of(traceback.walk_tb(exc.__traceback__)))
             if cause not in self._logged and len(self._logged) < MAX_LOGGED:
                 self._logged.add(cause)
                 log.warning("an environment could not be created", exc_info=exc)
@@ -205,27 +212,39 @@ class Factory:
     def note_slow(self, seconds: float) -> None:
         """Record as a failure the creation that has run for longest, which is `seconds`."""
         thread = min(list(self._threads.items()), key=itemgetter(1), default=(0, 0.0))[0]
-        if (frame := sys._current_frames().get(thread)) is not None:  # noqa: SLF001
-            where = _shown(_place(reversed([*traceback.walk_stack(frame)])))
-            self.failure = f"the constructor has not returned for {seconds:.0f} s{where}"
+        if at := stack_of(thread):
+            self.failure = f"the constructor has not returned for {seconds:.0f} s{shown_place(at)}"
 
     def _leave_loop(self) -> None:
         """Create all further environments on threads."""
         self._may_use_loop = self.uses_loop = False
 
 
-def _shown(place: tuple[str, int]) -> str:
-    path, line = place
-    # A project may be imported through a link in the folder of its run, which goes with the run.
-    return f" ({os.path.realpath(path)}, line {line})" if line else ""
+def place_of(stack: Iterable[tuple[FrameType, int]]) -> str:
+    """Return file, line and function of the environment, from frames and lines, outermost first.
+
+    It is the innermost frame outside of the env host and of installed packages, or else the
+    innermost outside of the env host; empty without any.
+    """
+    codes = [(frame.f_code, line) for frame, line in stack]
+    theirs = [each for each in codes if not each[0].co_filename.startswith(_NOT_THEIRS)]
+    inside = [each for each in theirs if not _INSTALLED.search(each[0].co_filename)]
+    for code, line in (inside or theirs)[-1:]:
+        # A project may be imported through a link in the folder of its run, which goes with it.
+        return f"{os.path.realpath(code.co_filename)}:{line}, in {code.co_name}"
+    return ""
 
 
-def _place(walked: Iterable[tuple[FrameType, int]]) -> tuple[str, int]:
-    """Return file and line of the last frame in the project, else in a library; never in ours."""
-    places = [(frame.f_code.co_filename, line) for frame, line in walked]
-    others = [(path, line) for path, line in places if not path.startswith(_NOT_ITS_OWN)]
-    own = [(path, line) for path, line in others if "/site-packages/" not in path]
-    return (own or others or [("", 0)])[-1]
+def shown_place(stack: Iterable[tuple[FrameType, int]]) -> str:
+    """Return `place_of` in brackets, or nothing."""
+    place = place_of(stack)
+    return f" ({place})" if place else ""
+
+
+def stack_of(thread: int) -> list[tuple[FrameType, int]]:
+    """Return the frames and lines of a thread, by its ident, outermost first."""
+    frame = sys._current_frames().get(thread)  # noqa: SLF001
+    return [] if frame is None else [*traceback.walk_stack(frame)][::-1]
 
 
 def _find_signature(env: Any) -> CallSignature:

@@ -18,20 +18,15 @@ import inspect
 import json
 import logging
 import math
-import os
-import re
-import sysconfig
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import SchemaSerializer, core_schema, from_json
 
-from ..environment.instances import Calls, plain_state
+from ..environment.instances import Calls, place_of, plain_state
 from ..environment.upstream_types import ObservationForm
 from ..errors import BranchRefused, NotReset, WSErrorCode
 
@@ -42,11 +37,6 @@ to_json = SchemaSerializer(core_schema.any_schema()).to_json
 
 Writer = Callable[..., bytes]
 
-_OWN_FOLDERS = ("serving", "sessions", "environment", "shard")
-_PYDANTIC = str(Path(inspect.getfile(BaseModel)).parent)
-_NOT_THEIRS = ("<", _PYDANTIC, *(str(Path(__file__).parents[1] / name) for name in _OWN_FOLDERS))
-_STANDARD_LIBRARY = re.escape(f"{sysconfig.get_path('stdlib')}{os.sep}")
-_INSTALLED = re.compile(rf"^{_STANDARD_LIBRARY}|/(site|dist)-packages/")
 _BESIDE = {"reward", "done"}  # fields of an observation that a message has beside the others
 _BESIDE_OR_NOWHERE = {"reward", "done", "metadata"}
 OBSERVATION = b'{"type":"observation",'  # with which the message of an observation begins
@@ -157,20 +147,6 @@ def origin_of(exc: BaseException) -> dict[str, str]:
         if place := place_of(traceback.walk_tb(raised.__traceback__)):
             return {"exception": type(raised).__name__, "place": place}
     return {"exception": type(exc.__cause__ or exc).__name__}
-
-
-def place_of(stack: Iterable[tuple[FrameType, int]]) -> str:
-    """Return file, line and function of the environment, from frames and lines, outermost first.
-
-    It is the innermost frame outside of the env host and of installed packages, or else the
-    innermost outside of the env host; empty without any.
-    """
-    codes = [(frame.f_code, line) for frame, line in stack]
-    theirs = [each for each in codes if not each[0].co_filename.startswith(_NOT_THEIRS)]
-    inside = [each for each in theirs if not _INSTALLED.search(each[0].co_filename)]
-    for code, line in (inside or theirs)[-1:]:
-        return f"{code.co_filename}:{line}, in {code.co_name}"
-    return ""
 
 
 def text_of(exc: BaseException) -> str:

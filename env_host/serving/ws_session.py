@@ -392,12 +392,8 @@ class SessionSocket(WebSocketProtocol):
     def _time_out(self, call: Call) -> None:
         if self._call is not call:
             return
-        session = self._ready()
-        place = "" if session.is_remote else messages.place_of(session.stack(call.future))
-        where = f" ({place})" if place else ""
-        limit, memory = self._service.table.time_out(session, call.name, where)
-        over = f"The {call.name} did not finish within {limit:g} s{where}"
-        text = f"{over}; the session has ended.{memory}"
+        limit, memory = self._service.table.time_out(self._ready(), call.name, call.future)
+        text = f"The {call.name} did not finish within {limit}; the session has ended.{memory}"
         self._fail(SessionEnded(text, INTERNAL_ERROR_CLOSE))
 
     def _fail(self, exc: BaseException) -> None:

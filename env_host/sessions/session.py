@@ -21,13 +21,12 @@ import contextvars
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...system.net.websocket import GOING_AWAY_CLOSE
 from ...system.process import forking
 from ...system.text.units import plural
-from ..environment.instances import Calls
+from ..environment.instances import Calls, shown_place, stack_of
 from ..errors import FactoryFailed, SessionEnded, UnknownSession
 from .threads import CallSharing, SessionThread, SharingRunner, plain_error
 
@@ -199,16 +198,14 @@ class Session:
         self.running += 1
         return await self.thread.run(method, *args, on_return=self.call_ended)
 
-    def stack(self, task: asyncio.Task[Any] | None) -> list[tuple[FrameType, int]]:
-        """Return the frames and lines of the running call, outermost first; `task` awaits it."""
-        if task is None:
-            return self.thread.stack()
-        found: list[tuple[FrameType, int]] = []
-        coroutine: Any = task.get_coro()
+    def place(self, task: asyncio.Task[Any] | None) -> str:
+        """Return in brackets the line that a call is at, which `task` awaits; or nothing."""
+        stack = [] if self._thread is None else stack_of(self._thread.ident)
+        coroutine: Any = None if task is None else task.get_coro()
         while (frame := getattr(coroutine, "cr_frame", None)) is not None:
-            found.append((frame, frame.f_lineno))
+            stack.append((frame, frame.f_lineno))
             coroutine = coroutine.cr_await
-        return found
+        return shown_place(stack)
 
     def call_ended(self) -> None:
         """Record that a thread has returned from a call."""

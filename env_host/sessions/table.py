@@ -313,19 +313,21 @@ class SessionTable:
         await asyncio.wait({calling}, timeout=self.step_timeout_seconds)
         if not calling.done():
             self.abandoned.add(session)
-            raise CallTimedOut(what, *self.time_out(session, what))
+            raise CallTimedOut(what, *self.time_out(session, what, calling))
         if calling.cancelled():
             raise RuntimeError("the environment cancelled its own call")
         return calling.result()
 
-    def time_out(self, session: Session, what: str, where: str = "") -> tuple[float, str]:
-        """Count and log a call that has timed out; return the limit, and a note about memory."""
+    def time_out(
+        self, session: Session, what: str, task: asyncio.Task[Any] | None
+    ) -> tuple[str, str]:
+        """Count and log a call that has timed out; return its limit and place, and a note."""
         limit = self.step_timeout_seconds
         assert limit is not None
         self.step_timeouts += 1
         text, extra = "session %s: %s timed out after %g s%s", {"session": session.id}
-        log.warning(text, session.id, what, limit, where, extra=extra)
-        return limit, self.memory_note(session.call_began)
+        log.warning(text, session.id, what, limit, place := session.place(task), extra=extra)
+        return f"{limit:g} s{place}", self.memory_note(session.call_began)
 
     def _finish_later(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(ending)

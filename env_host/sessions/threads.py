@@ -37,14 +37,11 @@ import asyncio
 import contextlib
 import functools
 import logging
-import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from types import FrameType
 from typing import Any
 
 from ...system.process import forking
@@ -103,11 +100,6 @@ class SessionThread:
 
         self.submit(settle, lambda: None if future.cancelled() else call(*args))
         return future
-
-    def stack(self) -> list[tuple[FrameType, int]]:
-        """Return the frames and lines of the thread of the last call, outermost first."""
-        frame = sys._current_frames().get(self.ident)  # noqa: SLF001
-        return [*traceback.walk_stack(frame)][::-1] if frame is not None else []
 
     def stop(self) -> None:
         """End the thread after the calls it was given; does not wait."""

@@ -192,7 +192,8 @@ class Session(Connection):
             message = orjson.loads(text)
             data = message.get("data") or {}
             if message.get("type") == "error":
-                self.fail(str(data.get("code", "error")), str(data.get("message", "")))
+                told = (data.get(name) for name in ("exception", "message", "place"))
+                self.fail(str(data.get("code", "error")), ": ".join(str(t) for t in told if t))
             elif self.outcome.reset_seconds is None:
                 self.outcome.reset_seconds = self._end_phase()
                 self.write(self._step)

@@ -127,6 +127,7 @@ class Report:
     summaries: list[Summary] = field(default_factory=list)
     facts: Json = field(default_factory=dict)  # further figures, such as start-up times
     folder: Path = Path()
+    error: str | None = None  # of the last session that failed
 
     def add(self, rows: Sequence[Json], summary: Summary) -> None:
         """Add a batch, and write everything up to now."""
@@ -134,6 +135,8 @@ class Report:
         # The first batch replaces the file of an earlier measurement.
         with (self.folder / RAW_NAME).open("ab" if self.summaries else "wb") as raw:
             raw.writelines(orjson.dumps(row) + b"\n" for row in rows)
+        failed = (f"{r['error_type']}: {r['error_message']}" for r in rows if not r["success"])
+        self.error = next(failed, self.error)
         self.summaries.append(summary)
         self.write()
 

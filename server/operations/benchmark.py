@@ -21,6 +21,7 @@ from pydantic import Field
 from ...environments import run_files
 from ...environments.access import ask, base_url_by_name
 from ...environments.shim.client import read_status_file
+from ...schema.errors import OperationFailed
 from ...schema.layout import Layout, make_private
 from ...schema.operation_options import BenchmarkOptions
 from ...system.net.access import without_token
@@ -69,7 +70,7 @@ class Benchmark(base.Operation):
 
     @staticmethod
     def run(payload: BenchmarkPayload, context: base.OperationContext) -> Json:
-        """`{"name", "address", "folder", "files", "max_batch", "table"}`."""
+        """`{"name", "address", "folder", "files", "max_batch", "tried", "table"}`."""
         from ...rollouts.bench import results
         from ...rollouts.bench.sweep import Plan, Sweep  # here: it imports uvloop
 
@@ -115,6 +116,9 @@ class Benchmark(base.Operation):
         for line in lines:
             base.say(line)
         summaries = sweep.report.summaries
+        if all(summary.error_rate == 1 for summary in summaries):
+            hint = f"openenv logs {payload.name} shows what it printed"
+            raise OperationFailed(f"no session works: {sweep.report.error}", hint)
         return {
             "name": payload.name,
             "address": target.url,
@@ -125,6 +129,7 @@ class Benchmark(base.Operation):
                 {"wait_seconds": w, "sessions": results.max_batch(summaries, target.name, w)}
                 for w in sorted({s.wait_seconds for s in summaries})
             ],
+            "tried": sorted(payload.requests_grid),
             "table": lines,
         }
 

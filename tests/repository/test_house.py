@@ -14,16 +14,16 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_001,
-    "code lines": 47_146,
+    "shipped lines": 73_014,
+    "code lines": 47_159,
     "modules": 379,
-    "test lines": 68_157,
+    "test lines": 68_190,
     "words of pages": 24_998,
     "words of decisions": 7_977,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
-    "dialect words": 7,
+    "dialect words": 9,
     "private names": 0,
 }
 

@@ -116,6 +116,7 @@ async def check_branching(subject: Subject, result: CheckResult) -> None:
         again = [await _branch(subject, opened, None) for _ in range(2 if ids else 0)]
     if not ids or any(differences(again[0], again[1], ignored)):
         result.summary += "; their answers differ, since a seed does not repeat an episode"
+        result.was_skipped = True  # they could not be compared
         return
     step, path, values = differing
     result.summary += "; their answers differ"
@@ -146,8 +147,7 @@ async def _branch(subject: Subject, opened: AsyncExitStack, session_id: str | No
     address = subject.base_url
     if session_id is not None:
         address = branch_address(address, session_id)
-    session = TrialSession(address, subject.plan.step_timeout_seconds)
-    await opened.enter_async_context(session)
+    session = await opened.enter_async_context(subject.session(address))
     if session_id is None:
         await _play(subject, session, subject.plan.seed, BRANCH_STEPS)
     return await _play(subject, session, None, BRANCH_STEPS)

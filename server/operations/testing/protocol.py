@@ -23,7 +23,7 @@ from ....system.text.units import plural
 from .subject import ASK_SECONDS, CheckResult, Finding, Frame, SessionFailed, Subject, TrialSession
 
 NO_ACTION = {"openenv_test": {"no": "action"}}
-_LOG = "openenv logs NAME shows what it printed; the traceback of an error is there"
+LOG = "with --keep it stays running, and its log has the traceback of an error"
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
@@ -82,7 +82,7 @@ class _Play:
         self._result = result
         self._player = subject.actions.player(subject.plan.seed)
         self._steps_since_reset = 0
-        self._refused: Counter[str] = Counter()
+        self._refused: Counter[tuple[str, str | None]] = Counter()  # by error and its remedy
 
     def fault(self, found: str, means: str, remedy: str, *, is_failure: bool = True) -> None:
         """Add a finding, once."""
@@ -101,7 +101,7 @@ class _Play:
         self._result.figures |= {"steps": steps, "refused_steps": refused}
         if not refused:
             return
-        most, count = self._refused.most_common(1)[0]
+        (most, remedy), count = self._refused.most_common(1)[0]
         means = (
             "an error is no observation: an agent that errs does not learn from it, and many "
             "clients end the episode"
@@ -110,8 +110,9 @@ class _Play:
             f"{refused} of {plural(steps, 'step')} with {self._subject.actions.origin} got an "
             f"error, {count} of them: {most}",
             means if refused < steps else "no step was tested",
-            "say with --action which actions to play, or answer what cannot be done by an "
-            f"observation; {_LOG}",
+            remedy
+            or "say with --action which actions to play, or answer what cannot be done by an "
+            f"observation; {LOG}",
             is_failure=refused == steps,
         )
 
@@ -126,7 +127,7 @@ class _Play:
             )
             return
         counted = state.data.get("step_count")
-        if counted != self._steps_since_reset:
+        if counted != self._steps_since_reset and not self._refused:
             steps = plural(self._steps_since_reset, "step")
             self.fault(
                 f"after {steps} the state's step_count is {counted}",
@@ -159,7 +160,8 @@ class _Play:
         frame = await self._session.reset(**arguments)
         self._steps_since_reset = 0
         if frame.kind != "observation":
-            raise SessionFailed(f"{what} is answered by {frame.error or frame.kind}")
+            text = f"{what} is answered by {frame.error or frame.kind}"
+            raise SessionFailed(text, frame.data.get("hint"))
         self._look(what, frame)
         if frame.data.get("done"):
             self.fault(
@@ -174,7 +176,7 @@ class _Play:
         frame = await self._session.step(self._player())
         self._steps_since_reset += 1
         if frame.kind == "error":
-            self._refused[str(frame.error)] += 1
+            self._refused[str(frame.error), frame.data.get("hint")] += 1
             self._steps_since_reset -= 1
             return False
         self._look("a step", frame)

@@ -45,7 +45,7 @@ async def run(
     for name, check in CHECKS.items():
         result = CheckResult(name, was_skipped=name in skipped)
         if result.was_skipped:
-            result.summary = "skipped, as asked for"
+            result.summary = "not tested, as asked for"
         else:
             await _run_one(check, subject, result)
         results.append(result)
@@ -59,17 +59,21 @@ async def run(
 
 
 async def _run_one(check: Check, subject: Subject, result: CheckResult) -> None:
-    started, exits = time.monotonic(), subject.exits()
+    started, exits, seen = time.monotonic(), subject.exits(), subject.answers
+    seen.clear()
     lost: Finding | None = None
     try:
         await check(subject, result)
+        failing = [c for c in ("reset", "step") if seen[c, "error"] and not seen[c, "observation"]]
+        if failing and result.check != "protocol":
+            result.was_skipped, result.findings = True, []  # errors were compared with errors
+            result.summary = f"not tested: no {failing[0]} succeeded"
     except SessionFailed as exc:
         result.summary = "it could not be finished"
         lost = Finding(
             str(exc),
             "training code's sessions end in the same way",
-            "openenv logs NAME shows what it printed (--keep leaves it running for that); a "
-            "call that takes longer has --step-timeout",
+            exc.remedy or f"{protocol.LOG}; --step-timeout allows longer calls",
         )
     # The shim hears of an exit a moment after the clients.
     await asyncio.sleep(POLL_INTERVAL_SECONDS)

@@ -17,6 +17,7 @@ import contextlib
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -48,6 +49,10 @@ CONNECT_SECONDS = 60.0  # enough for an environment that loads a model for its f
 class SessionFailed(Exception):
     """The session cannot be used: it was refused, silent or lost, or its answer is no frame."""
 
+    def __init__(self, message: str, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -62,7 +67,7 @@ class Frame:
         """The message of an error frame; None for another frame."""
         if self.kind != "error":
             return None
-        return f"{self.data.get('code')}: {self.data.get('message')}"
+        return f"{self.data.get('code')}: {sessions.error_text(self.data)}"
 
 
 @dataclass(eq=False)
@@ -71,6 +76,7 @@ class TrialSession:
 
     base_url: str  # with the environment's token if it wants one
     answer_seconds: float  # until each answer must be there
+    answers: Counter[tuple[str, str]] = field(default_factory=Counter)  # by message and frame
     _session: sessions.Session | None = None
 
     async def __aenter__(self) -> Self:
@@ -119,6 +125,7 @@ class TrialSession:
             found = dict(frame.get("data") or {})
             if "odd_reward" in frame:  # by which our server names what JSON has as null
                 found["reward"] = frame["odd_reward"]
+            self.answers[what, frame["type"]] += 1
             return Frame(frame["type"], found, seconds)
         except (ValueError, KeyError, TypeError) as exc:
             raise SessionFailed(f"a {what} was answered by no frame: {text[:200]!r}") from exc
@@ -167,10 +174,12 @@ class Subject:
     tell: Callable[[str, int, int], None]  # reports progress: a sentence, done, total
     max_sessions: int = 1
     shares_state: bool = False  # among all sessions
+    answers: Counter[tuple[str, str]] = field(default_factory=Counter)  # of all its sessions
 
-    def session(self) -> TrialSession:
-        """Return a session to enter."""
-        return TrialSession(self.base_url, self.plan.step_timeout_seconds)
+    def session(self, address: str = "") -> TrialSession:
+        """Return a session to enter; `address` is a branch's."""
+        address = address or self.base_url
+        return TrialSession(address, self.plan.step_timeout_seconds, self.answers)
 
     def status(self) -> StatusLine:
         """Return what the shim says of the server; nothing while it cannot be asked. Blocks."""

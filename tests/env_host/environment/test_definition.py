@@ -135,7 +135,7 @@ def test_a_factory_functions_class_is_found(factory: Any, answer: tuple[bool, st
     failures: list[str] = []
     assert supports_concurrency(made(factory), failures.append) == answer
     assert bool(failures) == (factory is no_environment)
-    assert all(text.startswith(f"OSError: no licence ({__file__}, line ") for text in failures)
+    assert all(text.startswith(f"OSError: no licence ({__file__}:") for text in failures)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_the_place_of_a_constructor_that_does_not_return_is_its_failure() -> Non
     factory.note_slow(61.0)
     line = wait.__code__.co_firstlineno + 2
     assert factory.failure == (
-        f"the constructor has not returned for 61 s ({__file__}, line {line})"
+        f"the constructor has not returned for 61 s ({__file__}:{line}, in wait)"
     )
     go_on.set()
     creating.join()

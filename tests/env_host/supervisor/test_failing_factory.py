@@ -98,7 +98,7 @@ def test_a_factory_that_fails_is_told_before_ready_and_until_a_session_succeeds(
     start: StartHost, tmp_path: Path, isolate: bool
 ) -> None:
     host = start(app=PROJECT, isolate=isolate, max_sessions=None)
-    place = f" ({tmp_path / 'app.py'}, line 8)"
+    place = f" ({tmp_path / 'app.py'}:8, in create)"
     assert cause(host) == CAUSE + place
     host.ready()
     (tmp_path / "licence").touch()
@@ -132,7 +132,7 @@ def test_a_launch_waits_for_a_slow_constructor(start: StartHost, tmp_path: Path)
     app = PROJECT.partition("def create")[0] + HANGING
     host = start(app=app, env={TRIAL_VARIABLE: "1"})
     threading.Timer(1.0, (tmp_path / "licence").touch).start()
-    assert cause(host) == f"OSError: no licence ({tmp_path / 'app.py'}, line 19)"
+    assert cause(host) == f"OSError: no licence ({tmp_path / 'app.py'}:19, in __init__)"
     host.ready()
 
 
@@ -145,7 +145,7 @@ def test_a_constructor_that_does_not_return_is_told_until_one_does(
         client.send("reset")
         host.until(lambda capacity: capacity["sessions"] == 1)
         time.sleep(0.3)  # longer than the constructor may take
-    place = f"{tmp_path / 'app.py'}, line 16"
+    place = f"{tmp_path / 'app.py'}:16, in __init__"
     assert cause(host) == f"the constructor has not returned for 0 s ({place})"
     host.until(lambda capacity: capacity["shards"][0]["abandoned"] == 1)
     (tmp_path / "licence").touch()
@@ -173,7 +173,7 @@ def test_a_request_without_a_session_reports_whether_an_environment_was_created(
     host.ready()
     licence.unlink()
     assert host.http("POST", "/reset", {})[0] == 500
-    assert cause(host) == f"{CAUSE} ({folder / 'app.py'}, line 8)"
+    assert cause(host) == f"{CAUSE} ({folder / 'app.py'}:8, in create)"
     licence.touch()
     assert host.http("POST", "/reset", {})[0] == 200
     assert cause(host) is None

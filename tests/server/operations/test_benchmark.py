@@ -7,11 +7,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import click
 import psutil
 import pytest
 from pydantic import ValidationError
 
-from openenvd.schema.errors import NotAnswering
+from openenvd.cli.commands.bench import _conclude
+from openenvd.schema.errors import NotAnswering, OperationFailed
 from openenvd.server.operations.benchmark import BenchmarkPayload
 
 from .conftest import Run
@@ -70,6 +72,15 @@ def test_one_that_cannot_wait_is_measured_and_failures_are_results(
     asked = {"requests_grid": [2], "repetitions": 1, "output_dir": str(tmp_path)}
     result = run("benchmark", name="echo", **asked)
     assert result["max_batch"] == [{"wait_seconds": 0.0, "sessions": 2}]
+    assert result["tried"] == [2]
+    for tried, sessions, words in (
+        ([2], 2, "✓ echo holds at least 2 sessions (the most that was tried)"),
+        ([2, 4], 2, "✓ echo holds 2 sessions"),
+        ([2, 4], 0, "! echo holds fewer than 2 sessions (95 % of them have to succeed)"),
+    ):
+        largest = {"wait_seconds": 0.0, "sessions": sessions}
+        changed = result | {"tried": tried, "max_batch": [largest]}
+        assert click.unstyle(_conclude({"result": changed})[1][0]) == words
     said = capsys.readouterr().out
     assert 'each step plays {"message": ' in said
     assert "echo: 2 sessions #1: 100 %" in said  # nothing waits
@@ -78,10 +89,11 @@ def test_one_that_cannot_wait_is_measured_and_failures_are_results(
     assert (tmp_path / "summary.csv").exists()
     action = {"no_such_field": 1}
     asked = {"requests_grid": [3], "repetitions": 1}
-    result = run("benchmark", name="echo", action=action, **asked)
-    report = json.loads((Path(result["folder"]) / "summary.json").read_text())
+    with pytest.raises(OperationFailed, match="works: VALIDATION_ERROR: Invalid message") as caught:
+        run("benchmark", name="echo", action=action, output_dir=str(tmp_path / "none"), **asked)
+    assert "openenv logs echo" in str(caught.value.hint)
+    report = json.loads((tmp_path / "none" / "summary.json").read_text())
     assert report["summaries"][0]["errors"] == "VALIDATION_ERROR:3"
-    assert result["max_batch"] == [{"wait_seconds": 0.0, "sessions": 0}]
 
 
 def test_an_environment_that_does_not_run_cannot_be_measured(run: Run) -> None:
