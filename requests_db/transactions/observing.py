@@ -42,10 +42,7 @@ def set_environment_state(
     """Move an environment (`in_state`); None: nothing changes, or it is no longer allowed."""
     if (before := queries.environment(name).run(connection)) is None:
         return None
-    if (
-        before.state is not to_state
-        and to_state not in states.ENVIRONMENT_TRANSITIONS[before.state]
-    ):
+    if to_state not in {before.state, *states.ENVIRONMENT_TRANSITIONS[before.state]}:
         return None
     after = in_state(before, to_state, address, error)
     if after == before:
