@@ -36,8 +36,11 @@ def test_lists_become_a_query_and_a_name_a_path(fake: FakeDaemon, client: Daemon
     client.requests(states=["PENDING", "RUNNING"], limit=5)
     assert fake.calls[0][1] == "/v1/requests?state=PENDING&state=RUNNING&limit=5"
     with pytest.raises(ApiRefused):
+        client.request("../info?x=1")
+    assert fake.calls[1][1] == "/v1/requests/..%2Finfo%3Fx%3D1"
+    with pytest.raises(ApiRefused, match="no environment is called"):
         client.environment("../info?x=1")
-    assert fake.calls[1][1] == "/v1/environments/..%2Finfo%3Fx%3D1"
+    assert len(fake.calls) == 2
 
 
 def test_a_wrong_token_is_refused_and_no_listener_a_lost_connection(fake: FakeDaemon) -> None:

@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 73_014,
-    "code lines": 47_159,
+    "shipped lines": 72_976,
+    "code lines": 47_128,
     "modules": 379,
-    "test lines": 68_190,
+    "test lines": 68_184,
     "words of pages": 24_998,
     "words of decisions": 7_977,
     "folders at the root": 15,
