@@ -10,8 +10,7 @@ replicas there (`agent/agent.py`): clients talk to a replica's own socket, which
 The agent's own socket is for the rest:
 
     {"op": "adopt", "run_dir"}    serve this replica: its socket listens when the answer comes
-    {"op": "list"}                {"instances": [{id, home, environment, replica, generation, state,
-                                  "is_stray"}]}: all instances with our labels, of all homes
+    {"op": "list"}                write `strays.json` anew
     {"op": "stop", "instance", "grace_seconds"}     stop and remove a stray of this home
 
 Each message is a JSON object on one line; each question has one answer. Failure cases:

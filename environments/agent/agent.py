@@ -170,11 +170,10 @@ class Agent:
         is_ours = instance.labels.home == self._layout.home_label
         return is_ours and run_files.read(self._layout.run_dir(instance.labels.replica)) is None
 
-    def _write_strays(self, instances: list[Instance]) -> list[Json]:
+    def _write_strays(self, instances: list[Instance]) -> None:
         self._strays = strays = [_view(each) for each in instances if self._is_stray(each)]
         with contextlib.suppress(OSError):
             write_json(str(self._folder / STRAYS_FILE_NAME), {"strays": strays})
-        return strays
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._busy_at = time.monotonic()
@@ -204,9 +203,8 @@ class Agent:
                 await self._adopt(run_file)
                 return {}
             case "list":
-                found = list(await self._watch.call(engine.list))
-                strays, views = self._write_strays(found), map(_view, found)
-                return {"instances": [v | {"is_stray": v in strays} for v in views]}
+                self._write_strays(list(await self._watch.call(engine.list)))
+                return {}
             case "stop":
                 await self._stop_stray(message["instance"], float(message["grace_seconds"]))
                 return {}

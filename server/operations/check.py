@@ -34,7 +34,6 @@ from ...environments.engines.registry import check_engines, check_provider
 from ...environments.gateway import process as gateway_process
 from ...environments.preparation.uv import find_uv, package_source
 from ...environments.run_files import LOCAL
-from ...environments.sources.resolve import bundled
 from ...schema.errors import EnvironmentsError
 from ...schema.layout import Layout
 from ...schema.protocol import DEFAULT_SESSIONS
@@ -62,7 +61,7 @@ class Check(base.Operation):
 
     @staticmethod
     def run(payload: CheckPayload, context: base.OperationContext) -> Json:
-        """`{"python", "limits", "environments", "providers", "gateway", "machine", …}`.
+        """`{"python", "limits", "providers", "gateway", "machine", "used_providers"}`.
 
         For one provider, only `{"providers"}`.
         """
@@ -76,7 +75,6 @@ class Check(base.Operation):
         return {
             "python": {"version": platform.python_version(), "executable": sys.executable},
             "limits": asdict(read_limits()),
-            "environments": sorted(bundled()),
             "providers": {**local, **check_engines()},
             "gateway": _gateway(context.home),
             "machine": look(context.home),

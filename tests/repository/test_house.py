@@ -14,16 +14,16 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_976,
-    "code lines": 47_128,
+    "shipped lines": 72_971,
+    "code lines": 47_124,
     "modules": 379,
-    "test lines": 68_184,
+    "test lines": 68_182,
     "words of pages": 24_998,
     "words of decisions": 7_977,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
-    "dialect words": 9,
+    "dialect words": 10,
     "private names": 0,
 }
 
