@@ -70,8 +70,8 @@ def _settings() -> str:
     head = "| flag of `up` | variable | default | meaning |\n|---|---|---|---|"
     text = (
         "The daemon's settings: flags of `openenv up`, environment variables, or lines of "
-        "`config.toml` in the home, in which a setting has the name of its flag "
-        "(`max-long-workers = 2`). A flag counts before a variable, and that before the file; "
+        "`config.toml` in the home, in which a setting has the name that `openenv config` lists "
+        "(`max_long_workers = 2`). A flag counts before a variable, and that before the file; "
         "`openenv config` shows what each setting is, and where it comes from."
     )
     home = "`OPENENV_HOME` says where state lives (`~/.local/state/openenvd` on Linux)."

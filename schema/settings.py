@@ -198,11 +198,9 @@ def _given_in_file(path: Path) -> dict[str, Given]:
         raise ValueError(f"{path}: {exc}") from exc
     given, known = {}, {item.name: item for item in SETTINGS}
     for key, value in found.items():
-        if (item := known.get(key.replace("-", "_"))) is None:
+        if (item := known.get(key)) is None:
             _, hint = near_matches(key, known, "openenv config lists them")
             raise ValueError(f"{path}: no setting is called {key!r}; {hint}")
-        if item.name in given:
-            raise ValueError(f"{path}: {item.name} is given twice, with a dash and without")
         try:
             given[item.name] = Given(item.take(value, path.parent), path.name)
         except ValueError as exc:

@@ -25,7 +25,7 @@ def test_without_a_daemon_it_is_what_the_next_one_has_unless_the_file_is_wrong(
 ) -> None:
     monkeypatch.setenv("OPENENV_HOME", str(tmp_path))
     monkeypatch.setenv("OPENENV_KEEP_DAYS", "2.5")
-    (tmp_path / "config.toml").write_text("max-log-mb = 7")
+    (tmp_path / "config.toml").write_text("max_log_mb = 7")
     answer = command("config", "--json")
     assert answer.code == 0, answer.err
     settings = answer.json["settings"]
@@ -44,7 +44,7 @@ def test_without_a_daemon_it_is_what_the_next_one_has_unless_the_file_is_wrong(
 def test_of_a_daemon_it_is_what_is_in_force(command: Command, fake: FakeDaemon) -> None:
     fake.write_identity(settings_from={"port": "--port"}, flags={"port": 9000})
     fake.get("/v1/info", {"settings": asdict(Settings(port=9000))})
-    fake.paths.config_file.write_text("max-log-mb = 7")
+    fake.paths.config_file.write_text("max_log_mb = 7")
     answer = command("config")
     assert answer.code == 0, answer.err
     rows = [line.split() for line in answer.out.splitlines()]
