@@ -84,12 +84,6 @@ class BranchRequest(BaseModel):
         return None if self.rng == "same" else secrets.randbits(32)
 
 
-class CheckpointRequest(BaseModel):
-    """The data of a `checkpoint` message: none."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
 class RestoreRequest(BaseModel):
     """The data of a `restore` message."""
 
@@ -207,7 +201,6 @@ class Branches:
             ids = [{"session_id": each.id} for each in made]
             return {"type": "branches", "data": {"by": tier, "branches": ids}}
         if kind == "checkpoint":
-            CheckpointRequest.model_validate(data)
             tier, checkpoint_id = await self._checkpoint(session)
             return {"type": kind, "data": {"checkpoint_id": checkpoint_id, "by": tier}}
         return await self._restore(session, RestoreRequest.model_validate(data).checkpoint_id)
