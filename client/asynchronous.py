@@ -168,11 +168,9 @@ class AsyncEnvironment(handles.EnvironmentData):
         request = await asyncio.to_thread(self._synchronous.restart, replica, **options)
         return _with_environment(request)
 
-    async def down(
-        self, grace_seconds: float | None = None, **options: Unpack[RequestOptions]
-    ) -> AsyncRequest[None]:
+    async def down(self, **options: Unpack[RequestOptions]) -> AsyncRequest[None]:
         """Take it down, and free what it holds."""
-        request = await asyncio.to_thread(self._synchronous.down, grace_seconds, **options)
+        request = await asyncio.to_thread(self._synchronous.down, **options)
         return AsyncRequest(request.client, request.data, lambda _client, _result: None)
 
     async def logs(

@@ -214,17 +214,9 @@ class Environment(EnvironmentData):
         payload = {} if replica is None else {"replica": replica}
         return self._change("restart", payload, options)
 
-    def down(
-        self, grace_seconds: float | None = None, **options: Unpack[RequestOptions]
-    ) -> Request[None]:
-        """Take it down, and free its resources.
-
-        Args:
-            grace_seconds: Seconds that sessions may take to end before the replicas are killed;
-                None: 5.
-            options: The options of any request.
-        """
-        payload = {"name": self.name, "grace_seconds": grace_seconds}
+    def down(self, **options: Unpack[RequestOptions]) -> Request[None]:
+        """Take it down, and free its resources."""
+        payload = {"name": self.name}
         return self.client.submit("down", payload, options, lambda _client, _result: None)
 
     def logs(

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from ..schema.errors import EngineFailed
 from ..schema.layout import Layout
+from ..schema.spec import GRACE_SECONDS
 from ..system.text.json_lines import Json
 from . import run_files
 from .agent_client import ADDRESS_FILE_NAME, STRAYS_FILE_NAME, EngineAddress, ask_agent
@@ -61,16 +62,16 @@ def look_again(layout: Layout) -> Iterator[tuple[str, str]]:
             yield str(at), str(exc)
 
 
-def stop_stray(layout: Layout, stray: Json, grace_seconds: float) -> None:
+def stop_stray(layout: Layout, stray: Json) -> None:
     """Stop a stray, by the `provider` and `id` that were shown, and remove all of it. Blocks.
 
     Raises `EngineFailed` if its engine does not answer, or it is not a stray.
     """
     found = run_files.look_at(layout.run_dir(stray["id"]))
     if isinstance(found, run_files.SetAside):
-        run_files.stop_set_aside(found, grace_seconds)
+        run_files.stop_set_aside(found)
     elif found is not None:
-        run_files.stop_replicas([found.run_dir], grace_seconds)
+        run_files.stop_replicas([found.run_dir])
     if found is not None or stray["provider"] == run_files.LOCAL:
         return  # a local one without a folder is gone
     engines = [at for at in engines_used(layout) if at.engine == stray["provider"]]
@@ -78,7 +79,7 @@ def stop_stray(layout: Layout, stray: Json, grace_seconds: float) -> None:
         raise EngineFailed(f"this home has used no engine {stray['provider']!r}")
     with_it = [at for at in engines if any(s["id"] == stray["id"] for s in _read(layout, at))]
     for at in with_it or engines:
-        ask_agent(layout, at, "stop", instance=stray["id"], grace_seconds=grace_seconds)
+        ask_agent(layout, at, "stop", instance=stray["id"], grace_seconds=GRACE_SECONDS)
 
 
 def _read(layout: Layout, at: EngineAddress) -> list[Json]:

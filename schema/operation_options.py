@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..system.text.options import option
-from .spec import DEFAULT_BASE, GRACE_SECONDS
+from .spec import DEFAULT_BASE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,19 +124,6 @@ class DrainOptions:
 
     drain_timeout_seconds: float = option(
         600.0, "How long sessions may go on in a replica that is replaced or taken away.", least=0
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class StopOptions:
-    """The options for stopping replicas. Declared here and nowhere else."""
-
-    grace_seconds: float = option(
-        GRACE_SECONDS,
-        "How long sessions may take to end, before the replicas are killed.",
-        least=0,
-        most=600,
-        own_flag="",
     )
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, create_model, field_validator, model_vali
 from ...environments.strays import stop_stray
 from ...schema.errors import EngineFailed
 from ...schema.layout import Layout
-from ...schema.operation_options import DrainOptions, StopOptions
+from ...schema.operation_options import DrainOptions
 from ...schema.spec import MAX_REPLICAS, LaunchOptions, check_room
 from ...system.text.units import MB
 from . import base
@@ -94,8 +94,8 @@ class Restart(Change):
     Payload = RestartPayload
 
 
-class DownPayload(base.payload_of(StopOptions)):  # type: ignore[misc]  # a class made at run time
-    """The environment, and how long its sessions may take to end."""
+class DownPayload(base.Payload):
+    """The environment."""
 
     name: str = Field(min_length=1, description="The environment's name.")
 
@@ -116,8 +116,8 @@ class Stray(BaseModel):
     id: str = Field(min_length=1, max_length=256, pattern=_ID)
 
 
-class DownStraysPayload(base.payload_of(StopOptions)):  # type: ignore[misc]  # made at run time
-    """The strays to stop, and how long their sessions may take to end."""
+class DownStraysPayload(base.Payload):
+    """The strays to stop."""
 
     strays: list[Stray] = Field(max_length=1000, description="`provider` and `id` of each.")
 
@@ -140,7 +140,7 @@ class DownStrays(base.Operation):
         stopped, failed = [], []
         for stray in payload.strays:
             try:
-                stop_stray(layout, stray.model_dump(), payload.grace_seconds)
+                stop_stray(layout, stray.model_dump())
             except EngineFailed as exc:
                 failed.append(exc)
                 base.say(f"{stray.id} of {stray.provider}: {exc.message}")

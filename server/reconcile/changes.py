@@ -45,7 +45,7 @@ from ...requests_db.sql import queries
 from ...requests_db.transactions import observing
 from ...schema.errors import EngineFailed, InvalidSpec, NotRunning, ReplicaFailed
 from ...schema.operation_options import DrainOptions
-from ...schema.spec import EnvironmentSpec, sleep_seconds_of
+from ...schema.spec import GRACE_SECONDS, EnvironmentSpec, sleep_seconds_of
 from ...schema.states import UPDATABLE, EnvironmentState, GenerationState, RequestState
 from ...system.net.access import is_loopback
 from ...system.text.safe_text import without_secrets
@@ -91,7 +91,7 @@ class Changes:
         """
         name, payload = str(request.environment), request.payload
         if request.operation == "down":
-            return await self._take_down(name, payload["grace_seconds"], context)
+            return await self._take_down(name, context)
         with self.replicas.moves(name) as moves:
             given = (name, context, self.store, self.replicas, self.gateway, moves)
             match request.operation:
@@ -102,16 +102,14 @@ class Changes:
                 case _:
                     return await _Restart(*given).run(RestartPayload.model_validate(payload))
 
-    async def _take_down(
-        self, name: str, grace_seconds: float, context: OperationContext
-    ) -> dict[str, Any]:
+    async def _take_down(self, name: str, context: OperationContext) -> dict[str, Any]:
         environment = await self.store.read(queries.environment(name))
         if environment is None or environment.state is not EnvironmentState.STOPPING:
             # An earlier daemon took it down, and another environment may have the name by now.
             return {"environment": {"name": name, "state": "STOPPED"}, "stopped": []}
         sessions = {w.replica.id: w.sessions for w in self.replicas.watches.of(name)}
-        left = SessionsLeft(context, sessions, grace_seconds)
-        stopped = await self.replicas.stop_all(name, grace_seconds, left.note)
+        left = SessionsLeft(context, sessions, GRACE_SECONDS)
+        stopped = await self.replicas.stop_all(name, on_sessions=left.note)
         for replica_id in stopped:
             context.say(f"stopped {replica_id}")
         if not stopped:

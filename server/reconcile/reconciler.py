@@ -60,7 +60,6 @@ from ...requests_db.records import Environment, Request
 from ...requests_db.sql import queries
 from ...schema.errors import EngineFailed
 from ...schema.settings import Paths
-from ...schema.spec import GRACE_SECONDS
 from ...schema.states import EnvironmentState, RequestState
 from ..events import EventBus
 from .changes import Changes, under_way
@@ -150,12 +149,10 @@ class Reconciler:
         launch = await self._store.read(queries.request(environment.request_id or ""))
         down = await self._latest_down(environment, launch)
         step = next_step(environment.state, _state_of(launch), _state_of(down))
-        await self._take(step, environment, launch, down)
+        await self._take(step, environment, launch)
         await self.changes.end_other_generations(environment)
 
-    async def _take(
-        self, step: Step, environment: Environment, launch: Request | None, down: Request | None
-    ) -> None:
+    async def _take(self, step: Step, environment: Environment, launch: Request | None) -> None:
         name = environment.name
         if step is not Step.SERVE:
             self.autoscaler.forget(name)
@@ -170,8 +167,7 @@ class Reconciler:
                 error = None if launch is None else launch.error
                 await self._status.set_environment(name, EnvironmentState.FAILED, error=error)
             case Step.CANCEL | Step.RETIRE:
-                grace = None if down is None else down.payload.get("grace_seconds")
-                await self.replicas.stop_all(name, GRACE_SECONDS if grace is None else grace)
+                await self.replicas.stop_all(name)
                 await self._status.set_environment(name, EnvironmentState.STOPPED)
             case Step.SWEEP:
                 await self.replicas.stop_all(name, launch=environment.request_id)

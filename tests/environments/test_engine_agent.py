@@ -734,7 +734,7 @@ def test_strays_are_listed_and_stopped_by_who_they_are(world: World) -> None:
     ask_agent(world.layout, AT, "list")
     assert [each["environment"] for each in strays_seen(world.layout)] == ["gone"]
     for _ in range(2):  # once more is fine
-        stop_stray(world.layout, seen, 1.0)
+        stop_stray(world.layout, seen)
     assert world.instance.labels.environment == "sample"
     until(lambda: strays_seen(world.layout) == [])
 
@@ -757,7 +757,7 @@ def test_agents_look_for_strays_when_asked_and_say_why_they_cannot(world: World)
 
 def test_a_stray_of_an_engine_that_was_never_used_starts_no_agent(world: World) -> None:
     with pytest.raises(EngineFailed, match="used no engine"):
-        stop_stray(world.layout, {"provider": "elsewhere", "id": "x"}, 1.0)
+        stop_stray(world.layout, {"provider": "elsewhere", "id": "x"})
     assert not world.layout.engines.exists()
 
 

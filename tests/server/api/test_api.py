@@ -80,7 +80,7 @@ def stuck(client: DaemonClient, tmp_path: Path, name: str) -> Json:
 
 def take_all_down(client: DaemonClient) -> None:
     for environment in client.environments():
-        payload = {"name": environment["name"], "grace_seconds": 0}
+        payload = {"name": environment["name"]}
         with contextlib.suppress(ApiRefused):  # stopped meanwhile
             wait(lambda: client, client.submit("down", payload)["id"])
 

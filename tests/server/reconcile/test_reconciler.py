@@ -87,7 +87,7 @@ class World:
 
     async def down(self, name: str = "trial") -> records.Request:
         await self.store.write(observing.set_environment_state, name, S.STOPPING, now=time.time())
-        return await self._run("down", Schedule.SHORT, name, None, grace_seconds=1.0)
+        return await self._run("down", Schedule.SHORT, name, None)
 
     async def carry_out(self, down: records.Request) -> list[str]:
         """What the daemon does of a `down`; the ids of what it has stopped."""
@@ -560,7 +560,7 @@ async def test_what_was_set_aside_and_no_table_knows_is_a_stray_that_can_be_stop
     assert stray["id"] == server.run_dir.name
     assert "is damaged" in stray["problem"]
     assert is_running(server)
-    await asyncio.to_thread(strays.stop_stray, Layout(world.paths.home), stray, 1.0)
+    await asyncio.to_thread(strays.stop_stray, Layout(world.paths.home), stray)
     assert not is_running(server)
     assert not server.run_dir.exists()
 
