@@ -13,7 +13,7 @@ unexpected reply ends the connection, so that no caller can get the reply of ano
 observation = await self.world.look(x=3)                   # a method of the state
 facts, mixed = await self.world.mix(pcm, at=position)      # bytes in, (value, bytes) out
 await self.world.within(0.5).mix(pcm, at=position)         # another deadline than 10 s
-self.world.blocking.look(x=3)                              # from a synchronous environment
+self.world.wait_for(self.world.look(x=3))                  # from a synchronous environment
 """
 
 from __future__ import annotations
@@ -274,11 +274,6 @@ class StateProxy(Methods):
         self._link = link
         self._connection: Connection | None = None
         self._session = 0
-
-    @property
-    def blocking(self) -> Methods:
-        """The methods for synchronous environments; never to be called on the event loop."""
-        return Methods(lambda *args, **kwargs: self.wait_for(self.call(*args, **kwargs)))
 
     def within(self, seconds: float) -> Methods:
         """Return the methods with another deadline."""

@@ -14,8 +14,8 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_971,
-    "code lines": 47_124,
+    "shipped lines": 72_929,
+    "code lines": 47_098,
     "modules": 379,
     "test lines": 68_182,
     "words of pages": 24_998,

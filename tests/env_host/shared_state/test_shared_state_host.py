@@ -47,9 +47,9 @@ class SyncWriter(Environment[Say, Seen, State]):
     SHARED_STATE = True
     create_state = Board
     def reset(self, **kwargs):
-        return seen(self.world.blocking.write(line="came"))
+        return seen(self.world.wait_for(self.world.write(line="came")))
     def step(self, action, **kwargs):
-        return seen(self.world.blocking.write(line=action.line))
+        return seen(self.world.wait_for(self.world.write(line=action.line)))
     @property
     def state(self):
         return State()
