@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import click
 
@@ -21,9 +21,6 @@ from ..system.text.options import Option, options_of
 from ..system.text.units import near_matches
 from .options import Command, help_of, type_of, word_of
 from .output.output import Output
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 Groups = Mapping[str, str]  # titles, each with its flags; `-h` shows those before a `|`
 
@@ -90,7 +87,6 @@ class SetOption(click.Option):
             metavar="NAME=VALUE",
             expose_value=False,
             callback=self._set,
-            shell_complete=self._complete,
             help="Any other option; --set help lists them. Repeatable.",
         )
         self.table = table
@@ -142,14 +138,6 @@ class SetOption(click.Option):
             return f"--set {word}={_value_of(item)}"
         item = self.table.get(word := word.removeprefix("no-"))
         return f"--set {word}=no" if item is not None and item.kind is bool else None
-
-    def _complete(
-        self, _ctx: click.Context, _parameter: click.Parameter, begun: str
-    ) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
-        found = [row for row in self.rows() if row[0].startswith(begun)]
-        return [CompletionItem(f"{name}=", help=about) for name, _, about in found]
 
 
 def set_option(*declarations: type, only: Collection[str]) -> Callable[[Command], Command]:

@@ -58,11 +58,6 @@ class RequestData(Generic[Result]):
         return str(self.data["id"])
 
     @property
-    def operation(self) -> str:
-        """The operation's name: `launch`, `down`, `rollout`."""
-        return str(self.data["operation"])
-
-    @property
     def state(self) -> str:
         """`PENDING`, `RUNNING`, `SUCCEEDED`, `FAILED` or `CANCELLED`, as of the last answer."""
         return str(self.data["state"])

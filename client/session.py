@@ -95,13 +95,6 @@ class _Connecting:
     def _lost_hint(self, command: str = "status") -> str | None:
         return None if self.name is None else f"openenv {command} {self.name} tells what happened"
 
-    def _raised(self, message: str, code: str | None, data: Json) -> SessionError:
-        """Return the error for an error frame, with a hint for an exception of the environment."""
-        hint = data.get("hint")
-        if hint is None and self.name is not None and data.get("exception"):
-            hint = f"openenv logs {self.name} shows the traceback"
-        return SessionError(message, code, hint)
-
 
 class AsyncSession(_Connecting):
     """A session for asyncio, open inside of `async with`.
@@ -311,7 +304,10 @@ class AsyncSession(_Connecting):
             return found
         message, code = error_text(found), found.get("code")
         if code not in _ENDS or kind == "branch":
-            raise self._raised(message, code, found)
+            hint = found.get("hint")
+            if hint is None and self.name is not None and found.get("exception"):
+                hint = f"openenv logs {self.name} shows the traceback"
+            raise SessionError(message, code, hint)
         # The close frame that follows has this message, but may be truncated.
         hint = self._lost_hint("status" if "for memory" in message else "logs")
         hint = hint if code == WSErrorCode.SESSION_ERROR else None

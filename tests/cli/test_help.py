@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 import pytest
-from click.shell_completion import ShellComplete
 
-from openenvd.cli import exit_codes, help_pages, main
+from openenvd.cli import exit_codes, help_pages
 from openenvd.cli.commands import launch, rollout
 from openenvd.cli.help_pages import SCREEN_LINES, GroupedCommand, SetOption
 from openenvd.cli.main import COMMANDS, OTHER_WORDS, cli, example_lines
@@ -156,16 +155,13 @@ def test_a_refusal_names_the_words_of_the_command_line(
     assert cli("launch", "echo").err == f"error: {expected}\n"
 
 
-def test_set_help_lists_all_and_shells_complete_the_names(cli: Cli) -> None:
+def test_set_help_lists_all_names(cli: Cli) -> None:
     out = cli("launch", "--set", "help").out
     for word in set_option_of(launch.launch).table:
         assert f"{word}=" in out
     answer = cli("launch", "--set", "help", "--json")
     assert [each["name"] for each in answer.json] == list(set_option_of(launch.launch).table)
     assert "reset-first=yes|no" in answer.err
-    made = ShellComplete(main.cli, {}, "openenv", "_OPENENV_COMPLETE")
-    found = made.get_completions(["launch", "echo", "--set"], "re")
-    assert [each.value for each in found] == ["reset-first=", "ready-timeout="]
 
 
 # Examples: every command has some, and each of them is a command line
