@@ -15,10 +15,12 @@ with exit code 1.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
+from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,10 @@ import click
 
 from ...client.errors import SessionError
 from ...client.synchronous import Client
-from ...rollouts.images import take_images
+from ...rollouts.images import Image, take_images
 from ...rollouts.play import FAILURES, CallFailed, Game
 from ...rollouts.policies.random_policy import properties
+from ...schema.settings import Paths
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
 from ...system.text.units import plural
@@ -45,6 +48,8 @@ _HELP = """\
   save NAME.py [N]     save episode N, counted from 0, as a pytest; the last one without N
   help, quit           this; the end (Ctrl-D)"""
 _COMMANDS = ("reset", "step", "random", "state", "schema", "save", "help", "quit")
+_HISTORY_LINES = 1_000
+_KITTY_CHUNK = 4_096  # characters of one escape sequence
 
 
 def read_action(line: str, schema: Json) -> Json:
@@ -108,6 +113,25 @@ def candidates(line: str, schema: Json) -> list[str]:
     return [each for each in (known if before else [*_COMMANDS, *known]) if each.startswith(word)]
 
 
+def shown_image(image: Image, environ: dict[str, str]) -> str | None:
+    """Return the escape sequences that show an image; None if the terminal has none.
+
+    Sources: iTerm2's inline images (also WezTerm); kitty's graphics protocol (also Ghostty), which
+    accepts only PNG.
+    """
+    data, program = b64encode(image.data).decode(), environ.get("TERM_PROGRAM", "")
+    if program in ("iTerm.app", "WezTerm"):
+        return f"\x1b]1337;File=inline=1:{data}\a"
+    is_kitty = "KITTY_WINDOW_ID" in environ or program == "ghostty"
+    if not is_kitty or image.media_type != "image/png":
+        return None
+    parts = [data[at : at + _KITTY_CHUNK] for at in range(0, len(data), _KITTY_CHUNK)]
+    return "".join(
+        f"\x1b_G{'a=T,f=100,' if at == 0 else ''}m={int(at < len(parts) - 1)};{part}\x1b\\"
+        for at, part in enumerate(parts)
+    )
+
+
 class _Prompt:
     """Carries out lines in a game, and prints the answers."""
 
@@ -151,8 +175,11 @@ class _Prompt:
         if self._output.as_json:
             self._output.json_line(answer)
             return
-        observation, _ = take_images(answer["observation"])  # a line stands for each image
+        observation, images = take_images(answer["observation"])
         self._print(observation)
+        for _, image in images if sys.stdout.isatty() else ():
+            if (shown := shown_image(image, dict(os.environ))) is not None:
+                click.echo(shown)
         ended = ", the episode has ended" if answer["done"] else ""
         self._output.result(faint(f"{about}reward {answer['reward']}{ended}"))
 
@@ -161,9 +188,10 @@ class _Prompt:
 
 
 def _lines(prompt: str, schema: Json) -> Iterator[str]:
-    """Yield typed lines until Ctrl-D; Ctrl-C drops a line."""
+    """Yield typed lines until Ctrl-D; Ctrl-C drops a line. The history is kept in the home."""
     import readline
 
+    history = Paths.from_environment().home / "play_history"
     found: list[str] = []
 
     def complete(_word: str, number: int) -> str | None:
@@ -175,14 +203,21 @@ def _lines(prompt: str, schema: Json) -> Iterator[str]:
     readline.set_completer_delims(" ")
     is_libedit = "libedit" in (readline.__doc__ or "")  # as on macOS
     readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
-    while True:
-        try:
-            yield input(prompt)
-        except KeyboardInterrupt:
-            click.echo()
-        except EOFError:
-            click.echo()
-            return
+    with suppress(OSError):
+        readline.read_history_file(history)
+    readline.set_history_length(_HISTORY_LINES)
+    try:
+        while True:
+            try:
+                yield input(prompt)
+            except KeyboardInterrupt:
+                click.echo()
+            except EOFError:
+                click.echo()
+                return
+    finally:
+        with suppress(OSError):
+            readline.write_history_file(history)
 
 
 @click.command()

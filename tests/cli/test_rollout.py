@@ -8,11 +8,12 @@ from typing import Any
 import click
 import pytest
 
-from openenvd.cli.commands.play import candidates, read_action
+from openenvd.cli.commands.play import candidates, read_action, shown_image
 from openenvd.cli.commands.rollout import _conclude, _summary
 from openenvd.cli.commands.rollout_show import episode_lines, summary_lines
 from openenvd.cli.options import given_options
 from openenvd.client.sources import rollout_payload
+from openenvd.rollouts.images import Image
 from openenvd.rollouts.play import CallFailed
 from openenvd.rollouts.replay import histogram
 from openenvd.schema.operation_options import RolloutOptions
@@ -292,6 +293,7 @@ MOVE = {
     "required": ["side"],
     "$defs": {"Side": {"type": "string", "enum": ["left", "right"]}},
 }
+PNG = Image("image/png", b"x" * 4000, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -339,3 +341,10 @@ def test_a_wrong_action_is_refused_by_the_name_of_its_field(
 )
 def test_commands_fields_and_values_are_completed(line: str, found: list[str]) -> None:
     assert candidates(line, MOVE) == found
+
+
+def test_a_picture_is_shown_by_the_protocol_of_the_terminal() -> None:
+    assert shown_image(PNG, {"TERM": "xterm"}) is None
+    assert (shown_image(PNG, {"TERM_PROGRAM": "WezTerm"}) or "").startswith("\x1b]1337;File=inline")
+    kitty = (shown_image(PNG, {"KITTY_WINDOW_ID": "1"}) or "").split("\x1b\\")
+    assert [part.partition(";")[0] for part in kitty] == ["\x1b_Ga=T,f=100,m=1", "\x1b_Gm=0", ""]

@@ -14,10 +14,10 @@ from .house import ROOT, copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 72_929,
-    "code lines": 47_098,
+    "shipped lines": 72_943,
+    "code lines": 47_112,
     "modules": 379,
-    "test lines": 68_182,
+    "test lines": 68_187,
     "words of pages": 24_998,
     "words of decisions": 7_977,
     "folders at the root": 15,
