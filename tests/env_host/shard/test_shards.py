@@ -213,10 +213,10 @@ def test_an_unanswered_connection_of_a_killed_shard_ends_and_the_next_is_served(
 def test_the_host_keeps_no_descriptor_of_closed_connections(serve: StartHost) -> None:
     host = serve()
     before = descriptors(host)
-    with accepted(host), accepted(host, said=HEAD[:40]), host.open() as client:
-        client.ask("reset")
-        until(lambda: descriptors(host) == before + 1)  # once it has read of the session
-    until(lambda: descriptors(host) <= before)
+    for _ in range(10):
+        with accepted(host), accepted(host, said=HEAD[:40]), host.open() as client:
+            client.ask("reset")
+    until(lambda: descriptors(host) < before + 10)  # it opens files of its own now and then
 
 
 def descriptors(host: Host) -> int:
