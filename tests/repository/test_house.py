@@ -18,7 +18,7 @@ BOUNDS = {
     "code lines": 47_112,
     "modules": 379,
     "test lines": 68_185,
-    "words of pages": 24_998,
+    "words of pages": 24_995,
     "words of decisions": 7_977,
     "folders at the root": 15,
     "large classes": 2,
