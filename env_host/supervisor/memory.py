@@ -216,12 +216,12 @@ class MemoryWatchdog:
             return
         self._next_check = now + CHECK_SECONDS
         for each in self._capped():
-            _kill_if_over(each, proc.rollup_bytes(each.pid, "Pss") or 0, self._session_limit or 0)
-        if self._limit is None:
-            return
-        largest = self._children.find(max(self._children.pids, key=_tree_bytes, default=0))
-        if largest is not None:
-            _kill_if_over(largest, _tree_bytes(os.getpid()), self._limit)
+            if (proc.rollup_bytes(each.pid, "Pss") or 0) > (self._session_limit or 0):
+                _kill(each, self._session_limit)
+        if self._limit is not None and _tree_bytes(os.getpid()) > self._limit:
+            largest = self._children.find(max(self._children.pids, key=_tree_bytes, default=0))
+            if largest is not None:
+                _kill(largest, self._limit)
 
     def _capped(self) -> list[Child]:
         is_capped = self._session_limit is not None
@@ -234,11 +234,10 @@ def _tree_bytes(pid: int) -> int:
     return sum(proc.rollup_bytes(each, "Pss") or 0 for each in pids)
 
 
-def _kill_if_over(child: Child, held_bytes: int, limit: int) -> None:
-    if held_bytes > limit:
-        child.killed_over = limit
-        for pid in (*proc.descendants_of(child.pid), child.pid):
-            proc.kill(pid)
+def _kill(child: Child, limit: int | None) -> None:
+    child.killed_over = limit
+    for pid in (*proc.descendants_of(child.pid), child.pid):
+        proc.kill(pid)
 
 
 class ProgramWatch:
