@@ -23,6 +23,7 @@ from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, retention, submitting
 from openenvd.schema.settings import Paths, Settings
 from openenvd.schema.states import EnvironmentState, RequestState, Schedule
+from openenvd.server.dispatch.claimer import Claimer
 from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.janitor import Janitor
 from openenvd.server.dispatch.memory_estimates import MemoryEstimates
@@ -159,6 +160,13 @@ class Bench:
                 self.dispatcher.claimer.shortages,
             )
             time.sleep(0.005)
+
+    def give_tasks(self, loop: asyncio.AbstractEventLoop) -> Claimer:
+        """Let the claimer give requests to the daemon, whose loop does not run."""
+        claimer = self.dispatcher.claimer
+        tasks = DaemonTasks(loop, self.paths, lambda _: None, cast(Any, None))
+        claimer._context = replace(claimer._context, tasks=tasks)
+        return claimer
 
     def close(self) -> None:
         self.dispatcher.stop()
@@ -482,9 +490,7 @@ def test_a_cancellation_that_comes_before_the_worker_has_the_request_is_kept(
     tmp_path: Path,
 ) -> None:
     with closing(Bench(tmp_path)) as bench, closing(asyncio.new_event_loop()) as loop:
-        claimer = bench.dispatcher.claimer
-        tasks = DaemonTasks(loop, bench.paths, lambda _: None, cast(Any, None))
-        claimer._context = replace(claimer._context, tasks=tasks)
+        claimer = bench.give_tasks(loop)
         claimer.cancel("claimed")
         assert claimer._cancelled == {"claimed"}
 
@@ -493,9 +499,7 @@ def test_only_the_long_requests_that_the_daemon_carries_out_take_room_from_the_e
     tmp_path: Path,
 ) -> None:
     with closing(Bench(tmp_path)) as bench, closing(asyncio.new_event_loop()) as loop:
-        claimer = bench.dispatcher.claimer
-        tasks = DaemonTasks(loop, bench.paths, lambda _: None, cast(Any, None))
-        claimer._context = replace(claimer._context, tasks=tasks)
+        bench.give_tasks(loop)
         bench.executor.most, bench.executor.free_mb = 1, 1000  # beside what its workers run
         ids = [bench.running(), bench.submit()]
         bench.has_submitted(*ids)

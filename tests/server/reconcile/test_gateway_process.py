@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's watch over the process of its gateway."""
+"""The daemon watches the process of its gateway."""
 
 import asyncio
 from pathlib import Path
