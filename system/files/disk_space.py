@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -17,24 +18,19 @@ _REASONS = tuple(os.strerror(number) for number in _FULL)
 def keep_reserve(home: Path) -> None:
     """Make a file that `free_reserve` removes, unless there is one or its disk is nearly full."""
     with contextlib.suppress(OSError):
-        if _free_bytes(home) > 8 * RESERVE_BYTES and not _reserve(home).exists():
+        if shutil.disk_usage(home).free > 8 * RESERVE_BYTES and not _reserve(home).exists():
             _reserve(home).write_bytes(bytes(RESERVE_BYTES))
 
 
 def free_reserve(home: Path) -> None:
     """Make room on a full disk for the requests that free more of it."""
     with contextlib.suppress(OSError):
-        if _free_bytes(home) < RESERVE_BYTES:
+        if shutil.disk_usage(home).free < RESERVE_BYTES:
             _reserve(home).unlink()
 
 
 def _reserve(home: Path) -> Path:
     return home / "reserve"
-
-
-def _free_bytes(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
 
 
 def is_full(exc: BaseException) -> bool:
