@@ -155,9 +155,9 @@ class _Screen:
 
 @dataclass(frozen=True)
 class Phase:
-    """A rich renderable of `phase_line`, after the seconds since `started` (monotonic clock).
+    """Draws the seconds since `started` (monotonic clock), a progress bar, and `phase_line`.
 
-    Between them is a progress bar if the total is known.
+    The bar is left out if the total is not known.
     """
 
     request: Json
@@ -229,9 +229,9 @@ def phase_line(request: Json, progress: Json) -> str:
 
 @contextmanager
 def _interrupted_once() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` at Ctrl-C; its `args` count; the second one only counts.
+    """Raise `KeyboardInterrupt` at the first Ctrl-C; its `args` hold the number of them.
 
-    So it cannot interrupt what ends at the first, nor be lost there.
+    The second one is only counted, so that it does not interrupt the work that the first has begun.
     """
     before, interrupt, numbers = signal.getsignal(signal.SIGINT), KeyboardInterrupt(), count(1)
 

@@ -64,7 +64,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("jobs", "queue"), "requests"),
     "version": "--version",
 }
-# As it was called: upstream's package has a command `openenv`, too.
+# The name that the user typed, because upstream's package has a command `openenv`, too.
 NAME = "openenvd" if os.path.basename(sys.argv[0]) == "openenvd" else "openenv"  # noqa: PTH119
 # Errors of writes to stdout and stderr; EBADF: it was opened only for reading.
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)

@@ -72,7 +72,10 @@ def read_source(text: str, here: Path) -> Source:
 
 
 def check_source(payload: Mapping[str, Any]) -> None:
-    """Check a source as the daemon does, before one is started; raises `ApiRefused`."""
+    """Check a source as the daemon does, so that a wrong one starts no daemon.
+
+    Raises `ApiRefused`.
+    """
     from ..environments.sources import resolve
     from ..schema.errors import EnvironmentsError  # imported only if no daemon runs
 

@@ -10,7 +10,7 @@ replicas there (`agent/agent.py`): clients talk to a replica's own socket, which
 The agent's own socket is for the rest:
 
     {"op": "adopt", "run_dir"}    serve this replica: its socket listens when the answer comes
-    {"op": "list"}                write `strays.json` anew
+    {"op": "list"}                rewrite `strays.json`
     {"op": "stop", "instance", "grace_seconds"}     stop and remove a stray of this home
 
 Each message is a JSON object on one line; each question has one answer. Failure cases:

@@ -191,7 +191,7 @@ class ProcessEnd(asyncio.Protocol):
         self._timer = self._loop.call_later(STACKS_SECONDS, self._ends.report, "end", self)
 
     def write_stacks(self) -> None:
-        """Send the process the signal at which it writes its stacks to the log."""
+        """Make the process write its stacks to the log, by a signal."""
         if self.pid and not self.is_lost and (number := stacks_signal()):
             kill(self.pid, number)
 

@@ -179,7 +179,7 @@ class Session:
         await self.begin()
 
     def cancel_expiry(self) -> None:
-        """Remove the time limit of a branch whose client has connected, or that has ended."""
+        """Remove the time limit of a branch, because its client has connected or it has ended."""
         if self.expiry is not None:
             self.expiry.cancel()
             self.expiry = None
@@ -199,7 +199,7 @@ class Session:
         return await self.thread.run(method, *args, on_return=self.call_ended)
 
     def place(self, task: asyncio.Task[Any] | None) -> str:
-        """Return in brackets the line that a call is at, which `task` awaits; or nothing."""
+        """Return the line that a call runs, in brackets, or ''; `task`: of an async call."""
         stack = [] if self._thread is None else stack_of(self._thread.ident)
         coroutine: Any = None if task is None else task.get_coro()
         while (frame := getattr(coroutine, "cr_frame", None)) is not None:

@@ -321,7 +321,7 @@ class SessionTable:
     def time_out(
         self, session: Session, what: str, task: asyncio.Task[Any] | None
     ) -> tuple[str, str]:
-        """Count and log a call that has timed out; return its limit and place, and a note."""
+        """Count and log a call that timed out; return its limit, with its line, and a note."""
         limit = self.step_timeout_seconds
         assert limit is not None
         self.step_timeouts += 1

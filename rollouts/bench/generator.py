@@ -192,8 +192,10 @@ class Session(Connection):
             message = orjson.loads(text)
             data = message.get("data") or {}
             if message.get("type") == "error":
-                told = (data.get(name) for name in ("exception", "message", "place"))
-                self.fail(str(data.get("code", "error")), ": ".join(str(t) for t in told if t))
+                parts = (data.get(name) for name in ("exception", "message", "place"))
+                self.fail(
+                    str(data.get("code", "error")), ": ".join(str(part) for part in parts if part)
+                )
             elif self.outcome.reset_seconds is None:
                 self.outcome.reset_seconds = self._end_phase()
                 self.write(self._step)

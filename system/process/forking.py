@@ -127,7 +127,7 @@ CAN_FORK_SIBLINGS = _tid_address() is not None
 
 
 def fork_sibling(run: Callable[[], object]) -> int:
-    """Fork; the child's parent is this process's parent, which reaps it. Returns the child's pid.
+    """Fork a child of this process's parent, which reaps it; return the child's pid.
 
     The child calls `run`, which exits; if `run` returns or raises, the exit code is 1. For
     processes with one thread where `CAN_FORK_SIBLINGS`. Functions that C libraries have registered

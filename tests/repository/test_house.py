@@ -15,15 +15,15 @@ from .house import ROOT, copy_files, files, measure
 # The most that there may be.
 BOUNDS = {
     "shipped lines": 72_943,
-    "code lines": 47_112,
+    "code lines": 47_111,
     "modules": 379,
-    "test lines": 68_185,
+    "test lines": 68_189,
     "words of pages": 24_995,
     "words of decisions": 7_977,
     "folders at the root": 15,
     "large classes": 2,
     "crowded folders": 0,
-    "dialect words": 10,
+    "dialect words": 7,
     "private names": 0,
 }
 
